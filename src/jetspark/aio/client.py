@@ -1,0 +1,376 @@
+"""The asyncio client. Decisions are made in :mod:`jetspark.core`; this adds waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from types import TracebackType
+from typing import Any, cast
+
+from jetspark.aio.message import Message
+from jetspark.aio.subscription import Callback, Subscription
+from jetspark.aio.transport import WRITE_AT_BYTES, Link
+from jetspark.core.connection import Connection, Done, Event, Failed, Ready
+from jetspark.core.events import ConnectionEvent, ErrorReported
+from jetspark.core.faces import ClientFace
+from jetspark.core.headers import HeadersLike
+from jetspark.core.inbox import new_inbox
+from jetspark.core.lifecycle import AuthSource
+from jetspark.core.logs import log_event
+from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.reconnect import parse_servers
+from jetspark.core.requests import Collector
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout
+
+__all__ = ["Client", "connect"]
+
+logger = logging.getLogger("jetspark.aio")
+
+OnEvent = Callable[[ConnectionEvent], None]
+
+
+def connect(
+    servers: str | Iterable[str] = "nats://127.0.0.1:4222",
+    *,
+    auth: AuthSource = None,
+    tls: TLSConfig | None = None,
+    on_event: OnEvent | None = None,
+    options: ConnectOptions | None = None,
+    **overrides: Any,
+) -> _Connecting:
+    """Connect to NATS: ``async with jetspark.connect(...) as nc`` or ``nc = await jetspark.connect(...)``.
+
+    Args:
+        servers: One URL or several; the first that answers is used, the others when it goes away.
+        auth: :class:`UserPassword`, :class:`Token`, :class:`NKey`, :class:`Credentials`, or a function (plain or
+            async) that returns one; a function is called for each connection attempt, so secrets can rotate.
+        tls: How to speak TLS; the default does so when the server or the URL (``tls://``) wants it.
+        on_event: Called with each :class:`ConnectionEvent`, on the event loop; keep it quick.
+        options: A :class:`ConnectOptions`; its fields are also accepted as keywords, such as ``name="billing"``.
+
+    Raises:
+        NoServersAvailable: No server answered; each is tried once.
+        AuthenticationFailed: The servers refused the credentials.
+        ConfigError: A URL, an option or the credentials make no sense.
+    """
+    chosen = ConnectOptions.of(options, overrides)
+    parsed = parse_servers(servers)
+    return _Connecting(lambda: Client._connect(parsed, auth, tls, on_event, chosen))
+
+
+class _Connecting:
+    """What ``connect`` returns: awaitable, and an asynchronous context manager."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return cast("Generator[Any, None, Client]", self._start().__await__())
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._start()
+        return await self._client.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._client is not None
+        await self._client.__aexit__(kind, error, trace)
+
+
+class Client(ClientFace):
+    """A connection to NATS that heals itself. Make one with :func:`connect`."""
+
+    def __init__(self, *, _only_connect_makes_clients: None) -> None:
+        self._link: Link
+        self._on_event: OnEvent | None = None
+
+    @classmethod
+    async def _connect(
+        cls,
+        servers: Any,
+        auth: AuthSource,
+        tls: TLSConfig | None,
+        on_event: OnEvent | None,
+        options: ConnectOptions,
+    ) -> Client:
+        client = cls(_only_connect_makes_clients=None)
+        client._on_event = on_event
+        client._machine = Connection(
+            options,
+            servers,
+            inbox=new_inbox(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
+            jitter=random.random,
+            message_class=Message,
+            client=client,
+        )
+        client._link = Link(client._machine, auth, tls, client._on_machine_events)
+        await client._link.open()
+        return client
+
+    # ---- publish, subscribe, request ---------------------------------------------------------------------------
+
+    async def publish(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+    ) -> None:
+        """Send a message, at most once.
+
+        When this returns, the message is accepted: it is sent as soon as the network takes it, after a reconnect if
+        need be. When this raises or is cancelled, it is not. ``flush`` tells when the server has processed it.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
+            BufferFull: The network takes no more and ``when_full="raise"``; by default this waits.
+            ConnectionClosed: After ``close`` or ``drain``.
+        """
+        machine = self._machine
+        if machine.out_bytes >= WRITE_AT_BYTES:
+            await self._link.push()
+        try:
+            machine.publish(subject, data, reply, headers)
+        except BufferFull:
+            await self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers))
+        if not self._link.flush_is_scheduled:
+            self._link.schedule_flush()
+
+    async def subscribe(
+        self,
+        subject: str,
+        *,
+        queue: str = "",
+        callback: Callback | None = None,
+        max_messages: int = 0,
+        max_pending_messages: int | None = None,
+        max_pending_bytes: int | None = None,
+    ) -> Subscription:
+        """Receive what is published on ``subject``, which may have wildcards.
+
+        Args:
+            queue: Each message goes to one member of the queue group only.
+            callback: Called (and awaited, if it returns an awaitable) with one message after the other; without it,
+                iterate over the subscription.
+            max_messages: End by itself after so many.
+            max_pending_messages: Bound of unread messages, instead of the connection's; see also
+                ``max_pending_bytes``.
+        """
+        subscription = self._subscribe(
+            subject,
+            queue,
+            callback,
+            max_pending_messages=max_pending_messages,
+            max_pending_bytes=max_pending_bytes,
+        )
+        if max_messages:
+            await subscription.unsubscribe(max_messages)
+        return subscription
+
+    def _subscribe(
+        self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
+    ) -> Subscription:
+        subscription = Subscription(self, callback)
+        subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
+        self._link.schedule_flush()
+        return subscription
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        timeout: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> Message:
+        """Ask, and return the first answer.
+
+        Raises:
+            NoResponders: At once, when nobody is subscribed to ``subject``.
+            PermissionDenied: We may not publish there, or not subscribe to our inbox.
+            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``). The request may have arrived.
+        """
+        timeout = self.options.request_timeout_s if timeout is None else timeout
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Message] = loop.create_future()
+        machine = self._machine
+        try:
+            token = machine.request(answer, subject, data, headers)
+        except BufferFull:
+            token = await self._when_there_is_room(lambda: machine.request(answer, subject, data, headers))
+        self._link.flush()
+        # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
+        timer = loop.call_later(timeout, _expire, answer, f"request to {subject!r}", timeout)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            machine.forget(token)
+
+    async def request_many(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        timeout: float | None = None,
+        max_messages: int = 0,
+        stall: float | None = None,
+        stop: Callable[[Message], bool] | None = None,
+        headers: HeadersLike | None = None,
+    ) -> AsyncIterator[Message]:
+        """Ask, and yield every answer until one of the limits is reached; running into one is not an error.
+
+        Args:
+            timeout: Longest time in all (default ``request_timeout_s``).
+            max_messages: So many answers are enough.
+            stall: After the first answer, longest wait for each further one.
+            stop: True for the message that ends the sequence; that message is not yielded.
+
+        Raises:
+            NoResponders: Nobody is subscribed to ``subject``.
+            PermissionDenied: We may not publish there.
+        """
+        loop = asyncio.get_running_loop()
+        collector = Collector(
+            subject,
+            now=loop.time(),
+            timeout_s=self.options.request_timeout_s if timeout is None else timeout,
+            stall_s=stall,
+            max_messages=max_messages,
+        )
+        inbox = self._machine.new_inbox()
+        async with self._subscribe(inbox, answers_to=subject) as answers:
+            await self.publish(subject, data, reply=inbox, headers=headers)
+            while (wait_s := collector.wait_s(loop.time())) > 0:
+                try:
+                    message = await answers.next(wait_s)
+                except RequestTimeout:
+                    return
+                if not collector.accept(message, now=loop.time(), stop=stop):
+                    return
+                yield message
+
+    # ---- flush, drain, close -----------------------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when the server has processed everything published before.
+
+        While disconnected, waits for the next session.
+
+        Raises:
+            PermissionDenied: The server refused one of the messages published since the last flush.
+            ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
+            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
+        """
+        timeout = self.options.request_timeout_s if timeout is None else timeout
+        await self._waited(self._machine.flush, timeout, "flush")
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Stop receiving, let every reader finish what was received, send everything, close.
+
+        Raises:
+            RequestTimeout: Readers did not finish in time; the connection is closed all the same.
+        """
+        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        subscriptions = [state.handle for state in self._machine.subscriptions if state.handle is not None]
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.gather(*(self._drain_subscription(entry._state) for entry in subscriptions))
+                await asyncio.gather(*(entry._read_up() for entry in subscriptions))
+        except TimeoutError:
+            unread = sum(entry.pending_messages for entry in subscriptions)
+            raise RequestTimeout(f"drain, {unread} messages unread", timeout) from None
+        finally:
+            await self.close()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Send what is buffered, then end the connection and everything that waits on it.
+
+        Raises:
+            ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
+                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
+        """
+        if self._machine.is_closed:
+            return
+        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        try:
+            if self._machine.in_doubt:
+                await self._waited(self._machine.flush, timeout, "close")
+        except RequestTimeout as error:
+            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
+        finally:
+            self._link.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except JetSparkError as failure:
+            if error is None:
+                raise
+            # The body's own error is the one to see; this must not hide it.
+            logger.warning("%s", failure)
+
+    # ---- for the driver's other modules ------------------------------------------------------------------------
+
+    async def _when_there_is_room(self, attempt: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return attempt()
+            except BufferFull:
+                if self.options.when_full == "raise":
+                    raise
+            await self._link.wait_for_room()
+
+    async def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        start(done)
+        self._link.flush()
+        self._on_machine_events(self._machine.events())
+        timer = loop.call_later(timeout, _expire, done, what, timeout)
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
+        self._machine.unsubscribe(state, max_messages)
+        self._on_machine_events(self._machine.events())
+        self._link.schedule_flush()
+
+    async def _drain_subscription(self, state: SubscriptionState) -> None:
+        await self._waited(lambda handle: self._machine.drain(state, handle), self.options.drain_timeout_s, "drain")
+
+    def _report(self, error: Exception) -> None:
+        self._on_machine_events([ErrorReported(error)])
+
+    def _on_machine_events(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Ready(subscription):
+                    if subscription.handle is not None:
+                        subscription.handle._wake()
+                case Done(handle, result):
+                    if not handle.done():
+                        handle.set_result(result)
+                case Failed(handle, error):
+                    if not handle.done():
+                        handle.set_exception(error)
+                case _:
+                    log_event(logger, event)
+                    if self._on_event is not None:
+                        try:
+                            self._on_event(event)
+                        except Exception:
+                            logger.exception("on_event raised for %r", event)
+
+
+def _expire(future: asyncio.Future[Any], what: str, timeout: float) -> None:
+    if not future.done():
+        future.set_exception(RequestTimeout(what, timeout))

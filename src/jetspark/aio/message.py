@@ -1,0 +1,22 @@
+"""A received message that can be answered."""
+
+from __future__ import annotations
+
+from jetspark.core.headers import HeadersLike
+from jetspark.core.message import CoreMessage
+
+__all__ = ["Message"]
+
+
+class Message(CoreMessage):
+    """A received message: ``subject``, ``data``, ``headers``, ``reply``."""
+
+    __slots__ = ()
+
+    async def respond(self, data: bytes = b"", *, headers: HeadersLike | None = None) -> None:
+        """Publish an answer to whoever asked.
+
+        Raises:
+            UsageError: The sender did not ask for one.
+        """
+        await self._client.publish(self.reply_subject(), data, headers=headers)

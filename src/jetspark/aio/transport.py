@@ -1,0 +1,304 @@
+"""The asyncio driver's engine: the only place here that touches a socket, a timer or the event loop's streams."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from collections.abc import Callable, Generator
+from typing import Any
+
+from jetspark.core.connection import Connection, Event
+from jetspark.core.lifecycle import (
+    AskSecret,
+    AuthSource,
+    Converse,
+    Dial,
+    Hangup,
+    Pause,
+    Step,
+    UpgradeToTLS,
+    establish,
+)
+from jetspark.core.options import TLSConfig
+from jetspark.core.tls import tls_context
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
+
+__all__ = ["Link"]
+
+# Large enough that a write call costs little per message, small enough that others get their turn soon: at this
+# many bytes a publisher hands over what has gathered and yields to the loop once.
+WRITE_AT_BYTES = 64 << 10
+
+
+class Link:
+    """Keeps one :class:`Connection` connected, and moves bytes between it and the network."""
+
+    def __init__(
+        self,
+        machine: Connection,
+        auth: AuthSource,
+        tls: TLSConfig | None,
+        on_events: Callable[[list[Event]], None],
+    ) -> None:
+        self._machine, self._auth, self._tls = machine, auth, tls
+        self._on_events = on_events
+        self._loop = asyncio.get_running_loop()
+        self._session: _Session | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self.flush_is_scheduled = False
+
+    async def open(self) -> None:
+        try:
+            await self._establish(is_first=True)
+        except BaseException:
+            self._machine.close()
+            raise
+
+    def close(self, error: Exception | None = None) -> None:
+        """Drop the transport and end every wait. What is buffered is lost: flush first."""
+        if self._reconnecting is not None and self._reconnecting is not asyncio.current_task():
+            self._reconnecting.cancel()
+        self._machine.close(error)
+        self._hang_up()
+        self._settle()
+        self._wake_publishers()
+
+    def schedule_flush(self) -> None:
+        """Write what is buffered when the current step of the loop is over; much is gathered into one write."""
+        if not self.flush_is_scheduled:
+            self.flush_is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        self.flush_is_scheduled = False
+        session = self._session
+        if session is not None and session.transport is not None and not session.is_paused:
+            data = self._machine.data_to_send()
+            if data:
+                session.transport.write(data)
+
+    async def push(self) -> None:
+        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
+        self.flush()
+        session = self._session
+        if session is not None and session.is_paused:
+            await self.wait_for_room()
+        else:
+            await asyncio.sleep(0)
+
+    async def wait_for_room(self) -> None:
+        """Until something has changed: there is room, a session, or none ever again."""
+        room = self._loop.create_future()
+        self._waiting_for_room.append(room)
+        await room
+
+    def _wake_publishers(self) -> None:
+        waiting, self._waiting_for_room = self._waiting_for_room, []
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
+
+    # ---- a session's life --------------------------------------------------------------------------------------
+
+    async def _establish(self, *, is_first: bool) -> None:
+        await self._perform_all(establish(self._machine, self._auth, self._tls, is_first=is_first))
+        self.flush()
+        self._wake_publishers()
+        self._watch_clock()
+        self._settle()
+
+    async def _perform_all(self, steps: Generator[Step, Any, None]) -> None:
+        answer: Any = None
+        problem: Exception | None = None
+        try:
+            while True:
+                step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                try:
+                    answer = await self._perform(step)
+                except Exception as error:  # establish() decides which errors end an attempt and which end it all
+                    problem = error
+        except StopIteration:
+            return
+        except asyncio.CancelledError:
+            self._machine.end("cancelled")
+            self._hang_up()
+            raise
+
+    async def _perform(self, step: Step) -> Any:
+        timeout_s = self._machine.options.connect_timeout_s
+        match step:
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+            case Hangup():
+                self._hang_up()
+            case AskSecret(source):
+                secret = source()
+                return await secret if inspect.isawaitable(secret) else secret
+            case Dial(server, tls):
+                await _within(timeout_s, f"dialling {server}", self._dial(server.host, server.port, tls=tls))
+            case UpgradeToTLS(server):
+                await _within(timeout_s, f"TLS handshake with {server}", self._upgrade(server.host))
+            case Converse(is_done, what):
+                await _within(timeout_s, what, self._converse(is_done))
+
+    async def _dial(self, host: str, port: int, *, tls: bool) -> None:
+        context = tls_context(self._tls) if tls else None
+        session = self._session = _Session(self)
+        await self._loop.create_connection(
+            lambda: session,
+            host,
+            port,
+            ssl=context,
+            server_hostname=self._tls_hostname(host) if context else None,
+        )
+
+    async def _upgrade(self, host: str) -> None:
+        session = self._session
+        if session is None or session.transport is None:
+            raise ConnectionLost("the server closed the connection before TLS")
+        transport = await self._loop.start_tls(
+            session.transport, session, tls_context(self._tls), server_hostname=self._tls_hostname(host)
+        )
+        if transport is None:
+            raise ConnectionLost("the server closed the connection during the TLS handshake")
+        session.transport = transport
+
+    def _tls_hostname(self, host: str) -> str:
+        return (self._tls and self._tls.hostname) or host
+
+    async def _converse(self, is_done: Callable[[], bool]) -> None:
+        session = self._session
+        self.flush()
+        while not is_done():
+            if session is None or session.failure is not None:
+                raise (session and session.failure) or ConnectionLost("the connection was dropped")
+            session.progress = self._loop.create_future()
+            await session.progress
+
+    def _hang_up(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and session.transport is not None:
+            session.transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---- what the transport tells us ---------------------------------------------------------------------------
+
+    def on_data(self, session: _Session, data: bytes) -> None:
+        if session is not self._session:
+            return  # a late chunk of a session that is over
+        try:
+            self._machine.receive_data(data)
+        except JetSparkError as error:
+            self.on_lost(session, error)
+            return
+        if session.progress is not None and not session.progress.done():
+            session.progress.set_result(None)
+        self._settle()
+
+    def on_lost(self, session: _Session, error: Exception) -> None:
+        if session.failure is None:
+            session.failure = error
+        if session.progress is not None and not session.progress.done():
+            session.progress.set_result(None)
+        if session is not self._session or not self._machine.is_connected:
+            return  # an attempt's failure is its generator's to handle
+        self._machine.end(str(session.failure) or type(session.failure).__name__)
+        self._hang_up()
+        self._wake_publishers()
+        self._settle()
+        if self._machine.is_closed:  # an event handler may have decided so
+            return
+        if self._machine.options.reconnect:
+            self._reconnecting = self._loop.create_task(self._reconnect(), name="jetspark-reconnect")
+        else:
+            self.close(ConnectionLost(str(session.failure)))
+
+    def on_writable(self, session: _Session) -> None:
+        if session is self._session:
+            self.flush()
+            self._wake_publishers()
+
+    async def _reconnect(self) -> None:
+        try:
+            await self._establish(is_first=False)
+        except Exception as error:
+            self.close(error)
+        finally:
+            self._reconnecting = None
+
+    def _watch_clock(self) -> None:
+        if self._machine.is_connected:
+            self._machine.on_time(self._loop.time())
+            self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        try:
+            self._machine.on_time(self._loop.time())
+        except JetSparkError as error:
+            self.on_lost(session, error)
+            return
+        self._arm_timer()
+        self._settle()
+
+    def _settle(self) -> None:
+        """After every call into the machine: pass on what happened, send what it has to say."""
+        events = self._machine.events()
+        if events:
+            self._on_events(events)
+        if self._machine.out_bytes:
+            self.schedule_flush()
+
+
+class _Session(asyncio.Protocol):
+    """One transport's callbacks; a new one for each attempt, so that a late callback cannot hit the next session."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.transport: asyncio.Transport | None = None
+        self.failure: Exception | None = None
+        self.progress: asyncio.Future[None] | None = None
+        self.is_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._link.on_data(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._link.on_lost(self, exc or ConnectionLost("the server closed the connection"))
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        self._link.on_writable(self)
+
+
+async def _within(timeout_s: float, what: str, work: Any) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except TimeoutError as error:
+        if isinstance(error, RequestTimeout):
+            raise
+        raise RequestTimeout(what, timeout_s) from None
+    except ssl.CertificateError as error:
+        raise ConnectionLost(f"{what}: {error.verify_message or error}") from error

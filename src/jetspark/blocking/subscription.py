@@ -1,0 +1,120 @@
+"""Reading a subscription from a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from jetspark.blocking.message import Message
+from jetspark.core.faces import SubscriptionFace
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import ConnectionClosed, RequestTimeout
+
+if TYPE_CHECKING:
+    from jetspark.blocking.client import Client
+
+__all__ = ["Callback", "Subscription"]
+
+Callback = Callable[[Message], Any]
+
+
+class Subscription(SubscriptionFace):
+    """Messages on a subject: iterate, or take one with :meth:`next`. Several threads may share the work.
+
+    The guarantees are those of :class:`jetspark.Subscription`.
+    """
+
+    def __init__(self, client: Client, callback: Callback | None) -> None:
+        self._client = client
+        self._callback = callback
+        self._lock = client._link.lock
+        self._changed = threading.Condition(self._lock)
+        self._reader: threading.Thread | None = None
+
+    def _attach(self, state: SubscriptionState) -> None:
+        self._state = state
+        if self._callback is not None:
+            self._reader = threading.Thread(
+                target=self._call_back,
+                args=(self._callback,),
+                name=f"jetspark-callback-{state.subject}",
+                daemon=True,
+            )
+            self._reader.start()
+
+    def __iter__(self) -> Iterator[Message]:
+        state, lock = self._state, self._lock
+        while True:
+            with lock:
+                while not state.pending:
+                    if state.is_finished:
+                        if state.error is not None:
+                            raise state.error
+                        return
+                    self._changed.wait()
+                message = state.take()
+            yield cast(Message, message)
+
+    def next(self, timeout: float | None = None) -> Message:
+        """The next message.
+
+        Raises:
+            RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
+            ConnectionClosed: The subscription is over and everything was read.
+        """
+        state = self._state
+        with self._lock:
+            if not self._changed.wait_for(lambda: state.pending or state.is_finished, timeout):
+                raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
+            if state.pending:
+                return cast(Message, state.take())
+            raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
+
+    def unsubscribe(self, max_messages: int = 0) -> None:
+        """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
+        self._client._unsubscribe(self._state, max_messages)
+
+    def drain(self, timeout: float | None = None) -> None:
+        """End without losing anything: the server stops sending, then the readers finish what is here.
+
+        Raises:
+            RequestTimeout: The readers did not finish in time.
+        """
+        timeout = self._client.options.drain_timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        self._client._drain_subscription(self._state, timeout)
+        if not self._read_up(deadline):
+            raise RequestTimeout(f"drain of {self.subject!r}, {self.pending_messages} messages unread", timeout)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.unsubscribe()
+
+    def _read_up(self, deadline: float) -> bool:
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(max(0.0, deadline - time.monotonic()))
+            return not self._reader.is_alive()
+        while self._state.pending:
+            if time.monotonic() >= deadline:
+                return False
+            # Readers give no signal when they take a message: the hot path stays free of it, draining is rare.
+            time.sleep(0.005)
+        return True
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
+
+    def _call_back(self, callback: Callback) -> None:
+        try:
+            for message in self:
+                try:
+                    callback(message)
+                except Exception as error:
+                    self._client._report(error)
+        except Exception as error:
+            self._client._report(error)

@@ -1,0 +1,303 @@
+"""The blocking driver's engine: one thread a connection, which dials, reads, pings and reconnects.
+
+``lock`` guards the machine and the socket. The socket never blocks, so the lock is never held for long: any thread
+may write what it has just published, and only the connection's own thread waits for the network (in ``select``).
+Events are passed on without the lock, so that whoever they wake can take it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+from jetspark.blocking.waiter import Waiter
+from jetspark.core.connection import Connection, Event
+from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Dial, Hangup, Pause, Step, UpgradeToTLS, establish
+from jetspark.core.options import TLSConfig
+from jetspark.core.tls import tls_context
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
+
+__all__ = ["Link"]
+
+# As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
+WRITE_AT_BYTES = 64 << 10
+READ_BYTES = 256 << 10
+
+# What a non-blocking socket raises when it would have to wait.
+_NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Link:
+    """Keeps one :class:`Connection` connected, and moves bytes between it and the network."""
+
+    def __init__(
+        self,
+        machine: Connection,
+        auth: AuthSource,
+        tls: TLSConfig | None,
+        on_events: Callable[[list[Event]], None],
+    ) -> None:
+        self._machine, self._auth, self._tls = machine, auth, tls
+        self._on_events = on_events
+        self.lock = threading.RLock()
+        self.room = threading.Condition(self.lock)
+        self._socket: socket.socket | None = None
+        self._unsent = memoryview(b"")
+        self._closing = threading.Event()
+        self._alarm, self._alarm_button = socket.socketpair()
+        self._alarm.setblocking(False)
+        self._alarm_button.setblocking(False)
+        self._is_alarmed = False
+        self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
+        self._opened = Waiter()
+        _links.add(self)
+
+    def open(self) -> None:
+        self._thread.start()
+        # Every step of the attempts is bounded; this wait has no bound of its own to disagree with theirs.
+        try:
+            self._opened.wait(threading.TIMEOUT_MAX, "connect")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, error: Exception | None = None) -> None:
+        """Drop the transport and end every wait. What is buffered is lost: flush first."""
+        self._closing.set()
+        with self.lock:
+            self._machine.close(error)
+            self.room.notify_all()
+            self.wake()
+        self.settle()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            # Dialling cannot be interrupted, and is bounded; nobody should have to wait for that.
+            self._thread.join(timeout=1.0)
+
+    # ---- writing: any thread, with the lock held ---------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have the connection's thread look: there is something to send, or to end."""
+        if not self._is_alarmed:
+            self._is_alarmed = True
+            try:
+                self._alarm_button.send(b"!")
+            except OSError:
+                pass  # full means that it will look anyway; closed means that it is gone
+
+    def flush(self) -> None:
+        """Write as much as the network takes now; the connection's thread sees to the rest."""
+        if self._socket is None:
+            return
+        try:
+            while True:
+                if not self._unsent:
+                    self._unsent = memoryview(self._machine.data_to_send())
+                    if not self._unsent:
+                        return
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except _NOT_NOW:
+            self.wake()
+        except OSError:
+            self.wake()  # the reader will meet the same error, and it is the one who ends sessions
+
+    def make_room(self) -> None:
+        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
+        self.flush()
+        while self._unsent and self._machine.is_connected:
+            self.room.wait()
+
+    def settle(self) -> None:
+        """Pass on what happened. Without the lock."""
+        with self.lock:
+            events = self._machine.events()
+        if events:
+            self._on_events(events)
+
+    # ---- the connection's thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            is_first = True
+            while not self._closing.is_set():
+                try:
+                    self._perform_all(
+                        establish(self._machine, self._auth, self._tls, is_first=is_first), is_first=is_first
+                    )
+                except Exception as problem:
+                    error = problem
+                    break
+                is_first = False
+                lost = self._serve()
+                with self.lock:
+                    self._machine.end(str(lost) or type(lost).__name__)
+                    self._hang_up()
+                    self.room.notify_all()
+                self.settle()
+                if not self._machine.options.reconnect:
+                    error = ConnectionLost(str(lost))
+                    break
+        finally:
+            with self.lock:
+                self._machine.close(None if self._closing.is_set() else error)
+                self._hang_up()
+                self.room.notify_all()
+                self._alarm.close()
+                self._alarm_button.close()
+            self.settle()
+            self._opened.set_exception(error or ConnectionLost("closed while connecting"))
+
+    def _perform_all(self, steps: Generator[Step, Any, None], *, is_first: bool) -> None:
+        answer: Any = None
+        problem: Exception | None = None
+        try:
+            while True:
+                with self.lock:
+                    step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                if self._closing.is_set():
+                    raise ConnectionLost("closed while connecting")
+                try:
+                    answer = self._perform(step)
+                except Exception as error:  # establish() decides which errors end an attempt and which end it all
+                    problem = error
+        except StopIteration:
+            pass
+        with self.lock:
+            self._machine.on_time(time.monotonic())
+            self.flush()
+            self.room.notify_all()
+        self.settle()
+        if is_first:
+            self._opened.set_result(None)
+
+    def _perform(self, step: Step) -> Any:
+        timeout_s = self._machine.options.connect_timeout_s
+        match step:
+            case Pause(seconds):
+                self._closing.wait(seconds)
+            case Hangup():
+                self._hang_up()
+            case AskSecret(source):
+                return source()
+            case Dial(server, tls):
+                opened = socket.create_connection((server.host, server.port), timeout=timeout_s)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._socket = opened
+                if tls:
+                    self._start_tls(opened, server.host)
+            case UpgradeToTLS(server):
+                assert self._socket is not None
+                self._start_tls(self._socket, server.host)
+            case Converse(is_done, what):
+                self._converse(is_done, what, timeout_s)
+        return None
+
+    def _start_tls(self, plain: socket.socket, host: str) -> None:
+        hostname = (self._tls and self._tls.hostname) or host
+        try:
+            self._socket = tls_context(self._tls).wrap_socket(plain, server_hostname=hostname)
+        except ssl.CertificateError as error:
+            raise ConnectionLost(f"TLS handshake with {host}: {error.verify_message or error}") from error
+
+    def _converse(self, is_done: Callable[[], bool], what: str, timeout_s: float) -> None:
+        assert self._socket is not None
+        deadline = time.monotonic() + timeout_s
+        with self.lock:
+            data = self._machine.data_to_send()
+        self._socket.sendall(data)
+        while not is_done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise RequestTimeout(what, timeout_s)
+            self._socket.settimeout(left_s)
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except TimeoutError:
+                raise RequestTimeout(what, timeout_s) from None
+            if not data:
+                raise ConnectionLost("the server closed the connection")
+            with self.lock:
+                self._machine.receive_data(data)
+        self._socket.settimeout(timeout_s)
+
+    def _serve(self) -> Exception:
+        """Read, write and watch the clock until the session ends; returns why it did."""
+        assert self._socket is not None
+        with self.lock:
+            self._socket.setblocking(False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._alarm, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
+            wants_to_write = False
+            try:
+                while not self._closing.is_set():
+                    if wants_to_write != bool(self._unsent):
+                        wants_to_write = not wants_to_write
+                        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants_to_write else 0)
+                        selector.modify(self._socket, interest)
+                    deadline = self._machine.next_deadline()
+                    ready = selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                    with self.lock:
+                        if self._is_alarmed:
+                            self._alarm.recv(4096)
+                            self._is_alarmed = False
+                        if any(key.fileobj is self._socket and mask & selectors.EVENT_READ for key, mask in ready):
+                            self._read()
+                        self._machine.on_time(time.monotonic())
+                        self.flush()
+                        if not self._unsent:
+                            self.room.notify_all()
+                        events = self._machine.events()
+                    if events:
+                        self._on_events(events)
+            except (OSError, JetSparkError) as error:
+                return error
+        return ConnectionLost("closed")
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionLost("the server closed the connection")
+            self._machine.receive_data(data)
+            # TLS hands out one record at a time, and select cannot see those already decrypted.
+            while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+                self._machine.receive_data(self._socket.recv(READ_BYTES))
+        except _NOT_NOW:
+            pass
+
+    def _hang_up(self) -> None:
+        opened, self._socket = self._socket, None
+        self._unsent = memoryview(b"")
+        if opened is not None:
+            opened.close()
+
+    def _abandon_after_fork(self) -> None:
+        """In the child: the thread is not here, and the locks may be held by threads that are not here either."""
+        self.lock = threading.RLock()
+        self.room = threading.Condition(self.lock)
+        self._closing.set()
+        self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
+        self._machine.events()
+        self._hang_up()  # closes this process's copy only; the parent's connection does not notice
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for link in list(_links):
+        link._abandon_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

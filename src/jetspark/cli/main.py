@@ -1,0 +1,28 @@
+"""The ``jetspark`` command: one module per command group; this one only gathers them."""
+
+from __future__ import annotations
+
+import sys
+
+from jetspark.errors import JetSparkError, MissingExtra
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Entry point. Errors we understand are one line on stderr and exit code 1, not a traceback."""
+    try:
+        try:
+            import typer
+
+            from jetspark.cli.commands import app
+        except ImportError as error:
+            raise MissingExtra("the jetspark command", "cli") from error
+        typer.main.get_command(app)(prog_name="jetspark")
+    except JetSparkError as error:
+        print(f"jetspark: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,671 @@
+"""The connection as a state machine: bytes and calls in, bytes and events out. No socket, no clock, no thread.
+
+States, and who moves them::
+
+    IDLE ──begin()──> GREETING ──INFO──> READY ──login()──> LOGGING_IN ──PONG──> CONNECTED
+      ^                                                                              │
+      └────────────────────────── end(): the transport is gone ──────────────────────┘
+    any ──close()──> CLOSED
+
+The driver dials (see :mod:`jetspark.core.lifecycle`), hands every received chunk to :meth:`Connection.receive_data`,
+sends what :meth:`~Connection.data_to_send` returns, and acts on :meth:`~Connection.events`. An exception from
+``receive_data`` or ``on_time`` means that the session is of no further use: the driver drops the transport and calls
+``end``.
+
+What survives a session: subscriptions (sent again, with what is left of their message limit), publishes that were
+not yet handed to the driver, pending requests (their inbox is the same afterwards). What does not: publishes that
+were handed over and that no PONG confirms. How many those are is known exactly and told in ``Disconnected``; a
+``flush`` that waited for them fails with the same number.
+
+``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from jetspark.core import frames
+from jetspark.core.auth import Auth, connect_fields
+from jetspark.core.events import (
+    Closed,
+    Connected,
+    ConnectionEvent,
+    Disconnected,
+    ErrorReported,
+    LameDuck,
+    Reconnected,
+    ServersDiscovered,
+    SlowConsumer,
+)
+from jetspark.core.headers import HeadersLike, encode
+from jetspark.core.message import CoreMessage
+from jetspark.core.options import ConnectOptions
+from jetspark.core.parser import Err, Info, Parser, Ping, Pong
+from jetspark.core.reconnect import Server, ServerPool
+from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
+from jetspark.core.subscription import SubscriptionState
+from jetspark.core.version import VERSION
+from jetspark.errors import (
+    AuthenticationFailed,
+    BufferFull,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    NoResponders,
+    PayloadTooLarge,
+    PermissionDenied,
+    ServerRefused,
+)
+
+__all__ = ["Connection", "Done", "Event", "Failed", "Ready", "ServerInfo", "State"]
+
+# Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
+MAX_KNOWN_ADDRESSES = 4096
+
+# The server's default, in force until INFO says otherwise.
+DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
+
+# What nats-server says when credentials are missing, wrong, or no longer good.
+_AUTHENTICATION_TEXT = re.compile(r"authorization|authentication", re.IGNORECASE)
+_PERMISSION_TEXT = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+
+
+class State(enum.Enum):
+    IDLE = "idle"
+    GREETING = "greeting"
+    READY = "ready"
+    LOGGING_IN = "logging in"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class Done:
+    """An operation succeeded."""
+
+    handle: Any
+    result: Any = None
+
+
+@dataclass(slots=True)
+class Failed:
+    """An operation failed."""
+
+    handle: Any
+    error: Exception
+
+
+@dataclass(slots=True)
+class Ready:
+    """A subscription has messages to read, or is over."""
+
+    subscription: SubscriptionState
+
+
+Event: TypeAlias = Done | Failed | Ready | ConnectionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What the server says of itself; ``fields`` has all of it."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    name: str = ""
+    version: str = ""
+    max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES
+    client_id: int = 0
+    cluster: str = ""
+    has_jetstream: bool = False
+    requires_tls: bool = False
+    is_lame_duck: bool = False
+    nonce: str | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> ServerInfo:
+        return cls(
+            fields=fields,
+            name=str(fields.get("server_name", "")),
+            version=str(fields.get("version", "")),
+            max_payload_bytes=int(fields.get("max_payload", DEFAULT_MAX_PAYLOAD_BYTES)),
+            client_id=int(fields.get("client_id", 0)),
+            cluster=str(fields.get("cluster", "")),
+            has_jetstream=bool(fields.get("jetstream")),
+            requires_tls=bool(fields.get("tls_required")),
+            is_lame_duck=bool(fields.get("ldm")),
+            nonce=fields.get("nonce"),
+        )
+
+
+@dataclass(slots=True)
+class _SentPing:
+    handle: Any
+    """Who waits for the answer; None for a ping of our own."""
+    published: int
+    """How many messages had been published before it: its PONG confirms them."""
+    draining: SubscriptionState | None = None
+
+
+class Connection:
+    """One logical connection, over as many sessions as it takes."""
+
+    def __init__(
+        self,
+        options: ConnectOptions,
+        servers: Iterable[Server],
+        *,
+        inbox: str,
+        jitter: Callable[[], float],
+        message_class: type[CoreMessage] = CoreMessage,
+        client: Any = None,
+    ) -> None:
+        """``inbox`` is a subject prefix no other connection has; ``jitter`` gives random numbers in [0, 1)."""
+        self.options = options
+        self.pool = ServerPool(
+            servers,
+            wait_s=options.reconnect_wait_s,
+            wait_max_s=options.reconnect_wait_max_s,
+            max_attempts=options.max_reconnect_attempts,
+            jitter=jitter,
+        )
+        self.state = State.IDLE
+        self.server: Server | None = None
+        self.info = ServerInfo()
+        self.published = 0
+        """Messages accepted for sending since the beginning."""
+        self.out_bytes = 0
+        """Bytes accepted and not yet handed to the driver."""
+        self._message_class, self._client = message_class, client
+        self._max_payload_bytes = self.info.max_payload_bytes
+        self._events: list[Event] = []
+        self._routes: dict[bytes, SubscriptionState] = {}
+        self._parser = Parser(self._routes, message_class, client)
+        self._out: list[bytes] = []
+        self._login = b""
+        self._addresses: dict[str, bytes] = {}
+        self._last_sid = 0
+        self._handed_over = 0
+        self._confirmed = 0
+        self._pings: deque[_SentPing] = deque()
+        self._ping_due: float | None = None
+        self._has_been_connected = False
+        self._refused_publish: PermissionDenied | None = None
+        self._last_complaint: ServerRefused | None = None
+        self._inbox = inbox
+        self._reply_subject = f"{inbox}."
+        self._replies: SubscriptionState | None = None
+        self._requests: dict[str, tuple[Any, str]] = {}
+        self._last_token = 0
+        self._closed_because = "the connection is closed"
+
+    # ---- the session -------------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        return self.state is State.CONNECTED
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    @property
+    def unconfirmed_messages(self) -> int:
+        """Publishes handed to the network that the server has not confirmed by answering a later PING."""
+        return self._handed_over - self._confirmed
+
+    @property
+    def in_doubt(self) -> int:
+        """Publishes of which nobody knows yet whether they arrive: unconfirmed, or still buffered here."""
+        return self.published - self._confirmed
+
+    @property
+    def subscriptions(self) -> list[SubscriptionState]:
+        return list(self._routes.values())
+
+    def new_inbox(self) -> str:
+        """A reply subject that is used by nobody else, for a subscription of its own."""
+        self._last_token += 1
+        return f"{self._inbox}.many.{self._last_token}"
+
+    def begin(self, server: Server) -> None:
+        """A transport to ``server`` is being opened; its greeting is expected."""
+        assert self.state is State.IDLE, self.state
+        self.state = State.GREETING
+        self.server = server
+        self._parser = Parser(self._routes, self._message_class, self._client)
+        self._last_complaint = None
+
+    def login(self, auth: Auth | None) -> None:
+        """Answer the greeting. ``auth`` is used for this session only; it may be another one next time."""
+        assert self.state is State.READY, self.state
+        assert self.server is not None
+        fields: dict[str, object] = {
+            "verbose": False,
+            "pedantic": False,
+            "lang": "python-jetspark",
+            "version": VERSION,
+            "protocol": 1,
+            "headers": True,
+            "no_responders": True,
+            "echo": self.options.echo,
+            "tls_required": self.info.requires_tls,
+        }
+        if self.options.name:
+            fields["name"] = self.options.name
+        fields |= connect_fields(auth or self.server.auth, self.info.nonce)
+        self._login = frames.connect(fields) + frames.PING
+        self.state = State.LOGGING_IN
+
+    def receive_data(self, data: bytes) -> None:
+        """Take a chunk from the transport.
+
+        Raises:
+            ProtocolError: The peer does not speak NATS.
+            AuthenticationFailed: It does not accept us.
+            ServerRefused: It ended the session for another reason.
+        """
+        parser = self._parser
+        parser.receive_data(data)
+        if parser.touched:
+            for subscription in parser.touched:
+                if subscription.arrived:
+                    self._deliver(subscription)
+            parser.touched.clear()
+        if parser.control:
+            control, parser.control = parser.control, []
+            for frame in control:
+                self._on_control(frame)
+
+    def end(self, reason: str) -> None:
+        """The transport is gone. Safe to call in any state."""
+        if self.state in (State.IDLE, State.CLOSED):
+            return
+        was_connected = self.is_connected
+        self.state = State.IDLE
+        self._login = b""
+        self._ping_due = None
+        if was_connected:
+            self._end_session(self._last_complaint.text if self._last_complaint is not None else reason)
+
+    def _end_session(self, reason: str) -> None:
+        # Only publishes wait for the next session: subscriptions are sent again from their own table.
+        self._out = [frame for frame in self._out if frame.startswith((b"PUB ", b"HPUB "))]
+        self.out_bytes = sum(map(len, self._out))
+        unconfirmed = self.unconfirmed_messages
+        self._confirmed = self._handed_over
+        pings, self._pings = self._pings, deque()
+        for ping in pings:
+            if ping.handle is None:
+                continue
+            if ping.draining is not None:  # nothing more will come: that is what draining waits for
+                self._finish(ping.draining)
+                self._events.append(Done(ping.handle))
+            elif unconfirmed:
+                self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
+            else:  # all it waits for is still here, so it can wait for the next session
+                self._pings.append(_SentPing(ping.handle, self.published))
+        self._events.append(Disconnected(str(self.server), reason, unconfirmed, self.published - self._handed_over))
+
+    def close(self, error: Exception | None = None) -> None:
+        """End everything. Whoever still waits is told."""
+        if self.is_closed:
+            return
+        if error is not None:
+            self._closed_because = f"the connection is closed: {error}"
+        cause = error or ConnectionClosed("the connection was closed")
+        self.state = State.CLOSED
+        self._ping_due = None
+        for ping in self._pings:
+            if ping.handle is not None:
+                self._events.append(Failed(ping.handle, cause))
+        self._pings.clear()
+        for handle, _ in self._requests.values():
+            self._events.append(Failed(handle, cause))
+        self._requests.clear()
+        for subscription in list(self._routes.values()):
+            if error is not None:
+                subscription.error = error
+            self._finish(subscription)
+        self._events.append(Closed(error))
+
+    def events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def data_to_send(self) -> bytes:
+        """Bytes for the transport; they count as handed over from here on."""
+        if self.state is not State.CONNECTED:
+            data, self._login = self._login, b""
+            return data
+        if not self._out:
+            return b""
+        data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
+        self._out.clear()
+        self.out_bytes = 0
+        self._handed_over = self.published
+        return data
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`on_time` wants to be called next; None while there is nothing to wait for."""
+        return self._ping_due
+
+    def on_time(self, now: float) -> None:
+        """Time has passed. Call it once after connecting too: that starts the clock.
+
+        Raises:
+            ConnectionLost: The server has left too many pings unanswered.
+        """
+        if not self.is_connected:
+            return
+        if self._ping_due is not None and now < self._ping_due:
+            return
+        if self._ping_due is not None:
+            if len(self._pings) >= self.options.max_outstanding_pings:
+                raise ConnectionLost(f"{len(self._pings)} pings without an answer")
+            self._send_ping(_SentPing(None, self.published))
+        self._ping_due = now + self.options.ping_interval_s
+
+    # ---- operations --------------------------------------------------------------------------------------------
+
+    def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: HeadersLike | None = None) -> None:
+        """Accept a message for sending.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: Nothing was accepted, nothing will be sent.
+            BufferFull: Not accepted; try again when there is room.
+            ConnectionClosed: Not accepted.
+        """
+        address = self._addresses.get(subject)
+        if address is None:
+            address = self._learn_address(subject)
+        if reply:
+            address = b"%b %b" % (address, validate_subject(reply).encode())
+        if type(data) is not bytes:
+            data = _to_bytes(data)
+        if headers:
+            block = encode(headers)
+            if len(block) + len(data) > self._max_payload_bytes:
+                raise PayloadTooLarge(len(block) + len(data), self._max_payload_bytes)
+            frame = frames.HPUB % (address, len(block), len(block) + len(data), block, data)
+        else:
+            if len(data) > self._max_payload_bytes:
+                raise PayloadTooLarge(len(data), self._max_payload_bytes)
+            frame = frames.PUB % (address, len(data), data)
+        if self.state is State.CLOSED:
+            raise ConnectionClosed(self._closed_because)
+        out_bytes = self.out_bytes + len(frame)
+        # A message larger than the whole buffer goes through an empty one: it must not wait for ever.
+        if out_bytes > self.options.send_buffer_bytes and self._out:
+            raise BufferFull(self.out_bytes, self.options.send_buffer_bytes)
+        self.out_bytes = out_bytes
+        self._out.append(frame)
+        self.published += 1
+
+    def subscribe(
+        self,
+        subject: str,
+        queue: str = "",
+        *,
+        max_pending_messages: int | None = None,
+        max_pending_bytes: int | None = None,
+        answers_to: str = "",
+        handle: Any = None,
+    ) -> SubscriptionState:
+        """Start receiving.
+
+        ``answers_to`` names a subject we ask on: if we may not publish there, the subscription ends with that error.
+        """
+        validate_filter(subject)
+        if queue:
+            validate_queue(queue)
+        messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
+        size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
+        for name, value in (("max_pending_messages", messages), ("max_pending_bytes", size)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: expected 1 or more")
+        if self.is_closed:
+            raise ConnectionClosed(self._closed_because)
+        self._last_sid += 1
+        subscription = SubscriptionState(
+            self._last_sid,
+            subject,
+            queue,
+            max_pending_messages=messages,
+            max_pending_bytes=size,
+            answers_to=answers_to,
+            handle=handle,
+        )
+        self._routes[b"%d" % subscription.sid] = subscription
+        self._send_control(frames.sub(subject, queue, subscription.sid))
+        return subscription
+
+    def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
+        """End a subscription, at once or when it has received ``max_messages`` in all."""
+        if max_messages < 0:
+            raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for at once")
+        if subscription.is_finished:
+            return
+        subscription.max_messages = max_messages
+        if max_messages > subscription.received:
+            # The server counts from the SUB of this session, which may be younger than the subscription.
+            self._send_control(frames.unsub(subscription.sid, max_messages - subscription.received_before))
+        else:
+            self._send_control(frames.unsub(subscription.sid))
+            self._finish(subscription)
+
+    def drain(self, subscription: SubscriptionState, handle: Any) -> None:
+        """End a subscription without losing what the server has already sent; ``handle`` is Done when all arrived."""
+        if subscription.is_finished or not self.is_connected:
+            self._finish(subscription)
+            self._events.append(Done(handle))
+            return
+        self._send_control(frames.unsub(subscription.sid))
+        self._send_ping(_SentPing(handle, self.published, draining=subscription))
+
+    def flush(self, handle: Any) -> None:
+        """``handle`` is Done when the server has processed everything published before this call."""
+        if self.is_closed:
+            raise ConnectionClosed(self._closed_because)
+        self._send_ping(_SentPing(handle, self.published))
+
+    def request(self, handle: Any, subject: str, data: bytes, headers: HeadersLike | None) -> str:
+        """Publish with a reply subject of our own; ``handle`` is Done with the first answer.
+
+        Returns a token for :meth:`forget`, which the driver must call when it stops waiting.
+        """
+        if self._replies is None:
+            replies = self.subscribe(f"{self._inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40)
+            self._replies = replies
+        self._last_token += 1
+        token = str(self._last_token)
+        self.publish(subject, data, self._reply_subject + token, headers)
+        self._requests[token] = (handle, subject)
+        return token
+
+    def forget(self, token: str) -> None:
+        """Nobody waits for this answer any more; a late one is dropped."""
+        self._requests.pop(token, None)
+
+    # ---- what the peer sends -----------------------------------------------------------------------------------
+
+    def _deliver(self, subscription: SubscriptionState) -> None:
+        if subscription is self._replies:
+            self._answer(subscription)
+            return
+        before = subscription.dropped
+        if subscription.settle():
+            # Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive.
+            if not subscription.is_slow or subscription.dropped.bit_length() > before.bit_length():
+                self._events.append(SlowConsumer(subscription.subject, subscription.dropped))
+            subscription.is_slow = True
+        if subscription.is_finished:
+            self._remove(subscription)
+        self._events.append(Ready(subscription))
+
+    def _answer(self, replies: SubscriptionState) -> None:
+        skip = len(self._reply_subject)
+        for message in replies.arrived:
+            waiting = self._requests.pop(message.subject[skip:], None)
+            if waiting is None:
+                continue  # timed out or cancelled before the answer came, or a second answer
+            handle, subject = waiting
+            if is_no_responders(message):
+                self._events.append(Failed(handle, NoResponders(subject)))
+            else:
+                self._events.append(Done(handle, message))
+        replies.arrived.clear()
+
+    def _on_control(self, frame: Info | Err | Ping | Pong) -> None:
+        if isinstance(frame, Ping):
+            self._send_control(frames.PONG)
+        elif isinstance(frame, Pong):
+            self._on_pong()
+        elif isinstance(frame, Info):
+            self._on_info(frame)
+        else:
+            self._on_error(frame.text)
+
+    def _on_pong(self) -> None:
+        if self.state is State.LOGGING_IN:
+            self._on_connected()
+            return
+        if not self._pings:
+            return  # an unasked PONG is odd but harmless
+        ping = self._pings.popleft()
+        self._confirmed = max(self._confirmed, ping.published)
+        if ping.draining is not None:
+            self._finish(ping.draining)
+        if ping.handle is None:
+            return
+        if self._refused_publish is not None and ping.draining is None:
+            self._events.append(Failed(ping.handle, self._refused_publish))
+            self._refused_publish = None
+        else:
+            self._events.append(Done(ping.handle))
+
+    def _on_connected(self) -> None:
+        self.state = State.CONNECTED
+        restored: list[bytes] = []
+        for subscription in self._routes.values():
+            restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
+            subscription.received_before = subscription.received
+            if subscription.max_messages:
+                left = subscription.max_messages - subscription.received
+                restored.append(frames.unsub(subscription.sid, left))
+        self._out[:0] = restored
+        self.out_bytes += sum(map(len, restored))
+        pings, self._pings = self._pings, deque()
+        for ping in pings:
+            self._send_ping(ping)
+        server = str(self.server)
+        self._events.append(Reconnected(server) if self._has_been_connected else Connected(server))
+        self._has_been_connected = True
+
+    def _on_info(self, frame: Info) -> None:
+        try:
+            info = ServerInfo.of(frame.fields)
+        except (TypeError, ValueError) as error:
+            raise ServerRefused(str(self.server), f"INFO we cannot read: {error}") from None
+        was_lame_duck = self.info.is_lame_duck and self.state is not State.GREETING
+        self.info = info
+        self._max_payload_bytes = info.max_payload_bytes
+        urls = frame.fields.get("connect_urls") or ()
+        if urls and not self.options.ignore_discovered_servers:
+            try:
+                new = self.pool.discovered(urls, requires_tls=info.requires_tls)
+            except (ConfigError, TypeError, AttributeError) as error:
+                raise ServerRefused(str(self.server), f"INFO with connect_urls we cannot read: {error}") from None
+            if new:
+                self._events.append(ServersDiscovered(new))
+        if self.state is State.GREETING:
+            self.state = State.READY
+        elif info.is_lame_duck and not was_lame_duck:
+            self._events.append(LameDuck(str(self.server)))
+
+    def _on_error(self, text: str) -> None:
+        server = str(self.server)
+        if self.state is not State.CONNECTED:
+            if _AUTHENTICATION_TEXT.search(text):
+                raise AuthenticationFailed(server, text)
+            raise ServerRefused(server, text)
+        permission = _PERMISSION_TEXT.search(text)
+        if permission is not None:
+            self._on_permission_denied(permission[1].lower(), permission[2])
+            return
+        # The server closes the connection after what it cannot forgive; then this is the reason to give.
+        self._last_complaint = ServerRefused(server, text)
+        self._events.append(ErrorReported(self._last_complaint))
+
+    def _on_permission_denied(self, kind: str, subject: str) -> None:
+        if kind == "publish":
+            error = PermissionDenied("publish", subject)
+            tokens = [token for token, (_, asked) in self._requests.items() if asked == subject]
+            for token in tokens:
+                handle, _ = self._requests.pop(token)
+                self._events.append(Failed(handle, error))
+            asking = [entry for entry in self._routes.values() if entry.answers_to == subject]
+            for subscription in asking:
+                subscription.error = error
+                self._finish(subscription)
+            if not tokens and not asking:
+                self._refused_publish = self._refused_publish or error
+        else:
+            error = PermissionDenied("subscribe", subject)
+            for subscription in [entry for entry in self._routes.values() if entry.subject == subject]:
+                subscription.error = error
+                self._finish(subscription)
+                if subscription is self._replies:
+                    self._replies = None
+                    for handle, _ in self._requests.values():
+                        self._events.append(Failed(handle, error))
+                    self._requests.clear()
+        self._events.append(ErrorReported(error))
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _send_control(self, frame: bytes) -> None:
+        # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.
+        if self.state is State.CONNECTED:
+            self._out.append(frame)
+            self.out_bytes += len(frame)
+
+    def _send_ping(self, ping: _SentPing) -> None:
+        self._pings.append(ping)
+        self._send_control(frames.PING)
+
+    def _finish(self, subscription: SubscriptionState) -> None:
+        subscription.is_finished = True
+        self._remove(subscription)
+        self._events.append(Ready(subscription))
+
+    def _remove(self, subscription: SubscriptionState) -> None:
+        if self._routes.pop(b"%d" % subscription.sid, None) is not None:
+            self._parser.forget_routes()
+
+    def _learn_address(self, subject: str) -> bytes:
+        address = validate_subject(subject).encode()
+        if len(self._addresses) >= MAX_KNOWN_ADDRESSES:
+            self._addresses.clear()
+        self._addresses[subject] = address
+        return address
+
+
+def is_no_responders(message: CoreMessage) -> bool:
+    """Whether this is the server's own answer to a request that nobody listens to."""
+    if message.data:
+        return False
+    status = message.status
+    return status is not None and status.code == 503
+
+
+def _to_bytes(data: object) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise ConfigError(f"data of type {type(data).__name__}: expected bytes; encode text with .encode()")

@@ -1,0 +1,89 @@
+"""What a connection tells its owner, through ``on_event``: small facts, in the order they happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "Closed",
+    "Connected",
+    "ConnectionEvent",
+    "Disconnected",
+    "ErrorReported",
+    "LameDuck",
+    "Reconnected",
+    "ServersDiscovered",
+    "SlowConsumer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The first session is up."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The session is gone; a new one is being sought unless ``Closed`` follows.
+
+    ``unconfirmed_messages`` had been handed to the network and no PONG followed them: each was processed by the
+    server or lost. ``buffered_messages`` had not left and will be sent after the reconnect.
+    """
+
+    server: str
+    reason: str
+    unconfirmed_messages: int
+    buffered_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """A new session is up: subscriptions are restored, buffered publishes are on their way."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlowConsumer:
+    """A reader fell behind its subscription's bounds and messages were dropped; ``dropped`` counts them in all.
+
+    Sent when dropping begins and again each time ``dropped`` has doubled.
+    """
+
+    subject: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReported:
+    """The server reported an error, or a callback raised one. The connection goes on."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class LameDuck:
+    """The server is about to shut down and will close the connection; another server takes over if there is one."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServersDiscovered:
+    """The cluster announced servers that were not known before."""
+
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection is over, for good. ``error`` is None when that was our own wish."""
+
+    error: Exception | None
+
+
+ConnectionEvent = (
+    Connected | Disconnected | Reconnected | SlowConsumer | ErrorReported | LameDuck | ServersDiscovered | Closed
+)

@@ -1,0 +1,155 @@
+"""How a session comes about: one generator that decides, driven by whoever can wait.
+
+:func:`establish` yields what it needs done and is resumed when it is: dial, exchange bytes, upgrade to TLS, pause. A
+driver answers by sending a value back or by throwing the error that occurred. Initial connect and every reconnect
+are the same code on both drivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
+from jetspark.core.connection import Connection, State
+from jetspark.core.options import TLSConfig
+from jetspark.core.reconnect import Server
+from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
+
+__all__ = [
+    "AskSecret",
+    "AuthSource",
+    "Converse",
+    "Dial",
+    "Hangup",
+    "Pause",
+    "Step",
+    "UpgradeToTLS",
+    "establish",
+]
+
+AuthSource: TypeAlias = Auth | Callable[[], Auth] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a transport; with ``tls``, speak TLS from the first byte."""
+
+    server: Server
+    tls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeToTLS:
+    """Put TLS on the open transport."""
+
+    server: Server
+
+
+@dataclass(frozen=True, slots=True)
+class Converse:
+    """Send what the machine has to send and feed it what arrives, until ``is_done()``."""
+
+    is_done: Callable[[], bool]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Drop the transport, if one is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskSecret:
+    """Call the function the user gave for credentials; the answer is what to send back."""
+
+    source: Callable[[], Any]
+
+
+Step: TypeAlias = Pause | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
+
+# What the world may throw at an attempt: refused, unreachable, timed out, bad certificate, not NATS, not welcome.
+# (ssl.SSLError and socket.gaierror are OSErrors; a user's secret function may raise anything it likes of these.)
+_ATTEMPT_ERRORS = (OSError, JetSparkError)
+
+
+def establish(
+    connection: Connection, auth: AuthSource, tls: TLSConfig | None, *, is_first: bool
+) -> Generator[Step, Any, None]:
+    """Try servers until a session is up.
+
+    The first time each server gets one attempt, and failure is the caller's to handle. Later it goes on as long as
+    the options allow, except that a fixed secret refused twice by every server is not worth a third try; a secret
+    that can change (a function, a credentials file) is.
+
+    Raises:
+        NoServersAvailable: None could be reached.
+        AuthenticationFailed: All that could be reached refused us.
+        ConfigError: The credentials cannot be used at all.
+    """
+    pool = connection.pool
+    attempts = 0
+    while True:
+        server, delay = pool.next()
+        if is_first and attempts == len(pool.servers):
+            raise pool.exhausted()
+        attempts += 1
+        if delay:
+            yield Pause(delay)
+        try:
+            yield from _attempt(connection, server, auth, tls)
+        except _ATTEMPT_ERRORS as error:
+            connection.end(str(error))
+            yield Hangup()
+            pool.failed(error)
+            if is_first and isinstance(error, ConfigError):
+                raise  # no server can be right about it
+            can_change = callable(auth) or isinstance(auth, Credentials)
+            if not is_first and not can_change and pool.refusals() >= 2:
+                raise pool.exhausted() from error
+        else:
+            pool.succeeded()
+            return
+
+
+def _attempt(
+    connection: Connection, server: Server, auth: AuthSource, tls: TLSConfig | None
+) -> Generator[Step, Any, None]:
+    tls_first = tls is not None and tls.handshake_first
+    connection.begin(server)  # before dialling: the greeting may arrive before we are resumed
+    yield Dial(server, tls_first)
+    yield Converse(lambda: connection.state is State.READY, "the server's greeting")
+    if not tls_first:
+        wants_tls = tls is not None or server.requires_tls
+        offers_tls = connection.info.requires_tls or bool(connection.info.fields.get("tls_available"))
+        if wants_tls and not offers_tls:
+            raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
+        if wants_tls or connection.info.requires_tls:
+            yield UpgradeToTLS(server)
+    secret = yield from _secret(auth)
+    connection.login(secret)
+    yield Converse(lambda: connection.is_connected, "the server's answer to our login")
+
+
+def _secret(auth: AuthSource) -> Generator[Step, Any, Auth | None]:
+    if not callable(auth):
+        return auth
+    try:
+        secret = yield AskSecret(auth)
+    except Exception as error:
+        # The function is the user's and may raise anything; a reconnect must survive it and ask again.
+        raise ConfigError(f"the function that gives the credentials failed: {error!r}") from error
+    if not isinstance(secret, UserPassword | Token | NKey | Credentials):
+        raise ConfigError(
+            f"the function that gives the credentials returned {type(secret).__name__}: "
+            "expected UserPassword, Token, NKey or Credentials"
+        )
+    return secret

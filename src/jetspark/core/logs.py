@@ -1,0 +1,38 @@
+"""How loudly each connection event is logged. The library logs to ``jetspark.*`` and never configures logging."""
+
+from __future__ import annotations
+
+import logging
+
+from jetspark.core.events import (
+    Closed,
+    Connected,
+    ConnectionEvent,
+    Disconnected,
+    ErrorReported,
+    LameDuck,
+    Reconnected,
+    SlowConsumer,
+)
+
+__all__ = ["log_event"]
+
+
+def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
+    match event:
+        case Connected(server):
+            logger.debug("connected to %s", server)
+        case Reconnected(server):
+            logger.info("reconnected to %s", server)
+        case Disconnected(server, reason, unconfirmed, buffered):
+            logger.warning("lost %s: %s (%d messages unconfirmed, %d buffered)", server, reason, unconfirmed, buffered)
+        case SlowConsumer(subject, dropped):
+            logger.warning("slow consumer on %r: %d messages dropped", subject, dropped)
+        case ErrorReported(error):
+            logger.error("%s", error, exc_info=error if error.__traceback__ else None)
+        case LameDuck(server):
+            logger.info("%s is about to shut down", server)
+        case Closed(error) if error is not None:
+            logger.error("closed: %s", error)
+        case _:
+            logger.debug("%r", event)

@@ -1,0 +1,57 @@
+"""What a subscriber receives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jetspark.core.headers import Headers, Status, decode, decode_status
+from jetspark.errors import UsageError
+
+__all__ = ["CoreMessage"]
+
+
+class CoreMessage:
+    """One message as it came over the wire.
+
+    ``subject`` and ``data`` are ready; reply subject and headers are decoded when first asked for, because most
+    subscribers never ask and every message pays for what is done eagerly. Drivers subclass it to add ``respond``.
+    """
+
+    __slots__ = ("_client", "_headers", "data", "raw_reply", "subject")
+
+    def __init__(
+        self, subject: str, data: bytes, raw_reply: bytes | None, headers: bytes | Headers | None, client: Any
+    ) -> None:
+        self.subject = subject
+        self.data = data
+        self.raw_reply = raw_reply
+        self._headers = headers
+        self._client = client
+
+    @property
+    def reply(self) -> str:
+        """Where an answer should go; empty when the sender wants none."""
+        return self.raw_reply.decode() if self.raw_reply else ""
+
+    def reply_subject(self) -> str:
+        """``reply``, or an error that says why there is no answering this message."""
+        if not self.raw_reply:
+            raise UsageError(f"the message on {self.subject!r} has no reply subject: nobody waits for an answer")
+        return self.reply
+
+    @property
+    def headers(self) -> Headers:
+        """The headers, empty when the message has none."""
+        headers = self._headers
+        if not isinstance(headers, Headers):
+            self._headers = headers = Headers() if headers is None else decode(headers)
+        return headers
+
+    @property
+    def status(self) -> Status | None:
+        """The inline status a server puts on messages of its own, such as ``503`` for "no responders"."""
+        return decode_status(self._headers) if isinstance(self._headers, bytes) else None
+
+    def __repr__(self) -> str:
+        reply = f", reply={self.reply!r}" if self.raw_reply else ""
+        return f"<Message subject={self.subject!r}{reply}, {len(self.data)} bytes>"

@@ -1,0 +1,120 @@
+"""How to connect: every choice a caller has, validated once, passed whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from jetspark.errors import ConfigError
+
+__all__ = ["ConnectOptions", "TLSConfig"]
+
+
+def _require(condition: bool, name: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TLSConfig:
+    """How to speak TLS. The defaults verify the server against the system's authorities."""
+
+    ca_file: str | Path | None = None
+    """PEM file of the authorities to trust instead of the system's."""
+    cert_file: str | Path | None = None
+    """PEM file of our own certificate, where the server asks for one."""
+    key_file: str | Path | None = None
+    key_password: str | Callable[[], str] | None = field(default=None, repr=False)
+    hostname: str | None = None
+    """Name to find in the server's certificate, when it is not the host we dial."""
+    handshake_first: bool = False
+    """Speak TLS from the first byte, as a server with ``handshake_first`` wants, instead of after INFO."""
+    context: Any = field(default=None, repr=False)
+    """An ``ssl.SSLContext`` of your own; excludes the file options."""
+
+    def __post_init__(self) -> None:
+        files = (self.ca_file, self.cert_file, self.key_file)
+        _require(
+            self.context is None or not any(files),
+            "context",
+            "<SSLContext>",
+            "no ca_file, cert_file or key_file beside it: load them into the context",
+        )
+        _require(self.key_file is None or self.cert_file is not None, "key_file", self.key_file, "cert_file too")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectOptions:
+    """Everything about a connection that has a sensible default. Both drivers take the same options."""
+
+    name: str = ""
+    """Shown in the server's monitoring."""
+    connect_timeout_s: float = 5.0
+    """Longest wait for each step of a connection attempt: dialling, INFO, TLS, login."""
+    request_timeout_s: float = 5.0
+    """For ``request`` and ``flush`` when the call names no timeout."""
+    drain_timeout_s: float = 30.0
+    """Longest wait for readers to finish in ``drain`` and for the server's confirmation in ``close``."""
+
+    reconnect: bool = True
+    max_reconnect_attempts: int | None = None
+    """Attempts at each server before it is given up; None tries for ever."""
+    reconnect_wait_s: float = 0.1
+    """The first pause between rounds through all servers; doubles each round and is jittered."""
+    reconnect_wait_max_s: float = 5.0
+
+    ping_interval_s: float = 30.0
+    max_outstanding_pings: int = 2
+    """So many unanswered pings mean a dead connection."""
+
+    send_buffer_bytes: int = 8 << 20
+    """Bound on what is published and not yet handed to the network, connected or not."""
+    when_full: Literal["wait", "raise"] = "wait"
+    """What ``publish`` does when that buffer is full: wait for room, or raise ``BufferFull``."""
+
+    max_pending_messages: int = 65_536
+    max_pending_bytes: int = 64 << 20
+    """Bounds of each subscription's unread messages, unless ``subscribe`` sets its own."""
+
+    inbox_prefix: str = "_INBOX"
+    """First token(s) of reply subjects, for accounts that may only subscribe below their own."""
+    echo: bool = True
+    """Whether our own publishes reach our own subscriptions."""
+    ignore_discovered_servers: bool = False
+    """Dial only the servers named to ``connect``, not those the cluster announces."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "connect_timeout_s",
+            "request_timeout_s",
+            "drain_timeout_s",
+            "reconnect_wait_s",
+            "reconnect_wait_max_s",
+            "ping_interval_s",
+        ):
+            value = getattr(self, name)
+            _require(isinstance(value, int | float) and value > 0, name, value, "seconds above 0")
+        for name in (
+            "max_outstanding_pings",
+            "send_buffer_bytes",
+            "max_pending_messages",
+            "max_pending_bytes",
+        ):
+            value = getattr(self, name)
+            _require(isinstance(value, int) and value >= 1, name, value, "1 or more")
+        attempts = self.max_reconnect_attempts
+        _require(attempts is None or attempts >= 1, "max_reconnect_attempts", attempts, "1 or more, or None")
+        _require(self.when_full in ("wait", "raise"), "when_full", self.when_full, "'wait' or 'raise'")
+
+    @classmethod
+    def of(cls, options: ConnectOptions | None, overrides: dict[str, Any]) -> ConnectOptions:
+        """``options`` with ``overrides`` on top; an unknown name is an error that lists the known ones."""
+        known = {entry.name for entry in fields(cls)}
+        if unknown := overrides.keys() - known:
+            raise ConfigError(
+                f"unknown connect option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
+            )
+        base = {name: getattr(options, name) for name in known} if options else {}
+        return cls(**base | overrides)

