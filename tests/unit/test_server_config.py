@@ -20,9 +20,7 @@ def rendered(**options: Any) -> str:
 
 
 def test_defaults_listen_on_loopback_with_jetstream_and_local_monitoring() -> None:
-    assert rendered() == (
-        'listen: "127.0.0.1:4222"\nhttp: "127.0.0.1:-1"\njetstream {\n  store_dir: "/data"\n}\n'
-    )
+    assert rendered() == ('listen: "127.0.0.1:4222"\nhttp: "127.0.0.1:-1"\njetstream {\n  store_dir: "/data"\n}\n')
 
 
 def test_no_port_lets_the_server_choose() -> None:
@@ -68,8 +66,7 @@ def test_strings_cannot_leave_their_quotes() -> None:
 def test_permissions_are_rendered_per_verb() -> None:
     permissions = Permissions(publish_allow=["a.>"], publish_deny=["a.b"], subscribe_deny=["c"])
     assert (
-        '{user: "u", password: "p", permissions: '
-        '{publish: {allow: ["a.>"], deny: ["a.b"]}, subscribe: {deny: ["c"]}}}'
+        '{user: "u", password: "p", permissions: {publish: {allow: ["a.>"], deny: ["a.b"]}, subscribe: {deny: ["c"]}}}'
     ) in rendered(users=[User(user="u", password="p", permissions=permissions)])
 
 
@@ -87,13 +84,9 @@ def test_an_empty_allow_list_allows_nothing() -> None:
         (["a"], '{publish: {allow: ["a"]}, allow_responses: true}'),
     ],
 )
-def test_allow_responses_does_not_change_what_the_allow_list_means(
-    allow: list[str] | None, expected: str
-) -> None:
+def test_allow_responses_does_not_change_what_the_allow_list_means(allow: list[str] | None, expected: str) -> None:
     permissions = Permissions(publish_allow=allow, allow_responses=True)
-    assert f"permissions: {expected}" in rendered(
-        users=[User(user="u", password="p", permissions=permissions)]
-    )
+    assert f"permissions: {expected}" in rendered(users=[User(user="u", password="p", permissions=permissions)])
 
 
 def test_an_operator_brings_its_accounts() -> None:
@@ -106,9 +99,7 @@ def test_tls_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("cert.pem", "key.pem", "ca.pem"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    tls = ServerTLS(
-        cert_file="cert.pem", key_file="key.pem", ca_file="ca.pem", verify=True, handshake_first=True
-    )
+    tls = ServerTLS(cert_file="cert.pem", key_file="key.pem", ca_file="ca.pem", verify=True, handshake_first=True)
     lines = [line.strip() for line in rendered(tls=tls).splitlines()]
     assert f'cert_file: "{tmp_path}/cert.pem"' in lines
     assert f'key_file: "{tmp_path}/key.pem"' in lines

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import ssl
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 from jetspark.core.connection import Connection, Event
 from jetspark.core.lifecycle import (
@@ -79,6 +79,8 @@ class Link:
             data = self._machine.data_to_send()
             if data:
                 session.transport.write(data)
+                if not session.is_paused:
+                    self._wake_publishers()
 
     async def push(self) -> None:
         """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
@@ -222,7 +224,7 @@ class Link:
     def on_writable(self, session: _Session) -> None:
         if session is self._session:
             self.flush()
-            self._wake_publishers()
+            self._wake_publishers()  # also those that wait with nothing left to flush
 
     async def _reconnect(self) -> None:
         try:
@@ -274,8 +276,7 @@ class _Session(asyncio.Protocol):
         self.is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not an instance of it
 
     def data_received(self, data: bytes) -> None:
         self._link.on_data(self, data)

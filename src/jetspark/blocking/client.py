@@ -274,6 +274,7 @@ class Client(ClientFace):
 
     def _when_there_is_room(self, attempt: Callable[[], Any]) -> Any:
         while True:
+            self._link.flush()
             try:
                 return attempt()
             except BufferFull:

@@ -25,9 +25,7 @@ def server(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     store: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that keeps the streams. Without it they are removed at the end.", metavar="DIR"
-        ),
+        typer.Option(help="Folder that keeps the streams. Without it they are removed at the end.", metavar="DIR"),
     ] = None,
     durable: Annotated[
         bool,

@@ -308,7 +308,8 @@ class Connection:
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
                 self._pings.append(_SentPing(ping.handle, self.published))
-        self._events.append(Disconnected(str(self.server), reason, unconfirmed, self.published - self._handed_over))
+        buffered = self.published - self._handed_over
+        self._events.append(Disconnected(str(self.server), reason, unconfirmed, buffered, self.published))
 
     def close(self, error: Exception | None = None) -> None:
         """End everything. Whoever still waits is told."""

@@ -28,14 +28,16 @@ class Connected:
 class Disconnected:
     """The session is gone; a new one is being sought unless ``Closed`` follows.
 
-    ``unconfirmed_messages`` had been handed to the network and no PONG followed them: each was processed by the
-    server or lost. ``buffered_messages`` had not left and will be sent after the reconnect.
+    Of the ``published_messages`` accepted so far, the last ``buffered_messages`` had not left and will be sent after
+    the reconnect; the ``unconfirmed_messages`` before those had been handed to the network and no PONG followed them:
+    each was processed by the server or lost. All earlier ones were processed, or told by an earlier event.
     """
 
     server: str
     reason: str
     unconfirmed_messages: int
     buffered_messages: int
+    published_messages: int
 
 
 @dataclass(frozen=True, slots=True)

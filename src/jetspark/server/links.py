@@ -26,9 +26,7 @@ Pair = tuple[int, int]
 
 
 class Links:
-    """The links among nodes that listen on ``ports``. Addresses stay the same from ``open()`` to
-    ``close()``.
-    """
+    """The links among nodes that listen on ``ports``. Addresses stay the same from ``open()`` to ``close()``."""
 
     def __init__(self, ports: list[int]) -> None:
         nodes = range(len(ports))
@@ -66,9 +64,7 @@ class Links:
         return self._addresses[here, there]
 
     def cut(self, node: int) -> None:
-        """Close every connection between ``node`` and the others, in both directions, and let none be
-        made.
-        """
+        """Close every connection between ``node`` and the others, in both directions, and let none be made."""
         self._call(self._cut_pairs([pair for pair in self._pairs if node in pair]))
 
     def heal(self, node: int, among: set[int]) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -153,9 +154,7 @@ class NatsServer:
         return self._read_log(0) if self._folder is not None else self._closed_log
 
     def is_healthy(self) -> bool:
-        """Whether the server says so itself: JetStream is up and, in a cluster, has caught up with its
-        leader.
-        """
+        """Whether the server says so itself: JetStream is up and, in a cluster, has caught up with its leader."""
         if not self.is_running or self._monitoring_port is None:
             return False
         try:
@@ -207,9 +206,7 @@ class NatsServer:
                     time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the server in order, by SIGTERM, and after 15 s by SIGKILL. Port and store are kept for
-        ``start()``.
-        """
+        """End the server in order, by SIGTERM, and after 15 s by SIGKILL. Port and store are kept for ``start()``."""
         if not self._is_owner():
             return
         with self._lock:
@@ -224,9 +221,7 @@ class NatsServer:
             self._end_now()
 
     def kill(self) -> None:
-        """End the server by SIGKILL, as a crash of its process would. Port and store are kept for
-        ``start()``.
-        """
+        """End the server by SIGKILL, as a crash of its process would. Port and store are kept for ``start()``."""
         with self._lock:
             self._check_owner()
             self._signal(signal.SIGKILL)
@@ -407,8 +402,9 @@ class NatsServer:
         code = self._watchdog.poll()
         if code is not None:
             log = self._run_log_tail()
-            if "already in use" in log:
-                reason = f"nats-server could not listen: port {self._port} is already in use"
+            taken = re.search(r":(\d+): bind: address already in use", log)
+            if taken:
+                reason = f"nats-server could not listen: port {taken[1]} is already in use"
             else:
                 reason = f"nats-server ended while starting, with exit code {code}"
             raise EmbeddedServerError(reason, log)
@@ -522,9 +518,7 @@ class NatsServer:
 
 
 async def finish_in_thread(work: Callable[[], object]) -> None:
-    """Run blocking work in a thread and wait for its end even when cancelled, so that nothing is left half
-    done.
-    """
+    """Run blocking work in a thread and wait for its end even when cancelled, so that nothing is left half done."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(running)

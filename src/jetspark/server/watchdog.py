@@ -1,5 +1,4 @@
-"""The small process between a Python program and its nats-server, so that the server never outlives the
-program.
+"""The small process between a Python program and its nats-server, so that the server never outlives the program.
 
 Run as a script, with nothing but the standard library: ``python -I -S watchdog.py '<JSON>'``.
 
@@ -58,7 +57,7 @@ def main(argument: str) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     server = _start(task)
-    os.write(1, f"{server.pid}\n".encode())
+    _tell(f"{server.pid}\n".encode())
     is_orphaned = _watch(server, task["parent_pid"], wake_read)
     if is_orphaned:
         _end(server)
@@ -70,9 +69,7 @@ def main(argument: str) -> int:
 
 
 def _locked_store(store_dir: str | None) -> int | None:
-    """Lock the store: nats-server itself lets two servers share one, and they then destroy each other's
-    files.
-    """
+    """Lock the store: nats-server 2.15.1 itself starts on a store in use, unaware of what the other one writes."""
     if store_dir is None:
         return -1
     os.makedirs(store_dir, exist_ok=True)
@@ -110,10 +107,17 @@ def _watch(server: subprocess.Popen[bytes], parent_pid: int, wake: int) -> bool:
                 return True
             for number in signals:
                 server.send_signal(number)
-            os.write(1, b"." * len(signals))
+            _tell(b"." * len(signals))
         if os.getppid() != parent_pid:
             return True
     return False
+
+
+def _tell(message: bytes) -> None:
+    try:
+        os.write(1, message)
+    except BrokenPipeError:
+        pass  # The program is gone, which _watch finds out and acts upon.
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,89 @@
+"""Core publishing: how fast messages leave, until the server confirms that it has processed the last one."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from jetspark.aio import connect
+from jetspark.bench.wire import Blast, await_pong, dial
+from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.blocking import connect as connect_blocking
+
+__all__ = ["CORE_PUBLISH"]
+
+FLUSH_TIMEOUT_S = 60
+
+
+def bare(job: Job) -> Values:
+    connection, _ = dial(job.url)
+    blast = Blast(job.subject, payload_of(job.payload_bytes))
+    with connection:
+        for count in (job.warmup, job.count):
+            started = perf_counter()
+            blast.send(connection, count)
+            connection.sendall(b"PING\r\n")
+            await_pong(connection)
+            elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def nats_py(job: Job) -> Values:
+    import nats
+
+    client = await nats.connect(job.url)
+    publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
+    for count in (job.warmup, job.count):
+        started = perf_counter()
+        for _ in range(count):
+            await publish(subject, payload)
+        await client.flush(FLUSH_TIMEOUT_S)
+        elapsed = perf_counter() - started
+    await client.close()
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def jetspark(job: Job) -> Values:
+    async with connect(job.url) as client:
+        publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
+        for count in (job.warmup, job.count):
+            started = perf_counter()
+            for _ in range(count):
+                await publish(subject, payload)
+            await client.flush(FLUSH_TIMEOUT_S)
+            elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+def jetspark_blocking(job: Job) -> Values:
+    with connect_blocking(job.url) as client:
+        publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
+        for count in (job.warmup, job.count):
+            started = perf_counter()
+            for _ in range(count):
+                publish(subject, payload)
+            client.flush(FLUSH_TIMEOUT_S)
+            elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+CORE_PUBLISH = Workload(
+    name="core-publish",
+    what="publish one by one, then flush; timed from the first call to the server's confirmation",
+    count=500_000,
+    quick_count=2_000,
+    contenders=(
+        Contender(name="bare", what="sendall of frames made beforehand, 64 KiB at a time", run=bare),
+        Contender(name="nats-py", what="await publish()", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="jetspark", what="await publish()", run=jetspark, has_uvloop_twin=True),
+        Contender(name="jetspark-blocking", what="publish()", run=jetspark_blocking),
+    ),
+    bars=(
+        Bar(
+            claim="core publish, asyncio, is at least 1.3 x nats-py",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats-py",
+            at_least=1.3,
+        ),
+    ),
+)

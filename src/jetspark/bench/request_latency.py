@@ -1,0 +1,99 @@
+"""Request and reply: how long one request takes, one after the other, to a bare responder in another process."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from jetspark.aio import connect
+from jetspark.bench.helper import ECHO_SUBJECT
+from jetspark.bench.wire import READ_BYTES, dial
+from jetspark.bench.workload import Bar, Contender, Job, Metric, Values, Workload, payload_of, percentile
+from jetspark.blocking import connect as connect_blocking
+from jetspark.errors import ConnectionLost
+
+__all__ = ["REQUEST_LATENCY"]
+
+
+def bare(job: Job) -> Values:
+    connection, _ = dial(job.url)
+    payload, times = payload_of(job.payload_bytes), []
+    with connection:
+        connection.sendall(f"SUB {job.subject}.* 1\r\n".encode())
+        for number in range(job.warmup + job.count):
+            started = perf_counter()
+            reply = f"{job.subject}.{number}"
+            connection.sendall(f"PUB {ECHO_SUBJECT} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
+            answer = b"MSG "
+            data = connection.recv(READ_BYTES)
+            # A PING of the server's may come first; an answer in two pieces would be this small only by accident.
+            while answer not in data or not data.endswith(b"\r\n"):
+                received = connection.recv(READ_BYTES)
+                if not received:
+                    raise ConnectionLost("the server closed the connection")
+                data += received
+            times.append(perf_counter() - started)
+            assert reply.encode() in data
+    return _latencies(times[job.warmup :])
+
+
+async def nats_py(job: Job) -> Values:
+    import nats
+
+    client = await nats.connect(job.url)
+    payload, times = payload_of(job.payload_bytes), []
+    for _ in range(job.warmup + job.count):
+        started = perf_counter()
+        await client.request(ECHO_SUBJECT, payload, timeout=5.0)
+        times.append(perf_counter() - started)
+    await client.close()
+    return _latencies(times[job.warmup :])
+
+
+async def jetspark(job: Job) -> Values:
+    payload, times = payload_of(job.payload_bytes), []
+    async with connect(job.url) as client:
+        for _ in range(job.warmup + job.count):
+            started = perf_counter()
+            await client.request(ECHO_SUBJECT, payload, timeout=5.0)
+            times.append(perf_counter() - started)
+    return _latencies(times[job.warmup :])
+
+
+def jetspark_blocking(job: Job) -> Values:
+    payload, times = payload_of(job.payload_bytes), []
+    with connect_blocking(job.url) as client:
+        for _ in range(job.warmup + job.count):
+            started = perf_counter()
+            client.request(ECHO_SUBJECT, payload, timeout=5.0)
+            times.append(perf_counter() - started)
+    return _latencies(times[job.warmup :])
+
+
+def _latencies(times: list[float]) -> Values:
+    times.sort()
+    return {"latency_s_p50": percentile(times, 50), "latency_s_p99": percentile(times, 99)}
+
+
+REQUEST_LATENCY = Workload(
+    name="request-latency",
+    what="one request at a time to a bare responder in another process; each is timed from call to answer",
+    count=5_000,
+    quick_count=200,
+    contenders=(
+        Contender(name="bare", what="sendall, recv", run=bare),
+        Contender(name="nats-py", what="await request()", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="jetspark", what="await request()", run=jetspark, has_uvloop_twin=True),
+        Contender(name="jetspark-blocking", what="request()", run=jetspark_blocking),
+    ),
+    metrics=(Metric("latency_s_p50", "s", "lower"), Metric("latency_s_p99", "s", "lower")),
+    bars=tuple(
+        Bar(
+            claim=f"a request, asyncio, takes no longer than nats-py's at {name}",
+            metric=f"latency_s_{name}",
+            contender="jetspark",
+            baseline="nats-py",
+            at_most=1.0,
+        )
+        for name in ("p50", "p99")
+    ),
+)

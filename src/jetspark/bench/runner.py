@@ -1,0 +1,229 @@
+"""Runs workloads: one server, one helper, and a fresh process for each measurement, interleaved.
+
+In every repeat each contender of each workload runs once. The order rotates from repeat to repeat, so that a machine
+that slows down, or a neighbour that wakes up, hits everyone and not always the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jetspark.bench import helper
+from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
+from jetspark.bench.sample import UVLOOP_SUFFIX
+from jetspark.bench.wire import dial
+from jetspark.bench.workload import Contender, Job, Workload
+from jetspark.bench.workloads import choose
+from jetspark.core.version import VERSION
+from jetspark.errors import ConfigError
+from jetspark.server import NatsServer
+
+__all__ = ["MIN_REPEATS", "Plan", "run", "total_samples"]
+
+MIN_REPEATS = 3
+
+# A measurement takes about a second. One that takes this long waits for messages that will never come.
+SAMPLE_TIMEOUT_S = 120.0
+
+# The server must never drop a reader for being slow: that is what is being measured.
+SERVER_MAX_PENDING_BYTES = 1 << 30
+
+PEER_MODULE = "nats"
+_DISTRIBUTIONS = {"nats": "nats-py", "uvloop": "uvloop"}
+
+OnProgress = Callable[[str], None]
+"""Called before each measurement, with what is about to be measured, and with an empty text at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run."""
+
+    workloads: tuple[str, ...] = ()
+    """Names; none means all."""
+    count: int | None = None
+    """Operations for each measurement, instead of each workload's own."""
+    repeats: int | None = None
+    """5 when not given; 1 in a quick run."""
+    is_quick: bool = False
+    has_peers: bool = True
+    has_uvloop: bool = False
+    url: str | None = None
+    """A server that is already there; without it one is started for the run."""
+
+    def __post_init__(self) -> None:
+        choose(self.workloads)
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"count={self.count}: expected 1 or more")
+        lowest = 1 if self.is_quick else MIN_REPEATS
+        if self.repeats is not None and self.repeats < lowest:
+            raise ConfigError(f"repeats={self.repeats}: expected {lowest} or more, for the median to mean something")
+
+    def repeats_or_default(self) -> int:
+        return self.repeats or (1 if self.is_quick else 5)
+
+    def count_for(self, workload: Workload) -> int:
+        return self.count or (workload.quick_count if self.is_quick else workload.count)
+
+
+def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Those of the plan by name, uvloop twins included, and the reasons of those that cannot run here."""
+    chosen: dict[str, Contender] = {}
+    skipped: dict[str, str] = {}
+    for contender in workload.contenders:
+        names = [contender.name]
+        if plan.has_uvloop and contender.has_uvloop_twin:
+            names.append(contender.name + UVLOOP_SUFFIX)
+        for name in names:
+            chosen[name] = contender
+            needs = {contender.needs, "uvloop" if name != contender.name else ""} - {""}
+            if contender.needs == PEER_MODULE and not plan.has_peers:
+                skipped[name] = "left out by request"
+            elif missing := sorted(module for module in needs if importlib.util.find_spec(module) is None):
+                skipped[name] = f"{', '.join(_DISTRIBUTIONS[module] for module in missing)} is not installed"
+    return chosen, skipped
+
+
+def total_samples(plan: Plan) -> int:
+    per_repeat = 0
+    for workload in choose(plan.workloads):
+        chosen, skipped = contenders_of(workload, plan)
+        per_repeat += len(chosen) - len(skipped)
+    return per_repeat * plan.repeats_or_default()
+
+
+def run(plan: Plan, on_progress: OnProgress = lambda what: None) -> Report:
+    """Measure. Takes minutes for a full plan; a contender that fails is an error in the report, not an exception."""
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    machine = _machine()  # before the run, so that the load it reports is not our own
+    workloads = choose(plan.workloads)
+    samples: dict[tuple[str, str], list[Sample]] = {}
+    with _server(plan.url) as url, contextlib.ExitStack() as stack:
+        connection, info = dial(url)  # first of all: a server that cannot be used is an error of the whole run
+        connection.close()
+        stack.enter_context(helper.running(url))
+        for repeat in range(plan.repeats_or_default()):
+            for workload in workloads:
+                chosen, skipped = contenders_of(workload, plan)
+                names = [name for name in chosen if name not in skipped]
+                turn = repeat % max(1, len(names))
+                for name in names[turn:] + names[:turn]:
+                    on_progress(f"{workload.name}: {name}")
+                    samples.setdefault((workload.name, name), []).append(_measure(workload, name, plan, url, repeat))
+        on_progress("")
+    return Report(
+        started=started,
+        machine=machine,
+        versions=_versions(str(info.get("version", "unknown"))),
+        commit=_commit(),
+        server="an existing server" if plan.url else "embedded",
+        repeats=plan.repeats_or_default(),
+        is_quick=plan.is_quick,
+        workloads=[_result(workload, plan, samples) for workload in workloads],
+    )
+
+
+def _result(workload: Workload, plan: Plan, samples: dict[tuple[str, str], list[Sample]]) -> WorkloadResult:
+    chosen, skipped = contenders_of(workload, plan)
+    return summarise(
+        workload,
+        count=plan.count_for(workload),
+        samples={name: samples[workload.name, name] for name in chosen if (workload.name, name) in samples},
+        whats={name: contender.what for name, contender in chosen.items()},
+        skipped=skipped,
+        judge=not plan.is_quick,
+    )
+
+
+@contextlib.contextmanager
+def _server(url: str | None) -> Iterator[str]:
+    if url is not None:
+        yield url
+        return
+    with NatsServer(max_pending_bytes=SERVER_MAX_PENDING_BYTES) as server:
+        yield server.url
+
+
+def _measure(workload: Workload, contender: str, plan: Plan, url: str, repeat: int) -> Sample:
+    count = plan.count_for(workload)
+    job = Job(
+        url=url,
+        subject=f"bench.data.{secrets.token_hex(4)}",
+        count=count,
+        warmup=max(1, count // 10),
+        payload_bytes=workload.payload_bytes,
+    )
+    request = json.dumps({"workload": workload.name, "contender": contender, "job": asdict(job)})
+    command = [sys.executable, "-m", "jetspark.bench.sample", request]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Sample(repeat=repeat, error=f"not done after {SAMPLE_TIMEOUT_S:.0f} s: messages were lost")
+    if finished.returncode:
+        last_words = finished.stderr.strip().splitlines()[-1:] or [f"ended with code {finished.returncode}"]
+        return Sample(repeat=repeat, error=last_words[0])
+    return Sample(repeat=repeat, values=json.loads(finished.stdout))
+
+
+# ---- where and with what ---------------------------------------------------------------------------------------
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu_count": os.cpu_count(),
+        "cpu_model": _cpu_model(),
+        "system": platform.platform(terse=True),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _versions(server: str) -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"jetspark": VERSION, "nats-server": server}
+    for distribution in _DISTRIBUTIONS.values():
+        try:
+            versions[distribution] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            versions[distribution] = None
+    return versions
+
+
+def _commit() -> str | None:
+    """Of the sources that ran, when they are a checkout of ours; marked when they differ from that commit."""
+    package = Path(__file__).resolve().parents[1]
+    try:
+        top = _git(package, "rev-parse", "--show-toplevel")
+        if Path(top) / "src" / "jetspark" != package:
+            return None  # installed somewhere inside another project's checkout
+        commit = _git(package, "rev-parse", "HEAD")
+        return commit + ("-modified" if _git(package, "status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    finished = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return finished.stdout.strip()

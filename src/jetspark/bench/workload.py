@@ -1,0 +1,99 @@
+"""The words of a benchmark: a workload is one claim, its contenders do the same work, a bar is what we promise."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["MESSAGES_PER_S", "Bar", "Contender", "Job", "Metric", "Values", "Workload", "payload_of", "percentile"]
+
+Values: TypeAlias = dict[str, float]
+"""What one measurement found, by metric name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one contender is asked to do, once."""
+
+    url: str
+    subject: str
+    """Of this measurement alone: late messages of the one before cannot reach it."""
+    count: int
+    warmup: int
+    """So many operations go before the clock starts."""
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One way to do the workload. ``run`` may be a coroutine function; then it gets an event loop."""
+
+    name: str
+    what: str
+    run: Callable[[Job], Values | Awaitable[Values]]
+    needs: str = ""
+    """Name of a module that is not ours; without it the contender is skipped."""
+    has_uvloop_twin: bool = False
+    """Whether ``--uvloop`` runs it a second time, on uvloop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    unit: str
+    better: Literal["higher", "lower"] = "higher"
+
+
+MESSAGES_PER_S = Metric("messages_per_s", "messages/s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A promise: the contender's median over the baseline's is at least, or at most, the threshold."""
+
+    claim: str
+    metric: str
+    contender: str
+    baseline: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.at_least is None) != (self.at_most is None), self.claim
+
+    def is_met_by(self, ratio: float) -> bool:
+        if self.at_least is not None:
+            return ratio >= self.at_least
+        assert self.at_most is not None
+        return ratio <= self.at_most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    name: str
+    what: str
+    """The work and how it is timed, in one sentence."""
+    count: int
+    """Chosen so that the slower contenders take about a second on a small machine."""
+    quick_count: int
+    contenders: tuple[Contender, ...]
+    payload_bytes: int = 128
+    storage: str | None = None
+    """The kind of stream storage; None for core messaging, which stores nothing."""
+    replicas: int | None = None
+    metrics: tuple[Metric, ...] = (MESSAGES_PER_S,)
+    baselines: tuple[str, ...] = ("nats-py", "bare")
+    """Contenders that everyone is compared with."""
+    bars: tuple[Bar, ...] = ()
+
+
+def payload_of(size: int) -> bytes:
+    """``size`` bytes without a line break; the content makes no difference to anyone."""
+    return (b"0123456789abcdef" * (size // 16 + 1))[:size]
+
+
+def percentile(ordered: list[float], percent: float) -> float:
+    """By nearest rank, so that the answer is one of the measured values. ``ordered`` is sorted and not empty."""
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]

@@ -1,0 +1,22 @@
+"""Every workload by name. One module holds a claim with all its contenders; a new one is a module and a line here."""
+
+from __future__ import annotations
+
+from jetspark.bench.core_publish import CORE_PUBLISH
+from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
+from jetspark.bench.request_latency import REQUEST_LATENCY
+from jetspark.bench.workload import Workload
+from jetspark.errors import ConfigError
+
+__all__ = ["WORKLOADS", "choose"]
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload for workload in (CORE_PUBLISH, CORE_SUBSCRIBE, REQUEST_LATENCY)
+}
+
+
+def choose(names: tuple[str, ...]) -> list[Workload]:
+    """Those named, or all."""
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise ConfigError(f"unknown workload {', '.join(unknown)}: expected some of {', '.join(WORKLOADS)}")
+    return [workload for name, workload in WORKLOADS.items() if not names or name in names]

@@ -1,0 +1,152 @@
+"""``jetspark bench``: our numbers next to our peers', in one interleaved run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..bench.report import Ratio, Report, Spread, WorkloadResult
+from ..bench.runner import Plan, run, total_samples
+from ..bench.workload import Metric
+from ..bench.workloads import WORKLOADS
+from ..errors import ConfigError
+
+__all__ = ["bench"]
+
+# From this width on, a row also says how the contender does the work.
+WIDE_COLUMNS = 110
+
+
+def bench(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Some of: {', '.join(WORKLOADS)}. All when none is named.", show_default=False),
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="Operations in each measurement.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Rounds; medians are over them. 5 if not given.", min=1)] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write every sample and result there; - is standard output.", metavar="FILE"),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One round of a few messages: shows that it works, not how fast.")
+    ] = False,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Whether to measure other clients too.")] = True,
+    uvloop: Annotated[bool, typer.Option("--uvloop", help="Measure the asyncio clients on uvloop as well.")] = False,
+    url: Annotated[
+        str | None, typer.Option(help="A server that already runs, without authentication or TLS.", metavar="URL")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with code 1 when a bar is missed.")] = False,
+) -> None:
+    """Measure JetSpark, its peers and a bare socket, side by side, and compare.
+
+    Each measurement runs in a process of its own against the same server; the order rotates from round to round.
+    Exits with code 1 when a measurement failed.
+    """
+    notes = Console(stderr=True, highlight=False)
+    try:
+        plan = Plan(
+            workloads=tuple(workloads or ()),
+            count=count,
+            repeats=repeats,
+            is_quick=quick,
+            has_peers=peers,
+            has_uvloop=uvloop,
+            url=url,
+        )
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    report = _run_with_progress(plan, notes)
+    is_json_printed = json_file is not None and str(json_file) == "-"
+    _show(report, notes if is_json_printed else Console(highlight=False))
+    if json_file is not None:
+        document = json.dumps(report.to_dict(), indent=2) + "\n"
+        if is_json_printed:
+            typer.echo(document, nl=False)
+        else:
+            json_file.write_text(document, encoding="utf-8")
+    for failure in report.errors:
+        notes.print(f"failed: {failure}", style="red", markup=False)
+    if report.errors or (check and not all(verdict.is_met for verdict in report.verdicts)):
+        raise typer.Exit(1)
+
+
+def _run_with_progress(plan: Plan, notes: Console) -> Report:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task("starting a server", total=total_samples(plan))
+        has_begun = False
+
+        def on_progress(what: str) -> None:
+            nonlocal has_begun
+            progress.update(task, description=what, advance=1 if has_begun else 0)
+            has_begun = True
+
+        return run(plan, on_progress)
+
+
+def _show(report: Report, out: Console) -> None:
+    machine, versions = report.machine, report.versions
+    out.print(f"{machine['cpu_count']} x {machine['cpu_model']}, {machine['python']}, {machine['system']}")
+    out.print(", ".join(f"{name} {version or 'absent'}" for name, version in versions.items()))
+    rounds = "1 round" if report.repeats == 1 else f"medians of {report.repeats} interleaved rounds (lowest to highest)"
+    out.print(f"{rounds}, {report.server if report.server != 'embedded' else 'embedded nats-server'}")
+    for result in report.workloads:
+        out.print()
+        out.print(f"[bold]{result.workload.name}[/]: {result.workload.what}")
+        out.print(f"{result.count:,} operations, {result.workload.payload_bytes} bytes each")
+        for metric in result.workload.metrics:
+            out.print(_table(result, metric, is_wide=out.width >= WIDE_COLUMNS))
+        for contender in result.contenders:
+            if contender.skipped is not None:
+                out.print(f"{contender.name} skipped: {contender.skipped}", markup=False)
+    out.print()
+    if report.is_quick:
+        out.print("A quick run says nothing about speed; bars are not judged.")
+        return
+    for verdict in report.verdicts:
+        word = {True: "[green]met[/]   ", False: "[red]missed[/]", None: "unknown"}[verdict.is_met]
+        ratio = "not measured" if verdict.ratio is None else f"{verdict.ratio:.2f} x"
+        out.print(f"{word}  {verdict.bar.claim}: {ratio}")
+
+
+def _table(result: WorkloadResult, metric: Metric, *, is_wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(metric.name, no_wrap=True)
+    table.add_column(metric.unit if metric.unit != "s" else "us", justify="right", no_wrap=True)
+    table.add_column("spread", justify="right", no_wrap=True)
+    for baseline in result.workload.baselines:
+        table.add_column(f"x {baseline}", justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("how", style="dim")
+    for contender in result.contenders:
+        spread = contender.spreads.get(metric.name)
+        if spread is None:
+            continue
+        ratios = (result.ratio(metric.name, contender.name, baseline) for baseline in result.workload.baselines)
+        table.add_row(
+            contender.name,
+            _amount(spread.median, metric),
+            _range(spread, metric),
+            *(_times(ratio) for ratio in ratios),
+            *([contender.what] if is_wide else []),
+        )
+    return table
+
+
+def _amount(value: float, metric: Metric) -> str:
+    return f"{value * 1e6:,.0f}" if metric.unit == "s" else f"{value:,.0f}"
+
+
+def _range(spread: Spread, metric: Metric) -> str:
+    return f"{_amount(spread.min, metric)}..{_amount(spread.max, metric)}"
+
+
+def _times(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.ratio:.2f}"

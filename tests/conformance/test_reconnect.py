@@ -1,0 +1,414 @@
+"""Sessions come and go, the connection stays: what survives, what does not, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from support.drivers import Driver, Recorder, on_both_drivers, until
+from support.peers import Proxy, behave, greet, scripted_server, stay_silent
+
+import jetspark
+from jetspark.server import NatsCluster, NatsServer
+
+
+@on_both_drivers
+async def test_subscriptions_live_again_after_a_restart_on_the_same_port(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events) as nc:
+        plain = await nc.subscribe("plain")
+        wild = await nc.subscribe("wild.*", queue="q")
+        gone = await nc.subscribe("gone")
+        await gone.unsubscribe()
+        await nc.flush()
+        await asyncio.to_thread(server.kill)
+        await events.wait_for(jetspark.Disconnected)
+        assert not nc.is_connected
+        while_down = await nc.subscribe("while.down")
+        await asyncio.to_thread(server.start)
+        await events.wait_for(jetspark.Reconnected)
+        for subject in ("plain", "wild.card", "gone", "while.down"):
+            await nc.publish(subject, subject.encode())
+        await nc.flush()
+        assert (await plain.next(5)).data == b"plain"
+        assert (await wild.next(5)).data == b"wild.card"
+        assert (await while_down.next(5)).data == b"while.down"
+        assert gone.received == 0
+    kinds = [type(event) for event in events.events]
+    assert kinds == [jetspark.Connected, jetspark.Disconnected, jetspark.Reconnected, jetspark.Closed]
+
+
+@on_both_drivers
+async def test_the_rest_of_a_message_limit_survives_two_restarts(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events) as nc:
+        limited = await nc.subscribe("limited", max_messages=5)
+        for restarts in (1, 2):
+            await nc.publish("limited")
+            await nc.publish("limited")
+            await nc.flush()
+            await until(lambda restarts=restarts: limited.received == 2 * restarts)  # type: ignore[misc]
+            await asyncio.to_thread(server.kill)
+            await events.wait_for(jetspark.Disconnected, restarts)
+            await asyncio.to_thread(server.start)
+            await events.wait_for(jetspark.Reconnected, restarts)
+        for _ in range(5):
+            await nc.publish("limited")
+        assert len([message async for message in limited]) == 5
+        await nc.flush()
+        assert limited.received == 5
+
+
+@on_both_drivers
+async def test_what_is_published_while_disconnected_arrives_in_order(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events) as nc:
+        subscription = await nc.subscribe("buffered")
+        await nc.publish("buffered", b"before")
+        await nc.flush()
+        await asyncio.to_thread(server.kill)
+        lost = await events.wait_for(jetspark.Disconnected)
+        assert (lost.unconfirmed_messages, lost.buffered_messages) == (0, 0)
+        for number in range(1000):
+            await nc.publish("buffered", b"%d" % number)
+        assert nc.buffered_bytes > 0
+        flushed = asyncio.ensure_future(nc.flush(timeout=30))
+        await asyncio.to_thread(server.start)
+        await flushed
+        received = [(await subscription.next(5)).data for _ in range(1001)]
+        assert received == [b"before", *(b"%d" % number for number in range(1000))]
+
+
+@on_both_drivers
+async def test_a_full_buffer_makes_the_publisher_wait(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events, send_buffer_bytes=10_000) as nc:
+        subscription = await nc.subscribe("waiting")
+        await nc.flush()
+        await asyncio.to_thread(server.kill)
+        await events.wait_for(jetspark.Disconnected)
+        accepted = 0
+
+        async def publish_all() -> None:
+            nonlocal accepted
+            for number in range(100):
+                await nc.publish("waiting", b"%d" % number + bytes(990))
+                accepted += 1
+
+        publishing = asyncio.ensure_future(publish_all())
+        await until(lambda: accepted == 9)
+        assert 9_000 < nc.buffered_bytes <= 10_000
+        assert not publishing.done()
+        await asyncio.to_thread(server.start)
+        await publishing
+        received = [int((await subscription.next(5)).data.rstrip(b"\0")) for _ in range(100)]
+        assert received == list(range(100))
+
+
+@on_both_drivers
+async def test_a_full_buffer_can_raise_instead_and_the_message_is_not_accepted(
+    driver: Driver, server: NatsServer
+) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events, send_buffer_bytes=10_000, when_full="raise") as nc:
+        subscription = await nc.subscribe("raising")
+        await nc.flush()
+        await asyncio.to_thread(server.kill)
+        await events.wait_for(jetspark.Disconnected)
+        accepted = 0
+        with pytest.raises(jetspark.BufferFull, match="of 10000 bytes wait for the network"):
+            while True:
+                await nc.publish("raising", bytes(1000))
+                accepted += 1
+        with pytest.raises(jetspark.BufferFull):
+            await nc.request("raising", bytes(1000))
+        await asyncio.to_thread(server.start)
+        await nc.flush(timeout=30)
+        await until(lambda: subscription.received == accepted)
+        assert accepted == 9
+
+
+@on_both_drivers
+async def test_closing_releases_a_publisher_that_waits_for_room(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    nc = await driver.connect(server.url, on_event=events, send_buffer_bytes=1000)
+    await asyncio.to_thread(server.kill)
+    await events.wait_for(jetspark.Disconnected)
+    await nc.publish("full", bytes(900))
+    waiting = asyncio.ensure_future(nc.publish("full", bytes(900)))
+    with pytest.raises(jetspark.ConnectionLost, match=r"\(1 published messages are unconfirmed\)"):
+        await nc.close(timeout=0.2)
+    with pytest.raises(jetspark.ConnectionClosed):
+        await waiting
+
+
+@on_both_drivers
+async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver: Driver, server: NatsServer) -> None:
+    """Every message arrives once and in order, or is among those told to be in doubt. No other fate exists."""
+    events = Recorder()
+    async with (
+        Proxy(server.port) as proxy,
+        driver.connect(server.url) as witness,
+        driver.connect(proxy.url, on_event=events, reconnect_wait_s=0.01) as nc,
+    ):
+        subscription = await witness.subscribe("load")
+        await witness.flush()
+        published = 0
+        stopped = False
+
+        async def load() -> None:
+            nonlocal published
+            while not stopped:
+                await nc.publish("load", b"%d" % published)
+                published += 1
+                if published % 50 == 0:  # a load, not a flood: the test reads only at the end
+                    await asyncio.sleep(0.001)
+
+        async def confirm() -> None:
+            while not stopped:
+                with contextlib.suppress(jetspark.ConnectionLost):
+                    await nc.flush(timeout=30)
+
+        working = asyncio.gather(load(), confirm())
+        for cuts in range(1, 6):
+            mark = published
+            await until(lambda mark=mark: published > mark + 500)  # type: ignore[misc]
+            proxy.cut()
+            await events.wait_for(jetspark.Reconnected, cuts)
+        stopped = True
+        await working
+        await nc.flush()
+
+        arrived: list[int] = []
+        while not arrived or arrived[-1] < published - 1:
+            arrived.append(int((await subscription.next(5)).data))
+        assert subscription.dropped == 0
+        assert arrived == sorted(set(arrived)), "duplicated or out of order"
+        in_doubt: set[int] = set()
+        for lost in events.of(jetspark.Disconnected):
+            end = lost.published_messages - lost.buffered_messages
+            in_doubt.update(range(end - lost.unconfirmed_messages, end))
+        assert set(range(published)) - set(arrived) <= in_doubt
+        assert len(in_doubt) < published
+
+
+@on_both_drivers
+async def test_a_server_killed_under_load_comes_back_and_so_does_the_load(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events) as nc:
+        subscription = await nc.subscribe("load")
+        await nc.flush()
+        published = 0
+        stopped = False
+
+        async def load() -> None:
+            nonlocal published
+            while not stopped:
+                await nc.publish("load", b"%d" % published)
+                published += 1
+                if published % 50 == 0:  # a load, not a flood: the test reads only at the end
+                    await asyncio.sleep(0.001)
+
+        loading = asyncio.ensure_future(load())
+        await until(lambda: published > 2000)
+        await asyncio.to_thread(server.kill)
+        lost = await events.wait_for(jetspark.Disconnected)
+        mark = published
+        await until(lambda: published > mark + 500)
+        await asyncio.to_thread(server.start)
+        await events.wait_for(jetspark.Reconnected)
+        stopped = True
+        await loading
+        await nc.flush()
+        first_buffered = lost.published_messages - lost.buffered_messages
+        arrived = [int((await subscription.next(5)).data)]
+        while arrived[-1] < published - 1:
+            arrived.append(int((await subscription.next(5)).data))
+        assert arrived == sorted(set(arrived)), "duplicated or out of order"
+        assert arrived[-(published - first_buffered) :] == list(range(first_buffered, published))
+
+
+@on_both_drivers
+async def test_a_flush_that_is_cut_off_says_how_many_messages_are_in_doubt(driver: Driver) -> None:
+    async def swallow_then_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        while await reader.readline() != b"PING\r\n":
+            pass
+        writer.write(b"PONG\r\n")
+        while await reader.readline() != b"PING\r\n":
+            pass
+
+    async with scripted_server(swallow_then_hang_up, behave) as url:
+        events = Recorder()
+        async with driver.connect(url, on_event=events) as nc:
+            for _ in range(10):
+                await nc.publish("known")
+            await nc.flush()
+            assert nc.unconfirmed_messages == 0
+            for _ in range(7):
+                await nc.publish("unknown")
+            with pytest.raises(jetspark.ConnectionLost) as lost:
+                await nc.flush()
+            assert lost.value.unconfirmed_messages == 7
+            told = await events.wait_for(jetspark.Disconnected)
+            assert (told.unconfirmed_messages, told.buffered_messages) == (7, 0)
+            await nc.flush()
+
+
+@on_both_drivers
+async def test_a_connection_cut_in_the_middle_of_a_frame_loses_only_that_session(
+    driver: Driver, server: NatsServer
+) -> None:
+    async with Proxy(server.port) as proxy, driver.connect(server.url) as publisher:
+        events = Recorder()
+        async with driver.connect(proxy.url, on_event=events, ignore_discovered_servers=True) as nc:
+            subscription = await nc.subscribe("cut")
+            await nc.flush()
+            for round_number in range(1, 6):
+                proxy.cut_after(to_client_bytes=20 + 131 * round_number)
+                for _ in range(20):
+                    await publisher.publish("cut", bytes(100))
+                await publisher.flush()
+                await events.wait_for(jetspark.Reconnected, round_number)
+                await nc.flush()
+            received = subscription.received
+            await publisher.publish("cut", b"whole")
+            await publisher.flush()
+            await until(lambda: subscription.received == received + 1)
+            messages = [await subscription.next(1) for _ in range(received + 1)]
+            assert {message.data for message in messages} == {bytes(100), b"whole"}
+
+
+@on_both_drivers
+async def test_a_request_outlives_a_reconnect(driver: Driver, server: NatsServer) -> None:
+    async with Proxy(server.port) as proxy, driver.connect(server.url) as service:
+        asked = await service.subscribe("patient")
+        await service.flush()
+        events = Recorder()
+        async with driver.connect(proxy.url, on_event=events) as nc:
+            asking = asyncio.ensure_future(nc.request("patient", timeout=30))
+            question = await asked.next(5)
+            proxy.cut()
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
+            await question.respond(b"here you are")
+            assert (await asking).data == b"here you are"
+
+
+@on_both_drivers
+async def test_a_server_that_stops_answering_is_noticed(driver: Driver) -> None:
+    async def greet_then_freeze(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        await stay_silent(reader, writer)
+
+    async with scripted_server(greet_then_freeze, behave) as url:
+        events = Recorder()
+        options = jetspark.ConnectOptions(ping_interval_s=0.05, max_outstanding_pings=2)
+        async with driver.connect(url, options=options, on_event=events) as nc:
+            lost = await events.wait_for(jetspark.Disconnected)
+            assert lost.reason == "2 pings without an answer"
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
+
+
+@on_both_drivers
+async def test_without_reconnect_the_first_loss_is_the_last(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    nc = await driver.connect(server.url, reconnect=False, on_event=events)
+    subscription = await nc.subscribe("ends")
+    await asyncio.to_thread(server.kill)
+    closed = await events.wait_for(jetspark.Closed)
+    assert isinstance(closed.error, jetspark.ConnectionLost)
+    assert nc.is_closed
+    with pytest.raises(jetspark.ConnectionLost):
+        await subscription.next(5)
+
+
+@on_both_drivers
+async def test_attempts_are_bounded_when_asked_for(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    nc = await driver.connect(server.url, max_reconnect_attempts=3, reconnect_wait_s=0.01, on_event=events)
+    flushing: asyncio.Future[None] | None = None
+    await asyncio.to_thread(server.kill)
+    await events.wait_for(jetspark.Disconnected)
+    flushing = asyncio.ensure_future(nc.flush(timeout=30))
+    closed = await events.wait_for(jetspark.Closed)
+    assert isinstance(closed.error, jetspark.NoServersAvailable)
+    assert "connection refused" in closed.error.failures[server.url]
+    with pytest.raises(jetspark.JetSparkError):
+        await flushing
+
+
+@on_both_drivers
+async def test_a_lame_duck_is_announced(driver: Driver) -> None:
+    with NatsServer(jetstream=False, extra_config='lame_duck_duration: "30s"\nlame_duck_grace_period: "1s"') as server:
+        events = Recorder()
+        nc = await driver.connect(server.url, on_event=events)
+        await asyncio.to_thread(server.lame_duck)
+        announced = await events.wait_for(jetspark.LameDuck)
+        assert announced.server == server.url
+        await nc.close()
+
+
+@on_both_drivers
+async def test_the_servers_reason_for_hanging_up_is_told(driver: Driver) -> None:
+    async def complain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        await reader.readline()
+        writer.write(b"-ERR 'Stale Connection'\r\n")
+
+    async with scripted_server(complain, behave) as url:
+        events = Recorder()
+        async with driver.connect(url, on_event=events) as nc:
+            await nc.subscribe("anything")
+            lost = await events.wait_for(jetspark.Disconnected)
+            assert lost.reason == "Stale Connection"
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
+        assert [str(event.error) for event in events.of(jetspark.ErrorReported)] == [f"{url}: Stale Connection"]
+
+
+@on_both_drivers
+async def test_closing_while_disconnected_does_not_wait_for_a_server(driver: Driver, server: NatsServer) -> None:
+    events = Recorder()
+    nc = await driver.connect(server.url, on_event=events)
+    await asyncio.to_thread(server.kill)
+    await events.wait_for(jetspark.Disconnected)
+    async with asyncio.timeout(5):
+        await nc.close()
+    assert nc.is_closed
+
+
+@pytest.mark.slow
+@on_both_drivers
+async def test_in_a_cluster_traffic_goes_on_when_our_node_is_killed(driver: Driver) -> None:
+    async with NatsCluster(3, jetstream=False) as cluster:
+        events = Recorder()
+        async with driver.connect(cluster.nodes[0].url, on_event=events) as nc:
+            await until(lambda: len(nc.servers) == 3)
+            async with driver.connect(cluster.nodes[1].url) as other:
+                subscription = await nc.subscribe("traffic")
+                answered = await nc.subscribe("ask", callback=_answer)
+                await nc.flush()
+                await until(lambda: not events.of(jetspark.Disconnected))
+                await asyncio.to_thread(cluster.nodes[0].kill)
+                again = await events.wait_for(jetspark.Reconnected)
+                assert again.server in (cluster.nodes[1].url, cluster.nodes[2].url)
+                await nc.flush()
+                # Interest travels between the nodes on its own time: ask until it has arrived.
+                async with asyncio.timeout(20):
+                    while True:
+                        try:
+                            assert (await other.request("ask", b"still there?", timeout=5)).data == b"yes"
+                            break
+                        except jetspark.NoResponders:
+                            await asyncio.sleep(0.02)
+                for number in range(100):
+                    await other.publish("traffic", b"%d" % number)
+                assert [int((await subscription.next(5)).data) for _ in range(100)] == list(range(100))
+                assert answered.received >= 1
+
+
+async def _answer(message: jetspark.Message) -> None:
+    await message.respond(b"yes")

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jetspark.core import frames
+
+
+def test_connect_is_one_line_of_json_whatever_the_values() -> None:
+    fields = {"name": 'quote " and\r\nline break é', "verbose": False, "protocol": 1}
+    wire = frames.connect(fields)
+    assert wire.startswith(b"CONNECT {")
+    assert wire.endswith(b"}\r\n")
+    assert wire.count(b"\n") == 1
+    assert json.loads(wire.removeprefix(b"CONNECT ")) == fields
+
+
+@pytest.mark.parametrize("data", [b"hi", bytearray(b"hi"), memoryview(b"hi")])
+def test_publishes_carry_address_size_and_payload(data: bytes) -> None:
+    assert frames.pub(b"a", data) == b"PUB a 2\r\nhi\r\n"
+    assert frames.pub(b"a r", data) == b"PUB a r 2\r\nhi\r\n"
+    assert frames.hpub(b"a r", b"NATS/1.0\r\n\r\n", data) == b"HPUB a r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
+
+
+def test_an_empty_payload_is_a_frame_too() -> None:
+    assert frames.pub(b"a", b"") == b"PUB a 0\r\n\r\n"
+
+
+def test_subscriptions_carry_subject_queue_and_id() -> None:
+    assert frames.sub("a.>", "", 7) == b"SUB a.> 7\r\n"
+    assert frames.sub("é", "q", 8) == b"SUB \xc3\xa9 q 8\r\n"
+
+
+def test_unsubscribing_is_at_once_or_after_so_many() -> None:
+    assert frames.unsub(7) == b"UNSUB 7\r\n"
+    assert frames.unsub(7, 3) == b"UNSUB 7 3\r\n"
+
+
+def test_pings_and_pongs_are_whole_lines() -> None:
+    assert (frames.PING, frames.PONG) == (b"PING\r\n", b"PONG\r\n")

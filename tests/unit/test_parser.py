@@ -1,0 +1,533 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetspark.core import parser as parser_module
+from jetspark.core.message import CoreMessage
+from jetspark.core.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Err, Info, Parser, Ping, Pong
+from jetspark.errors import ProtocolError
+
+Seen = tuple[str, bytes, bytes | None, bytes | None]
+"""Subject, payload, reply, header block."""
+
+BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"
+
+
+class Destination:
+    def __init__(self) -> None:
+        self.arrived: list[CoreMessage] = []
+
+    @property
+    def seen(self) -> list[Seen]:
+        return [(each.subject, each.data, each.raw_reply, each._headers) for each in self.arrived]
+
+
+def parser_for(*sids: bytes) -> tuple[Parser, dict[bytes, Destination]]:
+    routes = {sid: Destination() for sid in sids}
+    return Parser(routes), routes
+
+
+def read(stream: bytes, cuts: Iterable[int] = (), *, careful: bool = False) -> tuple[list[object], list[list[Seen]]]:
+    """Control frames, and what subscriptions 1 and 2 got, from a stream cut into chunks."""
+    parser, routes = parser_for(b"1", b"2")
+    if careful:
+        parser._skip_chunks = 1 << 30
+    for chunk in chunks(stream, cuts):
+        parser.receive_data(chunk)
+    assert parser._tail == []
+    return parser.control, [destination.seen for destination in routes.values()]
+
+
+def chunks(stream: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
+    begin = 0
+    for cut in [*sorted(cuts), len(stream)]:
+        yield stream[begin:cut]
+        begin = cut
+
+
+# ---- every frame ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"PING", [Ping()]),
+        (b"PONG", [Pong()]),
+        (b"+OK", []),
+        (b'INFO {"server_name":"a","max_payload":1}', [Info({"server_name": "a", "max_payload": 1})]),
+        (b'INFO {"a":1} ', [Info({"a": 1})]),
+        (b"-ERR 'Authorization Violation'", [Err("Authorization Violation")]),
+        (b"-ERR bare words", [Err("bare words")]),
+        (b"-ERR 'Permissions Violation for Publish to \"a\"'", [Err('Permissions Violation for Publish to "a"')]),
+        (b"-ERR '\xff'", [Err("\ufffd")]),
+    ],
+)
+def test_each_control_frame_is_read(line: bytes, expected: list[object]) -> None:
+    stream = line + b"\r\n"
+    for cuts in ((), range(len(stream))):
+        assert read(stream, cuts) == (expected, [[], []])
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (b"MSG a.b 1 5\r\nhello\r\n", ("a.b", b"hello", None, None)),
+        (b"MSG a.b 1 0\r\n\r\n", ("a.b", b"", None, None)),
+        (b"MSG a.b 1 _INBOX.x 2\r\nhi\r\n", ("a.b", b"hi", b"_INBOX.x", None)),
+        (b"MSG a 1 005\r\nhello\r\n", ("a", b"hello", None, None)),
+        (b"HMSG a 1 %d %d\r\n%bhi\r\n" % (len(BLOCK), len(BLOCK) + 2, BLOCK), ("a", b"hi", None, BLOCK)),
+        (b"HMSG a 1 r %d %d\r\n%bhi\r\n" % (len(BLOCK), len(BLOCK) + 2, BLOCK), ("a", b"hi", b"r", BLOCK)),
+        (b"HMSG a 1 %d %d\r\n%b\r\n" % (len(BLOCK), len(BLOCK), BLOCK), ("a", b"", None, BLOCK)),
+        (b"HMSG a 1 0 2\r\nhi\r\n", ("a", b"hi", None, None)),
+        ("MSG é.日本 1 0\r\n\r\n".encode(), ("é.日本", b"", None, None)),
+        (b"MSG a\xff 1 0\r\n\r\n", ("a\udcff", b"", None, None)),
+    ],
+)
+def test_each_message_frame_is_read(frame: bytes, expected: Seen) -> None:
+    for cuts in ((), range(len(frame))):
+        assert read(frame, cuts) == ([], [[expected], []])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\r\n",
+        b"\r",
+        b"\n",
+        b"\r\n\r\n",
+        b"a\r\nb",
+        b"PING\r\n",
+        b"\r\nPING\r\n",
+        b"MSG a 1 2\r\nhi\r\n",
+        b"MSG a 1 2\r\nhi",
+        b"-ERR 'x'\r\n",
+        b"ends with \r",
+        b"\nbegins with",
+        bytes(range(256)),
+    ],
+)
+def test_a_payload_that_looks_like_frames_is_a_payload(payload: bytes) -> None:
+    message = b"MSG a 1 %d\r\n%b\r\n" % (len(payload), payload)
+    stream = message + b"PONG\r\n" + message
+    for cuts in ((), range(len(stream))):
+        assert read(stream, cuts) == ([Pong()], [[("a", payload, None, None)] * 2, []])
+
+
+def test_messages_for_an_unknown_subscription_are_dropped() -> None:
+    stream = b"MSG a 7 2\r\nhi\r\n" * 2 + b"MSG a 1 1\r\nx\r\n" + b"HMSG a 7 0 2\r\nhi\r\n" + b"MSG a 2 1\r\ny\r\n"
+    for cuts in ((), range(len(stream))):
+        assert read(stream, cuts) == ([], [[("a", b"x", None, None)], [("a", b"y", None, None)]])
+
+
+def test_touched_names_each_subscription_that_got_something() -> None:
+    parser, routes = parser_for(b"1", b"2", b"3")
+    parser.receive_data(b"MSG a 2 0\r\n\r\nMSG a 2 0\r\n\r\nMSG a 1 0\r\n\r\nMSG a 7 0\r\n\r\nMSG a 1 0\r\n\r\n")
+    assert {id(each) for each in parser.touched} == {id(routes[b"1"]), id(routes[b"2"])}
+
+
+def test_a_message_class_and_its_client_are_the_drivers_choice() -> None:
+    class Mine(CoreMessage):
+        __slots__ = ()
+
+    destination, client = Destination(), object()
+    parser = Parser({b"1": destination}, Mine, client)
+    parser.receive_data(b"MSG a 1 0\r\n\r\nHMSG a 1 0 0\r\n\r\n")
+    assert [(type(each), each._client) for each in destination.arrived] == [(Mine, client)] * 2
+
+
+# ---- removed routes, bounded memory of lines and subjects ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_removed_route_gets_nothing_even_on_a_line_seen_before(careful: bool) -> None:
+    parser, routes = parser_for(b"1", b"2")
+    parser._skip_chunks = 1 << 30 if careful else 0
+    parser.receive_data(b"MSG a 1 2\r\nhi\r\n")
+    removed = routes.pop(b"1")
+    parser.forget_routes()
+    parser.receive_data(b"MSG a 1 2\r\nho\r\nMSG a 2 2\r\nhu\r\n")
+    assert removed.seen == [("a", b"hi", None, None)]
+    assert routes[b"2"].seen == [("a", b"hu", None, None)]
+
+
+def test_a_route_removed_while_its_message_is_half_here_gets_nothing() -> None:
+    parser, routes = parser_for(b"1")
+    parser.receive_data(b"MSG a 1 2\r\nhi\r\nMSG a 1 2\r\nh")
+    removed = routes.pop(b"1")
+    parser.forget_routes()
+    parser.receive_data(b"o\r\n")
+    assert removed.seen == [("a", b"hi", None, None)]
+
+
+def test_a_route_added_later_is_found_on_a_line_that_was_dropped_before() -> None:
+    parser, routes = parser_for()
+    parser.receive_data(b"MSG a 1 2\r\nhi\r\n")
+    routes[b"1"] = Destination()
+    parser.receive_data(b"MSG a 1 2\r\nho\r\n")
+    assert routes[b"1"].seen == [("a", b"ho", None, None)]
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_the_memory_of_lines_and_subjects_is_bounded(careful: bool) -> None:
+    parser, routes = parser_for(b"1")
+    parser._skip_chunks = 1 << 30 if careful else 0
+    count = 2 * max(parser_module.MAX_KNOWN_LINES, parser_module.MAX_KNOWN_SUBJECTS) + 3
+    largest_lines = largest_subjects = 0
+    for number in range(count):
+        parser.receive_data(b"MSG s.%d 1 1\r\nx\r\n" % number)
+        largest_lines = max(largest_lines, len(parser._known_lines))
+        largest_subjects = max(largest_subjects, len(parser._known_subjects))
+    assert largest_lines == parser_module.MAX_KNOWN_LINES
+    assert largest_subjects == parser_module.MAX_KNOWN_SUBJECTS
+    assert [each.subject for each in routes[b"1"].arrived] == [f"s.{number}" for number in range(count)]
+
+
+def test_lines_with_a_reply_or_for_nobody_are_not_remembered() -> None:
+    parser, _ = parser_for(b"1")
+    for number in range(10):
+        parser.receive_data(b"MSG a 1 r.%d 1\r\nx\r\nMSG a 7 1\r\nx\r\n" % number)
+    assert parser._known_lines == {}
+
+
+def test_the_fast_loop_is_retried_after_a_bounded_number_of_chunks() -> None:
+    parser, _ = parser_for(b"1")
+    for _ in range(1000):
+        parser.receive_data(b"PING\r\nPING\r\n")
+        assert parser._skip_chunks <= parser_module.MAX_SKIPPED_CHUNKS
+
+
+# ---- splits --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frame:
+    wire: bytes
+    control: object = None
+    sid: int = 0
+    seen: Seen | None = None
+
+
+def message_frame(subject: str, sid: int, reply: bytes | None, headers: bytes | None, payload: bytes) -> Frame:
+    address = b"%b %d" % (subject.encode(), sid) + (b" " + reply if reply else b"")
+    if headers is None:
+        wire = b"MSG %b %d\r\n%b\r\n" % (address, len(payload), payload)
+    else:
+        sizes = b"%d %d" % (len(headers), len(headers) + len(payload))
+        wire = b"HMSG %b %b\r\n%b%b\r\n" % (address, sizes, headers, payload)
+    return Frame(wire, sid=sid, seen=(subject, payload, reply, headers))
+
+
+PAYLOADS = st.sampled_from([b"", b"x", b"\r\n", b"PING\r\n", b"MSG a 1 1\r\nx\r\n", b"\r", b"\n"]) | st.binary(
+    max_size=40
+)
+MESSAGES = st.builds(
+    message_frame,
+    st.sampled_from(["a", "a.b", "é"]),
+    st.sampled_from([1, 1, 2, 7]),
+    st.sampled_from([None, None, b"_INBOX.r"]),
+    st.none() | st.none() | st.just(BLOCK),
+    PAYLOADS,
+)
+CONTROLS = st.sampled_from(
+    [
+        Frame(b"PING\r\n", Ping()),
+        Frame(b"PONG\r\n", Pong()),
+        Frame(b"+OK\r\n"),
+        Frame(b"-ERR 'x'\r\n", Err("x")),
+        Frame(b'INFO {"a":1}\r\n', Info({"a": 1})),
+    ]
+)
+STREAMS = st.lists(MESSAGES | MESSAGES | MESSAGES | CONTROLS, max_size=12)
+
+
+def meaning(frames: list[Frame]) -> tuple[list[object], list[list[Seen]]]:
+    control = [frame.control for frame in frames if frame.control is not None]
+    return control, [[frame.seen for frame in frames if frame.seen and frame.sid == sid] for sid in (1, 2)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(STREAMS, st.data())
+def test_no_split_of_a_stream_changes_what_comes_out(frames: list[Frame], data: st.DataObject) -> None:
+    stream = b"".join(frame.wire for frame in frames)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    expected = meaning(frames)
+    assert read(stream) == expected
+    assert read(stream, careful=True) == expected
+    assert read(stream, cuts) == expected
+    assert read(stream, cuts, careful=True) == expected
+    assert read(stream, range(len(stream))) == expected
+
+
+def test_a_stream_cut_once_at_any_place_reads_the_same() -> None:
+    frames = [
+        message_frame("a", 1, None, None, b"hello"),
+        message_frame("a", 1, b"r", None, b"\r\n"),
+        Frame(b"PING\r\n", Ping()),
+        message_frame("b", 2, None, BLOCK, b"PONG\r\n"),
+        message_frame("a", 1, None, None, b""),
+    ]
+    stream = b"".join(frame.wire for frame in frames)
+    for cut in range(len(stream) + 1):
+        assert read(stream, [cut]) == meaning(frames), cut
+
+
+def test_a_large_payload_in_many_chunks_is_joined_once() -> None:
+    payload = random.Random(1).randbytes(3_000_000)
+    stream = b"MSG a 1 %d\r\n%b\r\nPING\r\n" % (len(payload), payload)
+    assert read(stream, range(0, len(stream), 1000)) == ([Ping()], [[("a", payload, None, None)], []])
+
+
+@pytest.mark.parametrize("frame", [b"MSG a 1 5\r\nhello\r\n", b"HMSG a 1 0 5\r\nhello\r\n"])
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_message_waits_for_the_last_byte_of_its_line_break(frame: bytes, missing: int) -> None:
+    parser, routes = parser_for(b"1")
+    parser.receive_data(frame[:-missing])
+    parser.receive_data(b"")
+    assert routes[b"1"].arrived == []
+    parser.receive_data(frame[-missing:] + b"PI")
+    assert routes[b"1"].seen == [("a", b"hello", None, None)]
+    parser.receive_data(b"NG\r")
+    assert parser.control == []
+    parser.receive_data(b"\n")
+    assert parser.control == [Ping()]
+    assert parser._tail == []
+
+
+def test_an_empty_chunk_says_nothing() -> None:
+    assert read(b"", [0, 0]) == ([], [[], []])
+
+
+# ---- what is not NATS ----------------------------------------------------------------------------------------------
+
+MALFORMED = [
+    b"HELLO",
+    b"",
+    b" PING",
+    b"PING ",
+    b"ping",
+    b"PIN",
+    b"PINGS",
+    b"+OKAY",
+    b"-ERR",
+    b"INFO",
+    b"INFO ",
+    b"INFO []",
+    b"INFO 5",
+    b"INFO {",
+    b"INFO \xff",
+    b"MSG",
+    b"MSG ",
+    b"MSGX a 1 0",
+    b"MSG a",
+    b"MSG a 1",
+    b"MSG a 1 r 0 0",
+    b"MSG a 1 x",
+    b"MSG a 1 -1",
+    b"MSG a 1 +1",
+    b"MSG a 1 1_0",
+    b"MSG a 1 1.0",
+    b"MSG a 1 0x1",
+    b"MSG a 1 \xb2",
+    b"MSG a 1 1\r",
+    b"MSG a 1 1 ",
+    b"MSG a 1 1\t",
+    b"MSG a 1 %d" % (MAX_MESSAGE_BYTES + 1),
+    b"MSG a 1 99999999999999999999",
+    b"HMSG",
+    b"HMSG a 1 0",
+    b"HMSG a 1 5 4",
+    b"HMSG a 1 x 4",
+    b"HMSG a 1 0 +4",
+    b"HMSG a 1 1_0 20",
+    b"HMSG a 1 r 0 0 0",
+    b"HMSG a 1 0 %d" % (MAX_MESSAGE_BYTES + 1),
+    b"HPUB a 0 0",
+    b"HTTP/1.1 400 Bad Request",
+    b"SSH-2.0-OpenSSH_9.6",
+]
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+@pytest.mark.parametrize("before", [b"", b"MSG a 1 2\r\nhi\r\n", b"PING\r\n"])
+def test_a_malformed_line_is_a_protocol_error_however_it_is_cut(line: bytes, before: bytes) -> None:
+    stream = before + line + b"\r\n\r\n"
+    for cuts in ((), range(len(stream))):
+        with pytest.raises(ProtocolError):
+            read(stream, cuts)
+
+
+def test_the_error_shows_the_beginning_of_what_came() -> None:
+    with pytest.raises(ProtocolError, match=r"unknown operation: b'SSH-2.0-OpenSSH_9.6'"):
+        read(b"SSH-2.0-OpenSSH_9.6\r\n")
+    with pytest.raises(ProtocolError) as failure:
+        read(b"X" * 100_000)
+    assert len(str(failure.value)) < 200
+
+
+def test_a_first_byte_no_frame_has_is_refused_without_a_line_break() -> None:
+    for first in set(range(256)) - set(b"MHPI+-"):
+        with pytest.raises(ProtocolError):
+            parser_for(b"1")[0].receive_data(bytes([first]))
+
+
+@pytest.mark.parametrize("frame", [b"MSG a 1 5\r\nhello", b"HMSG a 1 0 5\r\nhello"])
+@pytest.mark.parametrize("after", [b"XX", b"\n\r", b"\rX", b"X\n", b"world\r\n"])
+def test_a_payload_without_its_line_break_is_a_protocol_error(frame: bytes, after: bytes) -> None:
+    for cuts in ((), range(len(frame + after))):
+        with pytest.raises(ProtocolError, match="no line break after the 5 bytes"):
+            read(frame + after, cuts)
+
+
+def test_a_payload_shorter_than_announced_is_a_protocol_error_once_enough_follows() -> None:
+    with pytest.raises(ProtocolError, match="no line break"):
+        read(b"MSG a 1 5\r\nhi\r\nMSG a 1 2\r\nhi\r\n")
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 65_536])
+@pytest.mark.parametrize("first", [b"M", b"MSG ", b"INFO {", b"-ERR ", b"H", b"P"])
+def test_a_line_without_end_is_refused_at_its_bound(first: bytes, chunk_bytes: int) -> None:
+    parser, _ = parser_for(b"1")
+    parser.receive_data(first)
+    fed = len(first)
+
+    def feed_on() -> None:
+        nonlocal fed
+        while fed < 2 * MAX_LINE_BYTES:
+            fed += chunk_bytes
+            parser.receive_data(b"x" * chunk_bytes)
+
+    with pytest.raises(ProtocolError, match="a line of over"):
+        feed_on()
+    assert MAX_LINE_BYTES < fed <= MAX_LINE_BYTES + chunk_bytes
+
+
+@pytest.mark.parametrize("line_bytes", [MAX_LINE_BYTES - 1, MAX_LINE_BYTES, MAX_LINE_BYTES + 1, MAX_LINE_BYTES + 2])
+def test_whether_a_line_is_too_long_does_not_depend_on_the_split(line_bytes: int) -> None:
+    line = b'INFO {"a":"%b"}' % (b"x" * (line_bytes - 13))
+    assert len(line) == line_bytes
+    stream = line + b"\r\n"
+    outcomes = []
+    for cuts in ((), [10], [line_bytes], [line_bytes + 1], [10, line_bytes, line_bytes + 1]):
+        try:
+            outcomes.append(len(read(stream, cuts)[0]))
+        except ProtocolError:
+            outcomes.append(0)
+    assert outcomes == [1 if line_bytes <= MAX_LINE_BYTES else 0] * len(outcomes)
+
+
+def test_the_largest_message_is_announced_without_error() -> None:
+    parser, _ = parser_for(b"1")
+    parser.receive_data(b"MSG a 1 %d\r\n" % MAX_MESSAGE_BYTES)
+    assert parser._missing_bytes == MAX_MESSAGE_BYTES + 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", b'{"a":' * 20_000 + b"1" + b"}" * 20_000, b'{"a":' + b"9" * 9999],
+    ids=["deep lists", "deep objects", "long number"],
+)
+def test_json_that_would_exhaust_the_reader_is_a_protocol_error(fields: bytes) -> None:
+    with pytest.raises(ProtocolError, match="INFO without a JSON object"):
+        read(b"INFO " + fields + b"\r\n")
+
+
+# ---- fuzz ----------------------------------------------------------------------------------------------------------
+
+FUZZ_BYTES = 500_000
+NATS_LIKE = b"MSG HMSG PING PONG INFO {}+OK-ERR 0123456789 ab.\r\n\r\n\r\n"
+
+
+def valid_stream(chance: random.Random) -> bytes:
+    wire = []
+    for _ in range(chance.randrange(1, 30)):
+        kind = chance.randrange(10)
+        if kind == 0:
+            wire.append(chance.choice([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'x y'\r\n"]))
+        elif kind == 1:
+            wire.append(b"INFO %b\r\n" % json.dumps({"a": chance.random(), "b": ["c"]}).encode())
+        else:
+            reply = chance.choice([None, b"r.1"])
+            headers = chance.choice([None, None, BLOCK])
+            payload = chance.randbytes(chance.choice([0, 1, 5, 300])) if kind < 9 else b"PING\r\n"
+            wire.append(message_frame("a.b", chance.choice([1, 2, 7]), reply, headers, payload).wire)
+    return b"".join(wire)
+
+
+def mutated(stream: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(stream)
+    for _ in range(chance.randrange(1, 5)):
+        place = chance.randrange(len(changed))
+        match chance.randrange(5):
+            case 0:
+                changed[place] ^= 1 << chance.randrange(8)
+            case 1:
+                changed.insert(place, chance.choice(NATS_LIKE))
+            case 2 if len(changed) > 1:
+                del changed[place]
+            case 3:
+                end = place + chance.randrange(1, 20)
+                changed[place:place] = changed[place:end]
+            case _:
+                changed[place] = chance.choice(NATS_LIKE)
+    return bytes(changed)
+
+
+def garbage(kind: str, chance: random.Random) -> bytes:
+    if kind == "random bytes":
+        return chance.randbytes(chance.randrange(1, 400))
+    if kind == "random words":
+        return bytes(chance.choices(NATS_LIKE, k=chance.randrange(1, 400)))
+    return mutated(valid_stream(chance), chance)
+
+
+def holds_at_most_one_frame(parser: Parser) -> bool:
+    held = b"".join(parser._tail)
+    line, line_break, payload = held.partition(b"\r\n")
+    if not line_break:
+        return len(held) <= MAX_LINE_BYTES
+    return len(payload) < int(line.rsplit(b" ", 1)[1]) + 2
+
+
+@pytest.mark.parametrize("kind", ["random bytes", "random words", "mutated streams"])
+def test_garbage_raises_nothing_but_protocol_errors_and_is_not_hoarded(kind: str) -> None:
+    chance = random.Random(20_240_601)
+    fed = errors = 0
+    while fed < FUZZ_BYTES:
+        parser, _ = parser_for(b"1", b"2")
+        stream = garbage(kind, chance)
+        begin = 0
+        try:
+            while begin < len(stream):
+                end = begin + chance.choice([1, 2, 7, 50, 1000])
+                fed += min(end, len(stream)) - begin
+                parser.receive_data(stream[begin:end])
+                begin = end
+                assert holds_at_most_one_frame(parser), (stream, begin)
+        except ProtocolError:
+            errors += 1
+    assert errors > 100
+
+
+def test_mutated_streams_read_the_same_whole_and_in_pieces() -> None:
+    chance = random.Random(7)
+    for _ in range(2000):
+        stream = mutated(valid_stream(chance), chance)
+        cuts = [chance.randrange(len(stream)) for _ in range(chance.randrange(1, 20))]
+        outcomes = []
+        for where in ((), cuts):
+            parser, routes = parser_for(b"1", b"2")
+            problem = None
+            try:
+                for chunk in chunks(stream, where):
+                    parser.receive_data(chunk)
+            except ProtocolError:
+                problem = ProtocolError
+            outcomes.append((parser.control, [each.seen for each in routes.values()], problem))
+        assert outcomes[0] == outcomes[1], (stream, cuts)

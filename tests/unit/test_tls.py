@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from jetspark.core.options import TLSConfig
+from jetspark.core.tls import tls_context
+from jetspark.errors import ConfigError
+
+
+@pytest.mark.parametrize("config", [None, TLSConfig(), TLSConfig(hostname="a", handshake_first=True)])
+def test_the_default_verifies_certificate_and_name(config: TLSConfig | None) -> None:
+    context = tls_context(config)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+def test_a_context_of_ones_own_is_used_as_it_is() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    assert tls_context(TLSConfig(context=context)) is context
+
+
+def test_a_context_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"context of type str: expected ssl\.SSLContext"):
+        tls_context(TLSConfig(context="context"))
+
+
+@pytest.mark.parametrize("option", ["ca_file", "cert_file"])
+@pytest.mark.parametrize("as_type", [str, Path])
+def test_a_missing_file_is_named(option: str, as_type: type, tmp_path: Path) -> None:
+    missing = as_type(tmp_path / "missing.pem")
+    with pytest.raises(ConfigError, match=r"TLS files .*missing\.pem: .*No such file") as failure:
+        tls_context(TLSConfig(**{option: missing}))
+    assert isinstance(failure.value.__cause__, OSError)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("")
+    with pytest.raises(ConfigError, match=r"cert\.pem, .*key\.pem: "):
+        tls_context(TLSConfig(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem"))
+
+
+@pytest.mark.parametrize("option", ["ca_file", "cert_file"])
+def test_a_file_that_is_no_certificate_is_named(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "readme.pem"
+    path.write_text("hello")
+    with pytest.raises(ConfigError, match=r"TLS files .*readme\.pem: "):
+        tls_context(TLSConfig(**{option: path}))
