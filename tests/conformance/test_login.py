@@ -65,7 +65,7 @@ async def test_a_host_that_does_not_exist_is_named(driver: Driver) -> None:
 @on_both_drivers
 @pytest.mark.parametrize("address", ["http://127.0.0.1:4222", "ws://127.0.0.1", "nats://", "nats://host:port", ""])
 async def test_an_address_that_makes_no_sense_is_refused_before_anything_is_sent(driver: Driver, address: str) -> None:
-    with pytest.raises(jetspark.ConfigError, match="expected|Port"):
+    with pytest.raises(jetspark.ConfigError, match=r"expected|Port"):
         await driver.connect(address)
 
 
@@ -101,7 +101,9 @@ async def test_a_peer_that_is_not_nats_is_recognised(driver: Driver, greeting: b
         await reader.read()
 
     async with scripted_server(talk_nonsense) as url:
-        with pytest.raises(jetspark.NoServersAvailable, match="unknown operation|not an HMSG line|without a JSON object"):
+        with pytest.raises(
+            jetspark.NoServersAvailable, match=r"unknown operation|not an HMSG line|without a JSON object"
+        ):
             await driver.connect(url)
 
 
@@ -263,7 +265,7 @@ async def test_a_certificate_nobody_vouches_for_is_refused(driver: Driver, certi
     tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
     with NatsServer(jetstream=False, tls=tls) as server:
         for trusting in (None, jetspark.TLSConfig(ca_file=certificates.other_ca_file)):
-            with pytest.raises(jetspark.NoServersAvailable, match="TLS handshake|certificate"):
+            with pytest.raises(jetspark.NoServersAvailable, match=r"TLS handshake|certificate"):
                 await driver.connect(server.url, tls=trusting)
         wrong_name = jetspark.TLSConfig(ca_file=certificates.ca_file, hostname="nats.example.org")
         with pytest.raises(jetspark.NoServersAvailable, match=r"nats\.example\.org"):

@@ -116,17 +116,15 @@ async def test_a_full_buffer_can_raise_instead_and_the_message_is_not_accepted(
         await nc.flush()
         await asyncio.to_thread(server.kill)
         await events.wait_for(jetspark.Disconnected)
-        accepted = 0
+        for _ in range(9):
+            await nc.publish("raising", bytes(1000))
         with pytest.raises(jetspark.BufferFull, match="of 10000 bytes wait for the network"):
-            while True:
-                await nc.publish("raising", bytes(1000))
-                accepted += 1
+            await nc.publish("raising", bytes(1000))
         with pytest.raises(jetspark.BufferFull):
             await nc.request("raising", bytes(1000))
         await asyncio.to_thread(server.start)
         await nc.flush(timeout=30)
-        await until(lambda: subscription.received == accepted)
-        assert accepted == 9
+        await until(lambda: subscription.received == 9)
 
 
 @on_both_drivers
@@ -178,6 +176,8 @@ async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver:
             await events.wait_for(jetspark.Reconnected, cuts)
         stopped = True
         await working
+        await nc.publish("load", b"%d" % published)  # what was last before may be among the lost
+        published += 1
         await nc.flush()
 
         arrived: list[int] = []

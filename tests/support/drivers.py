@@ -157,5 +157,5 @@ class Recorder:
 async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
     """Poll for what gives no signal."""
     async with asyncio.timeout(timeout):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -187,10 +187,6 @@ def test_a_key_without_a_nonce_is_a_config_error() -> None:
         {"max_payload": None},
         {"max_payload": float("inf")},
         {"client_id": []},
-        {"connect_urls": 5},
-        {"connect_urls": [5]},
-        {"connect_urls": ["http://x"]},
-        {"connect_urls": "b:4222"},
         {"nonce": 5},
     ],
 )
@@ -199,6 +195,15 @@ def test_a_greeting_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> No
     connection.begin(A)
     with pytest.raises(JetSparkError):
         connection.receive_data(info(**fields))
+
+
+@pytest.mark.parametrize("urls", [5, [5], ["http://x"], "b:4222", [None, "c:1"]])
+def test_addresses_that_make_no_sense_cost_only_themselves(urls: Any) -> None:
+    connection = new()
+    connection.begin(A)
+    connection.receive_data(info(connect_urls=urls))
+    assert connection.state is State.READY
+    assert {server.host for server in connection.pool.servers} <= {"a", "c"}
 
 
 def test_what_is_not_nats_is_a_protocol_error() -> None:
@@ -436,7 +441,7 @@ def test_a_flush_fails_with_the_number_in_doubt_when_the_session_ends() -> None:
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ConnectionLost)
     assert (failed.handle, failed.error.reason, failed.error.unconfirmed_messages) == ("flush", "reset by peer", 3)
-    assert disconnected == Disconnected(URL, "reset by peer", 3, 1)
+    assert disconnected == Disconnected(URL, "reset by peer", 3, 1, 4)
     assert connection.unconfirmed_messages == 0
 
 
@@ -445,7 +450,7 @@ def test_a_flush_whose_messages_never_left_waits_for_the_next_session() -> None:
     connection.publish("a", b"1")
     connection.flush("flush")
     connection.end("gone")
-    assert connection.events() == [Disconnected(URL, "gone", 0, 1)]
+    assert connection.events() == [Disconnected(URL, "gone", 0, 1, 1)]
     log_in(connection)
     assert connection.data_to_send() == b"PUB a 1\r\n1\r\nPING\r\n"
     connection.receive_data(b"PONG\r\n")
@@ -462,7 +467,7 @@ def test_a_flush_does_not_fail_for_messages_published_after_it() -> None:
     connection.end("gone")
     events = connection.events()
     assert failures(events) == {}
-    assert Disconnected(URL, "gone", 3, 0) in events
+    assert Disconnected(URL, "gone", 3, 0, 3) in events
 
 
 def test_a_flush_while_disconnected_is_done_in_the_next_session_after_everything_before_it() -> None:
@@ -513,7 +518,7 @@ def test_what_was_confirmed_is_not_in_doubt() -> None:
     connection.publish("a", b"5")
     connection.events()
     connection.end("gone")
-    assert connection.events() == [Disconnected(URL, "gone", 1, 2)]
+    assert connection.events() == [Disconnected(URL, "gone", 1, 2, 5)]
 
 
 def test_nothing_is_counted_twice_over_several_sessions() -> None:
@@ -530,9 +535,9 @@ def test_nothing_is_counted_twice_over_several_sessions() -> None:
     assert connection.data_to_send() == b""
     connection.end("third")
     assert [event for event in connection.events() if isinstance(event, Disconnected)] == [
-        Disconnected(URL, "first", 1, 1),
-        Disconnected(URL, "second", 2, 0),
-        Disconnected(URL, "third", 0, 0),
+        Disconnected(URL, "first", 1, 1, 2),
+        Disconnected(URL, "second", 2, 0, 3),
+        Disconnected(URL, "third", 0, 0, 3),
     ]
 
 
@@ -683,11 +688,44 @@ def test_a_limit_set_after_a_reconnect_is_told_in_the_servers_count() -> None:
     # Four came before this session: the server has counted one and must send two more.
     assert connection.data_to_send() == b"UNSUB 1 3\r\n"
     connection.receive_data(message(1))
-    connection.unsubscribe(subscription, 8)
-    assert connection.data_to_send() == b"UNSUB 1 4\r\n"
+    with pytest.raises(ConfigError, match="max_messages=8: the limit is 7 and can only be lowered"):
+        connection.unsubscribe(subscription, 8)
     connection.receive_data(message(1) * 2)
     assert subscription.is_finished
-    assert subscription.received == 8
+    assert subscription.received == 7
+
+
+def test_a_flush_nobody_waits_for_is_forgotten() -> None:
+    connection = connected()
+    connection.end("gone")
+    for _ in range(100):
+        handle = object()
+        connection.flush(handle)
+        connection.forget_flush(handle)
+    log_in(connection)
+    assert connection.data_to_send() == b""
+
+
+def test_a_forgotten_flush_under_way_still_takes_its_answer() -> None:
+    connection = connected()
+    connection.flush(1)
+    connection.flush(2)
+    connection.forget_flush(1)
+    connection.events()
+    connection.receive_data(b"PONG\r\n")
+    assert connection.events() == []
+    connection.receive_data(b"PONG\r\n")
+    assert connection.events() == [Done(2)]
+
+
+def test_a_complaint_the_session_survived_is_not_the_reason_of_its_end() -> None:
+    connection = connected()
+    connection.receive_data(b"-ERR 'Invalid Subject'\r\n")
+    connection.flush(1)
+    connection.receive_data(b"PONG\r\n")
+    connection.events()
+    connection.end("reset by peer")
+    assert [event.reason for event in connection.events() if isinstance(event, Disconnected)] == ["reset by peer"]
 
 
 def test_subscriptions_made_or_ended_while_disconnected_are_right_in_the_next_session() -> None:
@@ -777,7 +815,7 @@ def test_a_session_that_ends_during_a_drain_completes_it() -> None:
     events = connection.events()
     assert done(events) == ["drain"]
     assert ready(events) == [subscription]
-    assert Disconnected(URL, "gone", 1, 0) in events
+    assert Disconnected(URL, "gone", 1, 0, 1) in events
     log_in(connection)
     assert connection.data_to_send() == b""
 
@@ -1029,11 +1067,11 @@ def test_an_error_while_connected_is_reported_and_is_the_reason_if_the_session_e
     assert (event.error.server, event.error.text) == (URL, "Stale Connection")
     assert connection.is_connected
     connection.end("the server closed the connection")
-    assert connection.events() == [Disconnected(URL, "Stale Connection", 0, 0)]
+    assert connection.events() == [Disconnected(URL, "Stale Connection", 0, 0, 0)]
     log_in(connection)
     connection.events()
     connection.end("something else")
-    assert connection.events() == [Disconnected(URL, "something else", 0, 0)]
+    assert connection.events() == [Disconnected(URL, "something else", 0, 0, 0)]
 
 
 # ---- what the server announces ---------------------------------------------------------------------------------
@@ -1296,7 +1334,7 @@ def test_every_publish_leaves_once_and_what_is_in_doubt_is_known_exactly(steps: 
         events = connection.events()
         if step == "lose" and events:
             in_doubt = len(left) - confirmed
-            assert events[-1] == Disconnected(URL, "gone", in_doubt, published - len(left))
+            assert events[-1] == Disconnected(URL, "gone", in_doubt, published - len(left), published)
             lost = [error for error in failures(events).values() if isinstance(error, ConnectionLost)]
             assert all(error.unconfirmed_messages == in_doubt > 0 for error in lost)
             confirmed = len(left)
@@ -1320,16 +1358,14 @@ def test_a_limit_is_kept_over_any_number_of_sessions_and_never_waits_in_vain(
     subscription = connection.subscribe("a")
     wire = b""
     limit = most = received = 0
+    was_finished = False
     limits.sort()  # each is lower than the one before: the server may have acted on that one already
     for step in [*steps, "connect", "send", *["deliver"] * 13, "arrive"]:
         if step == "deliver":
             wire += server.deliver(1)
         elif step == "arrive" and connection.is_connected:
-            before = subscription.received
             connection.receive_data(wire)
             wire = b""
-            received += subscription.received - before
-            assert (subscription in ready(connection.events())) == (subscription.received > before)
         elif step == "send" and connection.is_connected:
             server.process(connection.data_to_send())
         elif step == "lose" and connection.is_connected:
@@ -1341,6 +1377,9 @@ def test_a_limit_is_kept_over_any_number_of_sessions_and_never_waits_in_vain(
             limit = limits.pop()
             most = max(limit, received)
             connection.unsubscribe(subscription, limit)
+        has_news = subscription.received > received or subscription.is_finished != was_finished
+        assert (subscription in ready(connection.events())) == has_news
+        received, was_finished = subscription.received, subscription.is_finished
         if limit:
             assert received <= most
             assert subscription.is_finished == (received >= limit)

@@ -88,9 +88,7 @@ def test_every_class_has_the_one_root_and_a_docstring(cls: type[Exception]) -> N
     assert cls.__doc__
 
 
-@pytest.mark.parametrize(
-    "duplicate", [_pickled, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"]
-)
+@pytest.mark.parametrize("duplicate", [_pickled, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_an_error_survives_the_way_between_processes(
     error: JetSparkError, duplicate: Callable[[JetSparkError], JetSparkError]

@@ -171,6 +171,7 @@ def test_servers_announced_by_one_that_refuses_are_tried_too() -> None:
 def test_later_it_goes_on_with_growing_pauses_until_a_server_is_back() -> None:
     world = World(new("a", reconnect_wait_s=1, reconnect_wait_max_s=3), a=GOOD)
     world.run()
+    world.connection.pool.proven()
     lose(world)
     world.servers["a"] = OSError("refused")
     world.log.clear()
@@ -182,10 +183,20 @@ def test_later_it_goes_on_with_growing_pauses_until_a_server_is_back() -> None:
 def test_later_success_is_a_reconnect() -> None:
     world = World(new("a"), a=GOOD)
     world.run()
+    world.connection.pool.proven()
     lose(world)
     world.run(is_first=False)
     assert world.connection.events() == [Reconnected("nats://a:4222")]
     assert world.log == ["dial a", "dial a"]
+
+
+def test_a_server_that_lets_us_in_and_drops_us_is_dialled_ever_more_rarely() -> None:
+    world = World(new("a", reconnect_wait_s=1, reconnect_wait_max_s=3), a=GOOD)
+    world.run()
+    for _ in range(4):
+        lose(world)
+        world.run(is_first=False)
+    assert [step for step in world.log if step.startswith("pause")] == ["pause 1", "pause 2", "pause 3", "pause 3"]
 
 
 def test_later_it_ends_when_every_server_is_given_up() -> None:

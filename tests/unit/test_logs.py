@@ -27,7 +27,7 @@ LOGGER = logging.getLogger("jetspark.test")
         (Connected("nats://a:1"), logging.DEBUG, "connected to nats://a:1"),
         (Reconnected("nats://a:1"), logging.INFO, "reconnected to nats://a:1"),
         (
-            Disconnected("nats://a:1", "reset", 3, 4),
+            Disconnected("nats://a:1", "reset", 3, 4, 9),
             logging.WARNING,
             "lost nats://a:1: reset (3 messages unconfirmed, 4 buffered)",
         ),

@@ -40,10 +40,8 @@ def test_headers_are_decoded_once_and_empty_when_there_are_none() -> None:
     assert plain.headers is plain.headers
 
 
-def test_given_headers_are_used_as_they_are() -> None:
-    headers = Headers({"A": "1"})
-    assert message(headers=headers).headers is headers
-    assert message(headers=headers).status is None
+def test_the_size_counts_headers_and_data() -> None:
+    assert message(headers=b"NATS/1.0\r\nA: 1\r\n\r\n").size_bytes == 18 + len(message().data)
 
 
 def test_the_status_is_read_without_the_headers() -> None:

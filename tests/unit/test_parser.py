@@ -26,7 +26,7 @@ class Destination:
 
     @property
     def seen(self) -> list[Seen]:
-        return [(each.subject, each.data, each.raw_reply, each._headers) for each in self.arrived]
+        return [(each.subject, each.data, each.raw_reply, each.raw_headers) for each in self.arrived]
 
 
 def parser_for(*sids: bytes) -> tuple[Parser, dict[bytes, Destination]]:

@@ -192,6 +192,7 @@ def test_after_success_the_others_get_their_turn_first_and_at_once() -> None:
     attempts(servers, 4)
     assert servers.next() == (B, 0.0)
     servers.succeeded()
+    servers.proven()
     assert attempts(servers, 4) == [("c", 0.0), ("a", 0.0), ("b", 0.0), ("c", 0.5)]
 
 
@@ -276,4 +277,5 @@ def test_a_server_announced_during_an_attempt_does_not_disturb_it() -> None:
     servers.next()
     servers.discovered(["b:4222"], requires_tls=False)
     servers.succeeded()
+    servers.proven()
     assert attempts(servers, 2) == [("b", 0.0), ("a", 0.0)]

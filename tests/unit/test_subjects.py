@@ -206,9 +206,7 @@ SMALL_FILTERS = [
 def test_overlaps_and_subset_agree_with_trying_every_subject() -> None:
     universe = _universe(SMALL_FILTERS)
     matched = {
-        filter: frozenset(
-            subject for subject in universe if reference_matches(filter.split("."), subject.split("."))
-        )
+        filter: frozenset(subject for subject in universe if reference_matches(filter.split("."), subject.split(".")))
         for filter in SMALL_FILTERS
     }
     for a, b in itertools.product(SMALL_FILTERS, repeat=2):

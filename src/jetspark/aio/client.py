@@ -339,6 +339,7 @@ class Client(ClientFace):
             await done
         finally:
             timer.cancel()
+            self._machine.forget_flush(done)
 
     def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
         self._machine.unsubscribe(state, max_messages)

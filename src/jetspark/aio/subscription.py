@@ -47,14 +47,17 @@ class Subscription(SubscriptionFace):
     async def _iterate(self) -> AsyncIterator[Message]:
         state = self._state
         pending = state.pending
-        while True:
-            while pending:
-                yield cast(Message, state.take())
-            if state.is_finished:
-                if state.error is not None:
-                    raise state.error
-                return
-            await self._wait()
+        try:
+            while True:
+                while pending:
+                    yield cast(Message, state.take())
+                if state.is_finished:
+                    if state.error is not None:
+                        raise state.error
+                    return
+                await self._wait()
+        finally:
+            self._wake()  # a drain may wait for us
 
     async def next(self, timeout: float | None = None) -> Message:
         """The next message.
@@ -73,7 +76,10 @@ class Subscription(SubscriptionFace):
                     await self._wait()
             except TimeoutError:
                 raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0) from None
-        return cast(Message, state.take())
+        message = cast(Message, state.take())
+        if state.is_finished and not state.pending:
+            self._wake()  # a drain may wait for this
+        return message
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
         """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
@@ -105,8 +111,7 @@ class Subscription(SubscriptionFace):
         if self._reader is not None:
             await asyncio.shield(self._reader)
         while self._state.pending:
-            # Readers give no signal when they take a message: the hot path stays free of it, draining is rare.
-            await asyncio.sleep(0.005)
+            await self._wait()
 
     async def _wait(self) -> None:
         waiter = asyncio.get_running_loop().create_future()

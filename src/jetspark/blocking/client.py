@@ -288,7 +288,11 @@ class Client(ClientFace):
             start(done)
             self._link.flush()
         self._link.settle()
-        done.wait(timeout, what)
+        try:
+            done.wait(timeout, what)
+        finally:
+            with self._link.lock:
+                self._machine.forget_flush(done)
 
     def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
         with self._link.lock:

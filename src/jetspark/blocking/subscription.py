@@ -46,16 +46,19 @@ class Subscription(SubscriptionFace):
 
     def __iter__(self) -> Iterator[Message]:
         state, lock = self._state, self._lock
-        while True:
-            with lock:
-                while not state.pending:
-                    if state.is_finished:
-                        if state.error is not None:
-                            raise state.error
-                        return
-                    self._changed.wait()
-                message = state.take()
-            yield cast(Message, message)
+        try:
+            while True:
+                with lock:
+                    while not state.pending:
+                        if state.is_finished:
+                            if state.error is not None:
+                                raise state.error
+                            return
+                        self._changed.wait()
+                    message = state.take()
+                yield cast(Message, message)
+        finally:
+            self._wake()  # a drain may wait for us
 
     def next(self, timeout: float | None = None) -> Message:
         """The next message.
@@ -69,7 +72,10 @@ class Subscription(SubscriptionFace):
             if not self._changed.wait_for(lambda: state.pending or state.is_finished, timeout):
                 raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
             if state.pending:
-                return cast(Message, state.take())
+                message = cast(Message, state.take())
+                if state.is_finished and not state.pending:
+                    self._changed.notify_all()  # a drain may wait for this
+                return message
             raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
 
     def unsubscribe(self, max_messages: int = 0) -> None:
@@ -98,12 +104,8 @@ class Subscription(SubscriptionFace):
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(max(0.0, deadline - time.monotonic()))
             return not self._reader.is_alive()
-        while self._state.pending:
-            if time.monotonic() >= deadline:
-                return False
-            # Readers give no signal when they take a message: the hot path stays free of it, draining is rare.
-            time.sleep(0.005)
-        return True
+        with self._lock:
+            return self._changed.wait_for(lambda: not self._state.pending, deadline - time.monotonic())
 
     def _wake(self) -> None:
         with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from jetspark.cli.bench import bench
+from jetspark.cli.demo import demo
 from jetspark.cli.server import server
 
 __all__ = ["app"]
@@ -15,4 +17,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(server)
+for command in (bench, demo, server):
+    app.command()(command)

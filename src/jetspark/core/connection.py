@@ -59,6 +59,7 @@ from jetspark.errors import (
     NoResponders,
     PayloadTooLarge,
     PermissionDenied,
+    ProtocolError,
     ServerRefused,
 )
 
@@ -71,8 +72,12 @@ MAX_KNOWN_ADDRESSES = 4096
 DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
 
 # What nats-server says when credentials are missing, wrong, or no longer good.
-_AUTHENTICATION_TEXT = re.compile(r"authorization|authentication", re.IGNORECASE)
-_PERMISSION_TEXT = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+# "Authentication Timeout" is a busy server, not a wrong secret.
+_AUTHENTICATION_TEXT = re.compile(r"(authorization|authentication)(?! timeout)", re.IGNORECASE)
+_PERMISSION_TEXT = re.compile(
+    r'permissions violation for (publish|subscription) to "((?:[^"\\]|\\.)*)"(?: using queue "((?:[^"\\]|\\.)*)")?',
+    re.IGNORECASE,
+)
 
 
 class State(enum.Enum):
@@ -137,7 +142,7 @@ class ServerInfo:
             has_jetstream=bool(fields.get("jetstream")),
             requires_tls=bool(fields.get("tls_required")),
             is_lame_duck=bool(fields.get("ldm")),
-            nonce=fields.get("nonce"),
+            nonce=_text_or_none(fields.get("nonce")),
         )
 
 
@@ -148,6 +153,8 @@ class _SentPing:
     published: int
     """How many messages had been published before it: its PONG confirms them."""
     draining: SubscriptionState | None = None
+    is_liveness: bool = False
+    """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
 
 
 class Connection:
@@ -269,12 +276,14 @@ class Connection:
             ServerRefused: It ended the session for another reason.
         """
         parser = self._parser
-        parser.receive_data(data)
-        if parser.touched:
-            for subscription in parser.touched:
-                if subscription.arrived:
-                    self._deliver(subscription)
-            parser.touched.clear()
+        try:
+            parser.receive_data(data)
+        finally:  # what came before the first bad byte is good
+            if parser.touched:
+                for subscription in parser.touched:
+                    if subscription.arrived:
+                        self._deliver(subscription)
+                parser.touched.clear()
         if parser.control:
             control, parser.control = parser.control, []
             for frame in control:
@@ -296,7 +305,7 @@ class Connection:
         self._out = [frame for frame in self._out if frame.startswith((b"PUB ", b"HPUB "))]
         self.out_bytes = sum(map(len, self._out))
         unconfirmed = self.unconfirmed_messages
-        self._confirmed = self._handed_over
+        confirmed, self._confirmed = self._confirmed, self._handed_over
         pings, self._pings = self._pings, deque()
         for ping in pings:
             if ping.handle is None:
@@ -304,7 +313,7 @@ class Connection:
             if ping.draining is not None:  # nothing more will come: that is what draining waits for
                 self._finish(ping.draining)
                 self._events.append(Done(ping.handle))
-            elif unconfirmed:
+            elif unconfirmed and ping.published > confirmed:
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
                 self._pings.append(_SentPing(ping.handle, self.published))
@@ -319,6 +328,7 @@ class Connection:
             self._closed_because = f"the connection is closed: {error}"
         cause = error or ConnectionClosed("the connection was closed")
         self.state = State.CLOSED
+        self._login = b""
         self._ping_due = None
         for ping in self._pings:
             if ping.handle is not None:
@@ -368,9 +378,10 @@ class Connection:
         if self._ping_due is not None and now < self._ping_due:
             return
         if self._ping_due is not None:
-            if len(self._pings) >= self.options.max_outstanding_pings:
-                raise ConnectionLost(f"{len(self._pings)} pings without an answer")
-            self._send_ping(_SentPing(None, self.published))
+            unanswered = sum(ping.is_liveness for ping in self._pings)
+            if unanswered >= self.options.max_outstanding_pings:
+                raise ConnectionLost(f"{unanswered} pings without an answer")
+            self._send_ping(_SentPing(None, self.published, is_liveness=True))
         self._ping_due = now + self.options.ping_interval_s
 
     # ---- operations --------------------------------------------------------------------------------------------
@@ -453,6 +464,11 @@ class Connection:
             raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for at once")
         if subscription.is_finished:
             return
+        if 0 < subscription.max_messages < max_messages:
+            # The server may have reached the old limit already and forgotten the subscription.
+            raise ConfigError(
+                f"max_messages={max_messages}: the limit is {subscription.max_messages} and can only be lowered"
+            )
         subscription.max_messages = max_messages
         if max_messages > subscription.received:
             # The server counts from the SUB of this session, which may be younger than the subscription.
@@ -475,6 +491,14 @@ class Connection:
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
         self._send_ping(_SentPing(handle, self.published))
+
+    def forget_flush(self, handle: Any) -> None:
+        """Nobody waits for this flush any more."""
+        for ping in self._pings:
+            if ping.handle is handle:
+                ping.handle = None
+        if not self.is_connected:  # none of these has been sent, and none needs to be
+            self._pings = deque(ping for ping in self._pings if ping.handle is not None)
 
     def request(self, handle: Any, subject: str, data: bytes, headers: HeadersLike | None) -> str:
         """Publish with a reply subject of our own; ``handle`` is Done with the first answer.
@@ -537,8 +561,10 @@ class Connection:
         if self.state is State.LOGGING_IN:
             self._on_connected()
             return
-        if not self._pings:
+        if not self._pings or self.state is not State.CONNECTED:
             return  # an unasked PONG is odd but harmless
+        self._last_complaint = None  # it was forgiven: the session goes on
+        self.pool.proven()
         ping = self._pings.popleft()
         self._confirmed = max(self._confirmed, ping.published)
         if ping.draining is not None:
@@ -564,6 +590,7 @@ class Connection:
         self.out_bytes += sum(map(len, restored))
         pings, self._pings = self._pings, deque()
         for ping in pings:
+            ping.published = self.published  # all that is buffered goes out before it
             self._send_ping(ping)
         server = str(self.server)
         self._events.append(Reconnected(server) if self._has_been_connected else Connected(server))
@@ -572,17 +599,18 @@ class Connection:
     def _on_info(self, frame: Info) -> None:
         try:
             info = ServerInfo.of(frame.fields)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ServerRefused(str(self.server), f"INFO we cannot read: {error}") from None
         was_lame_duck = self.info.is_lame_duck and self.state is not State.GREETING
         self.info = info
         self._max_payload_bytes = info.max_payload_bytes
-        urls = frame.fields.get("connect_urls") or ()
-        if urls and not self.options.ignore_discovered_servers:
-            try:
-                new = self.pool.discovered(urls, requires_tls=info.requires_tls)
-            except (ConfigError, TypeError, AttributeError) as error:
-                raise ServerRefused(str(self.server), f"INFO with connect_urls we cannot read: {error}") from None
+        urls = frame.fields.get("connect_urls")
+        if isinstance(urls, list) and not self.options.ignore_discovered_servers:
+            new = self.pool.discovered(
+                urls,
+                requires_tls=info.requires_tls or (self.server is not None and self.server.requires_tls),
+                auth=self.server.auth if self.server is not None else None,
+            )
             if new:
                 self._events.append(ServersDiscovered(new))
         if self.state is State.GREETING:
@@ -598,13 +626,13 @@ class Connection:
             raise ServerRefused(server, text)
         permission = _PERMISSION_TEXT.search(text)
         if permission is not None:
-            self._on_permission_denied(permission[1].lower(), permission[2])
+            self._on_permission_denied(permission[1].lower(), *map(_unquoted, permission.group(2, 3)))
             return
         # The server closes the connection after what it cannot forgive; then this is the reason to give.
         self._last_complaint = ServerRefused(server, text)
         self._events.append(ErrorReported(self._last_complaint))
 
-    def _on_permission_denied(self, kind: str, subject: str) -> None:
+    def _on_permission_denied(self, kind: str, subject: str, queue: str) -> None:
         if kind == "publish":
             error = PermissionDenied("publish", subject)
             tokens = [token for token, (_, asked) in self._requests.items() if asked == subject]
@@ -614,12 +642,15 @@ class Connection:
             asking = [entry for entry in self._routes.values() if entry.answers_to == subject]
             for subscription in asking:
                 subscription.error = error
+                self._send_control(frames.unsub(subscription.sid))
                 self._finish(subscription)
             if not tokens and not asking:
                 self._refused_publish = self._refused_publish or error
         else:
             error = PermissionDenied("subscribe", subject)
-            for subscription in [entry for entry in self._routes.values() if entry.subject == subject]:
+            for subscription in [
+                entry for entry in self._routes.values() if entry.subject == subject and entry.queue == queue
+            ]:
                 subscription.error = error
                 self._finish(subscription)
                 if subscription is self._replies:
@@ -662,11 +693,24 @@ def is_no_responders(message: CoreMessage) -> bool:
     """Whether this is the server's own answer to a request that nobody listens to."""
     if message.data:
         return False
-    status = message.status
+    try:
+        status = message.status
+    except ProtocolError:  # the sender's fault, not the connection's: whoever reads the headers is told
+        return False
     return status is not None and status.code == 503
+
+
+def _text_or_none(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"nonce of type {type(value).__name__}")
 
 
 def _to_bytes(data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise ConfigError(f"data of type {type(data).__name__}: expected bytes; encode text with .encode()")
+
+
+def _unquoted(text: str | None) -> str:
+    return re.sub(r"\\(.)", r"\1", text or "")

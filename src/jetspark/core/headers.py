@@ -166,7 +166,7 @@ class Headers(MutableMapping[str, str]):
                 self.add(name, single)
 
 
-HeadersLike: TypeAlias = Headers | Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str]] | None
+HeadersLike: TypeAlias = Headers | Mapping[str, str | Sequence[str]] | Sequence[tuple[str, str]] | None
 """What functions that take headers accept. A mapping's empty sequence means the name is left out."""
 
 
@@ -180,6 +180,9 @@ def encode(headers: HeadersLike) -> bytes:
     # The commonest argument by far, a plain dict of strings, skips building a Headers.
     if type(headers) is dict and set(map(type, headers.values())) == _ONLY_STRINGS:
         pairs = headers.items()
+    elif isinstance(headers, Iterator):
+        # A publish that has to wait for room is tried again, and would then find the iterator empty.
+        raise InvalidHeader(type(headers).__name__, "an iterator can be read only once; give a list of pairs")
     else:
         pairs = (headers if isinstance(headers, Headers) else Headers(headers)).multi_items()
     text = _VERSION

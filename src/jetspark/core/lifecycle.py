@@ -78,7 +78,7 @@ Step: TypeAlias = Pause | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
 
 # What the world may throw at an attempt: refused, unreachable, timed out, bad certificate, not NATS, not welcome.
 # (ssl.SSLError and socket.gaierror are OSErrors; a user's secret function may raise anything it likes of these.)
-_ATTEMPT_ERRORS = (OSError, JetSparkError)
+_ATTEMPT_ERRORS = (OSError, UnicodeError, JetSparkError)
 
 
 def establish(
@@ -92,16 +92,16 @@ def establish(
 
     Raises:
         NoServersAvailable: None could be reached.
-        AuthenticationFailed: All that could be reached refused us.
+        AuthenticationFailed: Every server refused us.
         ConfigError: The credentials cannot be used at all.
     """
     pool = connection.pool
-    attempts = 0
+    tried: set[Server] = set()
     while True:
         server, delay = pool.next()
-        if is_first and attempts == len(pool.servers):
+        if is_first and server in tried:
             raise pool.exhausted()
-        attempts += 1
+        tried.add(server)
         if delay:
             yield Pause(delay)
         try:

@@ -17,21 +17,23 @@ class CoreMessage:
     subscribers never ask and every message pays for what is done eagerly. Drivers subclass it to add ``respond``.
     """
 
-    __slots__ = ("_client", "_headers", "data", "raw_reply", "subject")
+    __slots__ = ("_client", "_headers", "data", "raw_headers", "raw_reply", "size_bytes", "subject")
 
     def __init__(
-        self, subject: str, data: bytes, raw_reply: bytes | None, headers: bytes | Headers | None, client: Any
+        self, subject: str, data: bytes, raw_reply: bytes | None, raw_headers: bytes | None, client: Any
     ) -> None:
         self.subject = subject
         self.data = data
         self.raw_reply = raw_reply
-        self._headers = headers
+        self.raw_headers = raw_headers
         self._client = client
+        # What it counts for in its subscription's bounds.
+        self.size_bytes = len(data) if raw_headers is None else len(data) + len(raw_headers)
 
     @property
     def reply(self) -> str:
         """Where an answer should go; empty when the sender wants none."""
-        return self.raw_reply.decode() if self.raw_reply else ""
+        return self.raw_reply.decode(errors="surrogateescape") if self.raw_reply else ""
 
     def reply_subject(self) -> str:
         """``reply``, or an error that says why there is no answering this message."""
@@ -42,15 +44,16 @@ class CoreMessage:
     @property
     def headers(self) -> Headers:
         """The headers, empty when the message has none."""
-        headers = self._headers
-        if not isinstance(headers, Headers):
-            self._headers = headers = Headers() if headers is None else decode(headers)
-        return headers
+        try:
+            return self._headers
+        except AttributeError:  # the slot is filled at first use, so that messages nobody asks pay nothing for it
+            self._headers: Headers = Headers() if self.raw_headers is None else decode(self.raw_headers)
+            return self._headers
 
     @property
     def status(self) -> Status | None:
         """The inline status a server puts on messages of its own, such as ``503`` for "no responders"."""
-        return decode_status(self._headers) if isinstance(self._headers, bytes) else None
+        return None if self.raw_headers is None else decode_status(self.raw_headers)
 
     def __repr__(self) -> str:
         reply = f", reply={self.reply!r}" if self.raw_reply else ""

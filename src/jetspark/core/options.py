@@ -105,7 +105,12 @@ class ConnectOptions:
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= 1, name, value, "1 or more")
         attempts = self.max_reconnect_attempts
-        _require(attempts is None or attempts >= 1, "max_reconnect_attempts", attempts, "1 or more, or None")
+        _require(
+            attempts is None or (isinstance(attempts, int) and attempts >= 1),
+            "max_reconnect_attempts",
+            attempts,
+            "1 or more, or None",
+        )
         _require(self.when_full in ("wait", "raise"), "when_full", self.when_full, "'wait' or 'raise'")
 
     @classmethod

@@ -155,6 +155,8 @@ class Parser:
 
     def _learn(self, line: bytes) -> tuple[str, bytes | None, int, Route | None]:
         """What a ``MSG`` line says: subject, reply, payload size, destination."""
+        if len(line) > MAX_LINE_BYTES:
+            raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(line)}")
         arguments = line.split(b" ")
         try:
             if len(arguments) == 4:
@@ -189,12 +191,15 @@ class Parser:
         while position < length:
             end_of_line = find(b"\r\n", position)
             if end_of_line < 0:
-                if length - position > MAX_LINE_BYTES:
+                # A CR at the end may be the first half of the line break.
+                if length - position - (data[-1] == 13) > MAX_LINE_BYTES:
                     raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(data[position:])}")
                 if data[position] not in _FIRST_BYTES:
                     raise ProtocolError(f"unknown operation: {_show(data[position:])}")
                 self._missing_bytes = 1
                 break
+            if end_of_line - position > MAX_LINE_BYTES:
+                raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(data[position:])}")
             kind = data[position]
             if kind == 77:  # M
                 line = data[position:end_of_line]
@@ -250,7 +255,7 @@ class Parser:
         elif line[:5] == b"INFO ":
             try:
                 fields = json.loads(line[5:])
-            except ValueError:
+            except (ValueError, RecursionError):
                 fields = None
             if not isinstance(fields, dict):
                 raise ProtocolError(f"INFO without a JSON object: {_show(line)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from jetspark.core.auth import Auth, Token, UserPassword
@@ -36,12 +37,20 @@ class Server:
             parts = urlsplit(text if "://" in text else f"nats://{text}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ConfigError(f"server {_without_secrets(url)}: {error}") from None
+            # urllib quotes what it could not read, which may be a password with an unescaped / ? or #.
+            why = f": {error}" if "@" not in url else ": expected nats://user:password@host:port, percent-encoded"
+            raise ConfigError(f"server {_without_secrets(url)}{why}") from None
         if parts.scheme not in ("nats", "tls"):
             raise ConfigError(
                 f"server {_without_secrets(url)}: scheme {parts.scheme!r} is not supported; expected nats:// or tls://"
             )
-        if not host or any(character.isspace() for character in host) or parts.path not in ("", "/"):
+        if (
+            not host
+            or any(character.isspace() for character in host)
+            or parts.path not in ("", "/")
+            or parts.query
+            or parts.fragment
+        ):
             raise ConfigError(f"server {_without_secrets(url)}: expected nats://host:port")
         auth: Auth | None = None
         if parts.username is not None:
@@ -138,16 +147,27 @@ class ServerPool:
         candidate = self._candidates.pop(0)
         candidate.failures = candidate.refusals = 0
         self._candidates.append(candidate)
+        self._tried += 1
+
+    def proven(self) -> None:
+        """The session has done some work, so when it ends the next may follow at once.
+
+        Until then the pauses go on growing: a server that lets us in and drops us must not be dialled in a tight loop.
+        """
         self._tried = self._round = 0
 
-    def discovered(self, urls: Iterable[str], *, requires_tls: bool) -> tuple[str, ...]:
+    def discovered(self, urls: Iterable[Any], *, requires_tls: bool, auth: Auth | None = None) -> tuple[str, ...]:
         """Add servers the cluster announced; returns those that were new."""
         known = {(candidate.server.host, candidate.server.port) for candidate in self._candidates}
         new: list[str] = []
         for url in urls:
-            server = Server.parse(url)
+            try:
+                server = Server.parse(url)
+            except (ConfigError, TypeError, AttributeError):
+                continue  # an address we cannot read is one we cannot use; it must not cost us the session
             if (server.host, server.port) not in known:
-                server = Server(server.host, server.port, requires_tls)
+                known.add((server.host, server.port))
+                server = Server(server.host, server.port, requires_tls, auth)
                 self._candidates.append(_Candidate(server))
                 new.append(str(server))
         return tuple(new)

@@ -83,7 +83,7 @@ class SubscriptionState:
             # The server counts too; but after a reconnect both counted from different beginnings.
             del arrived[self.max_messages - self.received :]
         self.received += len(arrived)
-        arrived_bytes = sum([len(message.data) for message in arrived])
+        arrived_bytes = sum([message.size_bytes for message in arrived])
         dropped = 0
         if (
             len(self.pending) + len(arrived) <= self.max_pending_messages
@@ -92,7 +92,11 @@ class SubscriptionState:
             self.pending.extend(arrived)
             self.pending_bytes += arrived_bytes
             # Half empty again: the next loss is a new event, not more of the last one.
-            if self.is_slow and len(self.pending) * 2 <= self.max_pending_messages:
+            if (
+                self.is_slow
+                and len(self.pending) * 2 <= self.max_pending_messages
+                and self.pending_bytes * 2 <= self.max_pending_bytes
+            ):
                 self.is_slow = False
         else:
             dropped = self._settle_one_by_one(arrived)
@@ -105,7 +109,7 @@ class SubscriptionState:
     def _settle_one_by_one(self, arrived: list[CoreMessage]) -> int:
         dropped = 0
         for message in arrived:
-            size = len(message.data)
+            size = message.size_bytes
             if len(self.pending) >= self.max_pending_messages or self.pending_bytes + size > self.max_pending_bytes:
                 dropped += 1
             else:
@@ -116,5 +120,5 @@ class SubscriptionState:
     def take(self) -> CoreMessage:
         """The oldest message; raises ``IndexError`` when none is waiting."""
         message = self.pending.popleft()
-        self.pending_bytes -= len(message.data)
+        self.pending_bytes -= message.size_bytes
         return message

@@ -21,7 +21,8 @@ def tls_context(tls: TLSConfig | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if tls is not None and tls.cert_file is not None:
-            context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
+            # Without a password OpenSSL would ask for one on the terminal, and wait.
+            context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password or (lambda: ""))
     except (OSError, ssl.SSLError) as error:
         named = [str(path) for path in (ca_file, tls and tls.cert_file, tls and tls.key_file) if path]
         raise ConfigError(f"TLS files {', '.join(named)}: {error}") from error

@@ -1,0 +1,106 @@
+"""The wheel with nothing beside it: what must work does, and what needs an extra says which."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+    )
+    [built] = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def run_bare(wheel: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` with the standard library and the wheel, and no site-packages at all."""
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(wheel), "PATH": "", "PYTHONWARNINGS": "error", **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_wheel_is_typed_and_licensed(wheel: Path) -> None:
+    assert (wheel / "jetspark" / "py.typed").is_file()
+    assert list(wheel.glob("jetspark-*.dist-info/licenses/LICENSE"))
+
+
+def test_import_needs_nothing_but_the_standard_library(wheel: Path) -> None:
+    result = run_bare(
+        wheel,
+        "import sys, jetspark, jetspark.blocking, jetspark.server\n"
+        "assert 'site-packages' not in ' '.join(m.__file__ or '' for m in list(sys.modules.values())"
+        " if getattr(m, '__file__', None))\n"
+        "print(jetspark.__version__)",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("0.")
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        (
+            "from jetspark.core.auth import NKey, connect_fields, create_seed\n"
+            "connect_fields(NKey(create_seed('user', bytes(32))), 'nonce')",
+            "security",
+        ),
+        ("from jetspark.server import NatsServer\nNatsServer().start()", "server"),
+        ("from jetspark.cli.main import run\nrun()", "cli"),
+    ],
+    ids=["nkeys", "embedded server", "command line"],
+)
+def test_what_needs_an_extra_names_it(wheel: Path, code: str, extra: str) -> None:
+    result = run_bare(wheel, code)
+    assert result.returncode == 1
+    assert f"pip install 'jetspark[{extra}]'" in result.stderr
+
+
+def test_the_command_without_its_extra_is_one_line_and_no_traceback(wheel: Path) -> None:
+    result = run_bare(wheel, "from jetspark.cli.main import run\nrun()")
+    assert result.stderr.splitlines() == [
+        "jetspark: the jetspark command needs the extra 'cli': pip install 'jetspark[cli]'"
+    ]
+
+
+def test_the_bare_install_talks_to_a_server(wheel: Path) -> None:
+    from jetspark.server import NatsServer
+
+    code = """
+import os, asyncio, jetspark, jetspark.blocking
+async def main():
+    async with jetspark.connect(os.environ["URL"]) as nc:
+        subscription = await nc.subscribe("bare")
+        await nc.publish("bare", b"bones")
+        print((await subscription.next(5)).data.decode())
+asyncio.run(main())
+with jetspark.blocking.connect(os.environ["URL"]) as nc:
+    subscription = nc.subscribe("bare")
+    nc.publish("bare", b"bones")
+    print(subscription.next(5).data.decode())
+"""
+    with NatsServer(jetstream=False) as server:
+        result = run_bare(wheel, code, URL=server.url, HOME=os.environ.get("HOME", ""))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["bones", "bones"]

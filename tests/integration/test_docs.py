@@ -1,0 +1,73 @@
+"""What the documentation shows is run: README and guides block by block, examples whole, the CLI page for drift."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jetspark
+from jetspark.server import NatsServer
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+
+
+def _blocks() -> list[object]:
+    found = []
+    for page in PAGES:
+        for block in re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            line = page.read_text(encoding="utf-8")[: block.start()].count("\n") + 1
+            found.append(pytest.param(block[1], id=f"{page.relative_to(REPOSITORY)}:{line}"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with NatsServer() as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("code", _blocks())
+def test_a_block_of_the_documentation_runs_as_written(code: str, url: str, tmp_path: Path) -> None:
+    # The address is the default one in the text and a free one here; nothing else is changed.
+    code = code.replace("nats://127.0.0.1:4222", url)
+    _run([sys.executable, "-W", "error", "-c", code], tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    _run([sys.executable, "-W", "error", str(example)], tmp_path)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_command_line_page_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate", REPOSITORY / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8") == generate.cli_reference(), "run `make docs`"
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_public_name_is_in_the_documentation_or_says_what_it_is_itself() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name in jetspark.__all__:
+        documented = name in text or (getattr(jetspark, name).__doc__ or "").strip()
+        assert documented, name
