@@ -82,6 +82,5 @@ __all__ = [
     "Token",
     "UsageError",
     "UserPassword",
-    "__version__",
     "connect",
 ]

@@ -11,13 +11,12 @@ from typing import Any, cast
 
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Callback, Subscription
-from jetspark.aio.transport import WRITE_AT_BYTES, Link
+from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready
 from jetspark.core.events import ConnectionEvent, ErrorReported
 from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
-from jetspark.core.lifecycle import AuthSource
 from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
@@ -35,7 +34,7 @@ OnEvent = Callable[[ConnectionEvent], None]
 def connect(
     servers: str | Iterable[str] = "nats://127.0.0.1:4222",
     *,
-    auth: AuthSource = None,
+    auth: AsyncAuthSource = None,
     tls: TLSConfig | None = None,
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
@@ -93,7 +92,7 @@ class Client(ClientFace):
     async def _connect(
         cls,
         servers: Any,
-        auth: AuthSource,
+        auth: AsyncAuthSource,
         tls: TLSConfig | None,
         on_event: OnEvent | None,
         options: ConnectOptions,

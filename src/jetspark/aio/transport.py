@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ssl
-from collections.abc import Callable, Generator
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeAlias, cast
 
+from jetspark.core.auth import Auth
 from jetspark.core.connection import Connection, Event
 from jetspark.core.lifecycle import (
     AskSecret,
@@ -24,7 +25,9 @@ from jetspark.core.options import TLSConfig
 from jetspark.core.tls import tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
 
-__all__ = ["Link"]
+__all__ = ["AsyncAuthSource", "Link"]
+
+AsyncAuthSource: TypeAlias = AuthSource | Callable[[], Awaitable[Auth]]
 
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.
@@ -37,7 +40,7 @@ class Link:
     def __init__(
         self,
         machine: Connection,
-        auth: AuthSource,
+        auth: AsyncAuthSource,
         tls: TLSConfig | None,
         on_events: Callable[[list[Event]], None],
     ) -> None:
@@ -106,7 +109,8 @@ class Link:
     # ---- a session's life --------------------------------------------------------------------------------------
 
     async def _establish(self, *, is_first: bool) -> None:
-        await self._perform_all(establish(self._machine, self._auth, self._tls, is_first=is_first))
+        auth = cast(AuthSource, self._auth)  # what it asks for is awaited before it gets it
+        await self._perform_all(establish(self._machine, auth, self._tls, is_first=is_first))
         self.flush()
         self._wake_publishers()
         self._watch_clock()
