@@ -19,7 +19,7 @@ from jetspark.core.events import (
 )
 from jetspark.core.headers import Headers, Status
 from jetspark.core.options import ConnectOptions, TLSConfig
-from jetspark.core.version import VERSION as __version__
+from jetspark.core.version import VERSION
 from jetspark.errors import (
     AuthenticationFailed,
     BufferFull,
@@ -84,3 +84,5 @@ __all__ = [
     "UserPassword",
     "connect",
 ]
+
+__version__ = VERSION

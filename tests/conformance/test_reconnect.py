@@ -128,6 +128,46 @@ async def test_a_full_buffer_can_raise_instead_and_the_message_is_not_accepted(
 
 
 @on_both_drivers
+async def test_a_peer_that_does_not_read_makes_the_publisher_wait(driver: Driver) -> None:
+    """Connected all the time: the bound holds against a slow network too, not only against none."""
+    may_read = asyncio.Event()
+    sink = bytearray()
+
+    async def read_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await may_read.wait()
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        while data := await reader.read(1 << 20):
+            sink.extend(data)
+            if data.endswith(b"PING\r\n"):
+                writer.write(b"PONG\r\n")
+
+    count, payload = 1000, bytes(100_000)
+    async with scripted_server(read_late) as url, driver.connect(url, send_buffer_bytes=1 << 20) as nc:
+        accepted = 0
+
+        async def publish_all() -> None:
+            nonlocal accepted
+            for _ in range(count):
+                await nc.publish("late", payload)
+                accepted += 1
+
+        publishing = asyncio.ensure_future(publish_all())
+        while True:  # until it stands still
+            before = accepted
+            await asyncio.sleep(0.3)
+            if before == accepted:
+                break
+        assert 0 < accepted < count
+        assert nc.buffered_bytes <= 1 << 20
+        may_read.set()
+        await publishing
+        await nc.flush(timeout=30)
+        assert sink.count(b"PUB late 100000\r\n") == count
+
+
+@on_both_drivers
 async def test_closing_releases_a_publisher_that_waits_for_room(driver: Driver, server: NatsServer) -> None:
     events = Recorder()
     nc = await driver.connect(server.url, on_event=events, send_buffer_bytes=1000)

@@ -148,6 +148,7 @@ class Client(ClientFace):
         """
         timeout = self.options.request_timeout_s if timeout is None else timeout
         link, machine = self._link, self._machine
+        link.check_may_wait("request")
         answer = Waiter()
         with link.lock:
             try:
@@ -283,6 +284,7 @@ class Client(ClientFace):
             self._link.room.wait()
 
     def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
+        self._link.check_may_wait(what)
         done = Waiter()
         with self._link.lock:
             start(done)

@@ -80,6 +80,13 @@ class Link:
             # Dialling cannot be interrupted, and is bounded; nobody should have to wait for that.
             self._thread.join(timeout=1.0)
 
+    def check_may_wait(self, what: str) -> None:
+        """Refuse to wait on the connection's own thread for what only that thread can bring."""
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                f"{what} would wait for ever: on_event runs on the connection's thread; use a thread of your own"
+            )
+
     # ---- writing: any thread, with the lock held ---------------------------------------------------------------
 
     def wake(self) -> None:
