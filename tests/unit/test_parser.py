@@ -21,6 +21,8 @@ BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"
 
 
 class Destination:
+    is_inbox = False
+
     def __init__(self) -> None:
         self.arrived: list[CoreMessage] = []
 
@@ -531,3 +533,27 @@ def test_mutated_streams_read_the_same_whole_and_in_pieces() -> None:
                 problem = ProtocolError
             outcomes.append((parser.control, [each.seen for each in routes.values()], problem))
         assert outcomes[0] == outcomes[1], (stream, cuts)
+
+
+def test_lines_with_a_reply_are_known_by_their_beginning() -> None:
+    parser, routes = parser_for(b"1", b"2")
+    for number in range(3):
+        parser.receive_data(b"MSG a 1 reply.%d 2\r\nhi\r\nMSG a 2 reply.%d 0\r\n\r\n" % (number, number))
+    assert [each.raw_reply for each in routes[b"1"].arrived] == [b"reply.0", b"reply.1", b"reply.2"]
+    assert [each.data for each in routes[b"2"].arrived] == [b"", b"", b""]
+    # What is known of the beginning must not make a wrong ending right.
+    for ending in (b"3\r\nhi\r\nx", b"x\r\nhi", b"+2\r\nhi"):
+        broken, _ = parser_for(b"1")
+        broken.receive_data(b"MSG a 1 reply 2\r\nhi\r\n" * 2)
+        with pytest.raises(ProtocolError):
+            broken.receive_data(b"MSG a 1 reply " + ending + b"\r\n" + b"PING\r\n")
+
+
+def test_nothing_is_remembered_of_lines_to_an_inbox() -> None:
+    parser, routes = parser_for(b"1", b"2")
+    routes[b"2"].is_inbox = True
+    parser.receive_data(b"MSG a 1 0\r\n\r\n")
+    for number in range(2000):
+        parser.receive_data(b"MSG _INBOX.me.%d 2 0\r\n\r\n" % number)
+    assert list(parser._known_lines) == [b"MSG a 1 0"]
+    assert len(routes[b"2"].arrived) == 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,11 +47,11 @@ class Subscription(SubscriptionFace):
 
     async def _iterate(self) -> AsyncIterator[Message]:
         state = self._state
-        pending = state.pending
+        pending = cast("deque[Message]", state.pending)
         try:
             while True:
                 while pending:
-                    yield cast(Message, state.take())
+                    yield pending.popleft()
                 if state.is_finished:
                     if state.error is not None:
                         raise state.error

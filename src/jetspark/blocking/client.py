@@ -94,7 +94,7 @@ class Client(ClientFace):
                 machine.publish(subject, data, reply, headers)
             except BufferFull:
                 self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers))
-            link.wake()
+            link.flush_soon()
 
     def subscribe(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,20 +46,27 @@ class Subscription(SubscriptionFace):
             self._reader.start()
 
     def __iter__(self) -> Iterator[Message]:
-        state, lock = self._state, self._lock
+        state = self._state
+        pending = cast("deque[Message]", state.pending)
         try:
             while True:
-                with lock:
-                    while not state.pending:
-                        if state.is_finished:
-                            if state.error is not None:
-                                raise state.error
-                            return
-                        self._changed.wait()
-                    message = state.take()
-                yield cast(Message, message)
+                try:
+                    message = pending.popleft()  # one step for other threads: no lock
+                except IndexError:
+                    if not self._wait_for_more():
+                        return
+                else:
+                    yield message
         finally:
             self._wake()  # a drain may wait for us
+
+    def _wait_for_more(self) -> bool:
+        state = self._state
+        with self._lock:
+            self._changed.wait_for(lambda: state.pending or state.is_finished)
+            if not state.pending and state.error is not None:
+                raise state.error
+            return bool(state.pending)
 
     def next(self, timeout: float | None = None) -> Message:
         """The next message.

@@ -30,6 +30,12 @@ __all__ = ["Link"]
 WRITE_AT_BYTES = 64 << 10
 READ_BYTES = 256 << 10
 
+# A message that comes alone is written by its publisher at once. Those that follow sooner than GATHER_S gather, and
+# leave with the next write or when the connection's thread has seen them wait for LINGER_S. Waking that thread for
+# each of them instead makes the two fight for the interpreter, and halved the rate.
+GATHER_S = 100e-6
+LINGER_S = 1e-3
+
 # What a non-blocking socket raises when it would have to wait.
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -55,6 +61,7 @@ class Link:
         self._alarm.setblocking(False)
         self._alarm_button.setblocking(False)
         self._is_alarmed = False
+        self._gather_until = 0.0
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened = Waiter()
         _links.add(self)
@@ -97,6 +104,15 @@ class Link:
                 self._alarm_button.send(b"!")
             except OSError:
                 pass  # full means that it will look anyway; closed means that it is gone
+
+    def flush_soon(self) -> None:
+        """Write now, or shortly together with what follows."""
+        now = time.monotonic()
+        if now >= self._gather_until:
+            self._gather_until = now + GATHER_S
+            self.flush()
+        elif not self._is_alarmed:
+            self.wake()
 
     def flush(self) -> None:
         """Write as much as the network takes now; the connection's thread sees to the rest."""
@@ -250,15 +266,16 @@ class Link:
                         wants_to_write = not wants_to_write
                         interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants_to_write else 0)
                         selector.modify(self._socket, interest)
-                    deadline = self._machine.next_deadline()
-                    ready = selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                    ready = selector.select(self._patience_s())
                     with self.lock:
-                        if self._is_alarmed:
-                            self._alarm.recv(4096)
-                            self._is_alarmed = False
-                        if any(key.fileobj is self._socket and mask & selectors.EVENT_READ for key, mask in ready):
-                            self._read()
+                        for key, mask in ready:
+                            if key.fileobj is self._alarm:
+                                self._alarm.recv(4096)
+                            elif mask & selectors.EVENT_READ:
+                                self._read()
                         self._machine.on_time(time.monotonic())
+                        if not ready and not self._machine.out_bytes:
+                            self._is_alarmed = False  # nobody has published for a while
                         self.flush()
                         if not self._unsent:
                             self.room.notify_all()
@@ -268,6 +285,13 @@ class Link:
             except (OSError, JetSparkError) as error:
                 return error
         return ConnectionLost("closed")
+
+    def _patience_s(self) -> float | None:
+        """How long there may be nothing to do; None is for ever."""
+        if self._is_alarmed:
+            return LINGER_S
+        deadline = self._machine.next_deadline()
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _read(self) -> None:
         assert self._socket is not None

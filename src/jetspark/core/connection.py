@@ -194,6 +194,8 @@ class Connection:
         self._out: list[bytes] = []
         self._login = b""
         self._addresses: dict[str, bytes] = {}
+        self._room_bytes = options.send_buffer_bytes
+        """Bound of ``out_bytes``; below 0 once closed, so that ``publish`` needs one look for both."""
         self._last_sid = 0
         self._handed_over = 0
         self._confirmed = 0
@@ -328,6 +330,7 @@ class Connection:
             self._closed_because = f"the connection is closed: {error}"
         cause = error or ConnectionClosed("the connection was closed")
         self.state = State.CLOSED
+        self._room_bytes = -1
         self._login = b""
         self._ping_due = None
         for ping in self._pings:
@@ -410,15 +413,19 @@ class Connection:
             if len(data) > self._max_payload_bytes:
                 raise PayloadTooLarge(len(data), self._max_payload_bytes)
             frame = frames.PUB % (address, len(data), data)
-        if self.state is State.CLOSED:
-            raise ConnectionClosed(self._closed_because)
         out_bytes = self.out_bytes + len(frame)
-        # A message larger than the whole buffer goes through an empty one: it must not wait for ever.
-        if out_bytes > self.options.send_buffer_bytes and self._out:
-            raise BufferFull(self.out_bytes, self.options.send_buffer_bytes)
+        if out_bytes > self._room_bytes:
+            self._check_room()
         self.out_bytes = out_bytes
         self._out.append(frame)
         self.published += 1
+
+    def _check_room(self) -> None:
+        if self.is_closed:
+            raise ConnectionClosed(self._closed_because)
+        # A message larger than the whole buffer goes through an empty one: it must not wait for ever.
+        if self._out:
+            raise BufferFull(self.out_bytes, self.options.send_buffer_bytes)
 
     def subscribe(
         self,
@@ -507,6 +514,7 @@ class Connection:
         """
         if self._replies is None:
             replies = self.subscribe(f"{self._inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40)
+            replies.is_inbox = True
             self._replies = replies
         self._last_token += 1
         token = str(self._last_token)
@@ -525,7 +533,7 @@ class Connection:
             self._answer(subscription)
             return
         before = subscription.dropped
-        if subscription.settle():
+        if subscription.settle(self._parser.chunk_bytes):
             # Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive.
             if not subscription.is_slow or subscription.dropped.bit_length() > before.bit_length():
                 self._events.append(SlowConsumer(subscription.subject, subscription.dropped))

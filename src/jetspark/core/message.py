@@ -17,7 +17,7 @@ class CoreMessage:
     subscribers never ask and every message pays for what is done eagerly. Drivers subclass it to add ``respond``.
     """
 
-    __slots__ = ("_client", "_headers", "data", "raw_headers", "raw_reply", "size_bytes", "subject")
+    __slots__ = ("_client", "_headers", "data", "raw_headers", "raw_reply", "subject")
 
     def __init__(
         self, subject: str, data: bytes, raw_reply: bytes | None, raw_headers: bytes | None, client: Any
@@ -27,8 +27,11 @@ class CoreMessage:
         self.raw_reply = raw_reply
         self.raw_headers = raw_headers
         self._client = client
-        # What it counts for in its subscription's bounds.
-        self.size_bytes = len(data) if raw_headers is None else len(data) + len(raw_headers)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts for in its subscription's bounds: headers and data."""
+        return len(self.data) if self.raw_headers is None else len(self.data) + len(self.raw_headers)
 
     @property
     def reply(self) -> str:
