@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import jetspark.blocking
-from jetspark import ConnectionEvent, Reconnected, UsageError
+from jetspark import ConnectionClosed, ConnectionEvent, NoResponders, Reconnected, RequestTimeout, UsageError
 from jetspark.server import NatsServer
 
 
@@ -62,3 +63,70 @@ def test_several_threads_share_the_messages_of_one_subscription() -> None:
         assert sorted(shares[0] + shares[1] + shares[2]) == list(range(3000))
         for share in shares:
             assert share == sorted(share)
+
+
+def test_many_threads_ask_at_once_and_each_gets_its_own_answer_while_the_server_comes_and_goes() -> None:
+    """Threads take turns at reading the socket; a turn that is lost would be a request that never ends."""
+    wrong: list[bytes] = []
+    answered = [0] * 8
+    stop = threading.Event()
+
+    def ask(nc: jetspark.blocking.Client, who: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            question = b"%d:%d" % (who, number)
+            try:
+                answer = nc.request("echo", question, timeout=1).data
+            except (RequestTimeout, NoResponders):
+                continue  # asked while there was no server, or before the service was back
+            if answer != question:
+                wrong.append(answer)
+            answered[who] += 1
+
+    with (
+        NatsServer(jetstream=False) as server,
+        jetspark.blocking.connect(server.url) as service,
+        jetspark.blocking.connect(server.url) as nc,
+    ):
+        service.subscribe("echo", callback=lambda message: message.respond(message.data))
+        service.flush()
+        threads = [threading.Thread(target=ask, args=(nc, who)) for who in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            marks = [count + 30 for count in answered]
+            deadline = time.monotonic() + 20
+            while any(count < mark for count, mark in zip(answered, marks, strict=True)):
+                assert time.monotonic() < deadline, answered
+                time.sleep(0.01)
+            server.kill()
+            server.start()
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert wrong == []
+        nc.flush()
+
+
+def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
+    with NatsServer(jetstream=False) as server, jetspark.blocking.connect(server.url) as nc:
+        nc.subscribe("silent")
+        outcome: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                nc.request("silent", timeout=30)
+            except ConnectionClosed as error:
+                outcome.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while nc._link._guest is None:
+            time.sleep(0.001)
+        nc.publish("anything")  # with another thread reading, the rest still works
+        nc.flush()
+        nc.close()
+        asking.join(5)
+        assert len(outcome) == 1

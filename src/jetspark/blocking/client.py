@@ -157,7 +157,7 @@ class Client(ClientFace):
                 token = self._when_there_is_room(lambda: machine.request(answer, subject, data, headers))
             link.flush()
         try:
-            message: Message = answer.wait(timeout, f"request to {subject!r}")
+            message: Message = link.wait_for(answer, timeout, f"request to {subject!r}")
             return message
         finally:
             with link.lock:
@@ -291,7 +291,7 @@ class Client(ClientFace):
             self._link.flush()
         self._link.settle()
         try:
-            done.wait(timeout, what)
+            self._link.wait_for(done, timeout, what)
         finally:
             with self._link.lock:
                 self._machine.forget_flush(done)

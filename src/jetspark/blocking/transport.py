@@ -1,8 +1,12 @@
 """The blocking driver's engine: one thread a connection, which dials, reads, pings and reconnects.
 
-``lock`` guards the machine and the socket. The socket never blocks, so the lock is never held for long: any thread
-may write what it has just published, and only the connection's own thread waits for the network (in ``select``).
-Events are passed on without the lock, so that whoever they wake can take it.
+``lock`` guards the machine and the socket. The socket never blocks, so the lock is never held for long, and any
+thread may write what it has just published. Events are passed on without the lock, so that whoever they wake can
+take it.
+
+Who waits for the network: the connection's own thread (in ``select``), except while another thread waits for an
+answer. That thread then reads by itself (``wait_for``) and the connection's thread looks away: being woken by another
+thread costs more than all the rest of a request. One thread at a time reads; the others wait for it.
 """
 
 from __future__ import annotations
@@ -62,6 +66,11 @@ class Link:
         self._alarm_button.setblocking(False)
         self._is_alarmed = False
         self._gather_until = 0.0
+        self._selector: selectors.BaseSelector | None = None
+        self._interest = 0
+        self._guest: threading.Thread | None = None
+        """The thread that reads in place of our own."""
+        self._guests_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened = Waiter()
         _links.add(self)
@@ -70,7 +79,7 @@ class Link:
         self._thread.start()
         # Every step of the attempts is bounded; this wait has no bound of its own to disagree with theirs.
         try:
-            self._opened.wait(threading.TIMEOUT_MAX, "connect")
+            self._opened.wait(threading.TIMEOUT_MAX)
         except BaseException:
             self.close()
             raise
@@ -88,11 +97,81 @@ class Link:
             self._thread.join(timeout=1.0)
 
     def check_may_wait(self, what: str) -> None:
-        """Refuse to wait on the connection's own thread for what only that thread can bring."""
-        if threading.current_thread() is self._thread:
+        """Refuse to wait on the thread that reads for what only reading can bring."""
+        if threading.current_thread() in (self._thread, self._guest):
             raise UsageError(
-                f"{what} would wait for ever: on_event runs on the connection's thread; use a thread of your own"
+                f"{what} would wait for ever: on_event runs on the thread that reads; use a thread of your own"
             )
+
+    def wait_for(self, waiter: Waiter, timeout_s: float, what: str) -> Any:
+        """The result of an operation; brings it in by itself when no other thread is at it.
+
+        Raises:
+            RequestTimeout: It was not there in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._take_over():
+            try:
+                self._read_until(waiter, deadline)
+            finally:
+                self._hand_back()
+        try:
+            return waiter.wait(deadline - time.monotonic())
+        except TimeoutError:
+            raise RequestTimeout(what, timeout_s) from None
+
+    def _take_over(self) -> bool:
+        with self.lock:
+            if self._selector is None or self._guest is not None:
+                return False
+            self._guest = threading.current_thread()
+            self._watch_socket()
+            return True
+
+    def _hand_back(self) -> None:
+        with self.lock:
+            self._guest = None
+            self._watch_socket()
+
+    def _read_until(self, waiter: Waiter, deadline: float) -> None:
+        watched = self._socket
+        if watched is None:
+            return
+        with selectors.PollSelector() as selector:
+            selector.register(watched, selectors.EVENT_READ)
+            while not waiter.is_done and (left_s := deadline - time.monotonic()) > 0:
+                selector.select(left_s)
+                with self.lock:
+                    if self._socket is not watched:
+                        return
+                    try:
+                        self._read()
+                        self.flush()
+                    except (OSError, JetSparkError) as error:
+                        self._guests_error = error  # sessions are ended by the connection's thread
+                        self.wake()
+                        return
+                    events = self._machine.events()
+                if events:
+                    self._on_events(events)
+
+    def _watch_socket(self) -> None:
+        """With the lock: have ``select`` look at the socket for what the connection's thread is to do with it now.
+
+        Another thread may call this while that one is in ``select``, which then looks at what it is told here.
+        """
+        if self._selector is None or self._socket is None:
+            return
+        interest = (0 if self._guest else selectors.EVENT_READ) | (selectors.EVENT_WRITE if self._unsent else 0)
+        if interest == self._interest:
+            return
+        if not interest:
+            self._selector.unregister(self._socket)
+        elif not self._interest:
+            self._selector.register(self._socket, interest)
+        else:
+            self._selector.modify(self._socket, interest)
+        self._interest = interest
 
     # ---- writing: any thread, with the lock held ---------------------------------------------------------------
 
@@ -254,41 +333,47 @@ class Link:
     def _serve(self) -> Exception:
         """Read, write and watch the clock until the session ends; returns why it did."""
         assert self._socket is not None
-        with self.lock:
-            self._socket.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._alarm, selectors.EVENT_READ)
-            selector.register(self._socket, selectors.EVENT_READ)
-            wants_to_write = False
+            with self.lock:
+                self._socket.setblocking(False)
+                self._guests_error = None
+                self._selector, self._interest = selector, 0
             try:
                 while not self._closing.is_set():
-                    if wants_to_write != bool(self._unsent):
-                        wants_to_write = not wants_to_write
-                        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants_to_write else 0)
-                        selector.modify(self._socket, interest)
+                    with self.lock:
+                        self._watch_socket()
                     ready = selector.select(self._patience_s())
                     with self.lock:
-                        for key, mask in ready:
-                            if key.fileobj is self._alarm:
-                                self._alarm.recv(4096)
-                            elif mask & selectors.EVENT_READ:
-                                self._read()
-                        self._machine.on_time(time.monotonic())
-                        if not ready and not self._machine.out_bytes:
-                            self._is_alarmed = False  # nobody has published for a while
-                        self.flush()
-                        if not self._unsent:
-                            self.room.notify_all()
+                        self._attend(ready)
                         events = self._machine.events()
                     if events:
                         self._on_events(events)
+                return ConnectionLost("closed")
             except (OSError, JetSparkError) as error:
                 return error
-        return ConnectionLost("closed")
+            finally:
+                with self.lock:
+                    self._selector = None
+
+    def _attend(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        if self._guests_error is not None:
+            raise self._guests_error
+        for key, mask in ready:
+            if key.fileobj is self._alarm:
+                self._alarm.recv(4096)
+            elif mask & selectors.EVENT_READ and self._guest is None:
+                self._read()
+        self._machine.on_time(time.monotonic())
+        if not ready and not self._machine.out_bytes:
+            self._is_alarmed = False  # nobody has published for a while
+        self.flush()
+        if not self._unsent:
+            self.room.notify_all()
 
     def _patience_s(self) -> float | None:
         """How long there may be nothing to do; None is for ever."""
-        if self._is_alarmed:
+        if self._is_alarmed and not self._unsent:
             return LINGER_S
         deadline = self._machine.next_deadline()
         return None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -310,6 +395,10 @@ class Link:
         opened, self._socket = self._socket, None
         self._unsent = memoryview(b"")
         if opened is not None:
+            try:
+                opened.shutdown(socket.SHUT_RDWR)  # wakes the thread that may be polling it; close() would not
+            except OSError:
+                pass  # not connected any more
             opened.close()
 
     def _abandon_after_fork(self) -> None:
@@ -319,7 +408,9 @@ class Link:
         self._closing.set()
         self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
         self._machine.events()
-        self._hang_up()  # closes this process's copy only; the parent's connection does not notice
+        if self._socket is not None:
+            self._socket.close()  # this process's copy only; the parent's connection does not notice
+            self._socket = None
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from jetspark.errors import RequestTimeout
-
 __all__ = ["Waiter"]
 
 
@@ -34,15 +32,19 @@ class Waiter:
         if self._done.locked():
             self._done.release()
 
-    def wait(self, timeout_s: float, what: str) -> Any:
+    @property
+    def is_done(self) -> bool:
+        return not self._done.locked()
+
+    def wait(self, timeout_s: float) -> Any:
         """The result, once.
 
         Raises:
-            RequestTimeout: It was not there in time.
+            TimeoutError: It was not there in time.
         """
         # A negative timeout would mean "for ever" to a lock.
         if not self._done.acquire(timeout=min(max(timeout_s, 0), threading.TIMEOUT_MAX)):
-            raise RequestTimeout(what, timeout_s)
+            raise TimeoutError
         if self._error is not None:
             raise self._error
         return self._result
