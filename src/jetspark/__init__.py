@@ -5,7 +5,6 @@ This is the asyncio face. ``import jetspark.blocking as jetspark`` gives the sam
 
 from jetspark.aio import Client, Message, Subscription, connect
 from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
-from jetspark.core.connection import ServerInfo
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -18,6 +17,7 @@ from jetspark.core.events import (
     SlowConsumer,
 )
 from jetspark.core.headers import Headers, Status
+from jetspark.core.info import ServerInfo
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.version import VERSION
 from jetspark.errors import (

@@ -181,6 +181,39 @@ async def test_closing_releases_a_publisher_that_waits_for_room(driver: Driver, 
         await waiting
 
 
+class Load:
+    """Numbered messages, one after the other, until told to stop."""
+
+    def __init__(self, nc: jetspark.Client) -> None:
+        self._nc = nc
+        self.published = 0
+        self.is_stopped = False
+
+    async def run(self) -> None:
+        while not self.is_stopped:
+            await self.publish()
+            if self.published % 50 == 0:  # a load, not a flood: the tests read only at the end
+                await asyncio.sleep(0.001)
+
+    async def publish(self) -> None:
+        await self._nc.publish("load", b"%d" % self.published)
+        self.published += 1
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more have been published."""
+        mark = self.published + count
+        await until(lambda: self.published > mark)
+
+    async def arrived(self, subscription: jetspark.Subscription) -> list[int]:
+        """The numbers received, up to the last one published; none twice, none out of order."""
+        numbers: list[int] = []
+        while not numbers or numbers[-1] < self.published - 1:
+            numbers.append(int((await subscription.next(5)).data))
+        assert subscription.dropped == 0
+        assert numbers == sorted(set(numbers)), "duplicated or out of order"
+        return numbers
+
+
 @on_both_drivers
 async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver: Driver, server: NatsServer) -> None:
     """Every message arrives once and in order, or is among those told to be in doubt. No other fate exists."""
@@ -192,45 +225,30 @@ async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver:
     ):
         subscription = await witness.subscribe("load")
         await witness.flush()
-        published = 0
-        stopped = False
-
-        async def load() -> None:
-            nonlocal published
-            while not stopped:
-                await nc.publish("load", b"%d" % published)
-                published += 1
-                if published % 50 == 0:  # a load, not a flood: the test reads only at the end
-                    await asyncio.sleep(0.001)
+        load = Load(nc)
 
         async def confirm() -> None:
-            while not stopped:
+            while not load.is_stopped:
                 with contextlib.suppress(jetspark.ConnectionLost):
                     await nc.flush(timeout=30)
 
-        working = asyncio.gather(load(), confirm())
+        working = asyncio.gather(load.run(), confirm())
         for cuts in range(1, 6):
-            mark = published
-            await until(lambda mark=mark: published > mark + 500)  # type: ignore[misc]
+            await load.more(500)
             proxy.cut()
             await events.wait_for(jetspark.Reconnected, cuts)
-        stopped = True
+        load.is_stopped = True
         await working
-        await nc.publish("load", b"%d" % published)  # what was last before may be among the lost
-        published += 1
+        await load.publish()  # what was last before may be among the lost
         await nc.flush()
 
-        arrived: list[int] = []
-        while not arrived or arrived[-1] < published - 1:
-            arrived.append(int((await subscription.next(5)).data))
-        assert subscription.dropped == 0
-        assert arrived == sorted(set(arrived)), "duplicated or out of order"
+        arrived = await load.arrived(subscription)
         in_doubt: set[int] = set()
         for lost in events.of(jetspark.Disconnected):
             end = lost.published_messages - lost.buffered_messages
             in_doubt.update(range(end - lost.unconfirmed_messages, end))
-        assert set(range(published)) - set(arrived) <= in_doubt
-        assert len(in_doubt) < published
+        assert set(range(load.published)) - set(arrived) <= in_doubt
+        assert len(in_doubt) < load.published
 
 
 @on_both_drivers
@@ -239,34 +257,20 @@ async def test_a_server_killed_under_load_comes_back_and_so_does_the_load(driver
     async with driver.connect(server.url, on_event=events) as nc:
         subscription = await nc.subscribe("load")
         await nc.flush()
-        published = 0
-        stopped = False
-
-        async def load() -> None:
-            nonlocal published
-            while not stopped:
-                await nc.publish("load", b"%d" % published)
-                published += 1
-                if published % 50 == 0:  # a load, not a flood: the test reads only at the end
-                    await asyncio.sleep(0.001)
-
-        loading = asyncio.ensure_future(load())
-        await until(lambda: published > 2000)
+        load = Load(nc)
+        loading = asyncio.ensure_future(load.run())
+        await load.more(2000)
         await asyncio.to_thread(server.kill)
         lost = await events.wait_for(jetspark.Disconnected)
-        mark = published
-        await until(lambda: published > mark + 500)
+        await load.more(500)
         await asyncio.to_thread(server.start)
         await events.wait_for(jetspark.Reconnected)
-        stopped = True
+        load.is_stopped = True
         await loading
         await nc.flush()
         first_buffered = lost.published_messages - lost.buffered_messages
-        arrived = [int((await subscription.next(5)).data)]
-        while arrived[-1] < published - 1:
-            arrived.append(int((await subscription.next(5)).data))
-        assert arrived == sorted(set(arrived)), "duplicated or out of order"
-        assert arrived[-(published - first_buffered) :] == list(range(first_buffered, published))
+        arrived = await load.arrived(subscription)
+        assert arrived[-(load.published - first_buffered) :] == list(range(first_buffered, load.published))
 
 
 @on_both_drivers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jetspark.core import connection as connection_module
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
-from jetspark.core.connection import Connection, Done, Event, Failed, Ready, ServerInfo, State
+from jetspark.core.connection import Connection, Done, Event, Failed, Ready, State
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -22,6 +22,7 @@ from jetspark.core.events import (
     ServersDiscovered,
     SlowConsumer,
 )
+from jetspark.core.info import ServerInfo
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.core.subscription import SubscriptionState
@@ -1197,7 +1198,7 @@ def test_closing_tells_everyone_who_waits(error: Exception | None, is_connected:
     assert subscription.is_finished
     assert subscription.error is error
     assert unread(subscription) == [b"1"]
-    assert events[-1] == Closed(error)
+    assert events[-1] == Closed(error, unsent_messages=1)
     assert connection.subscriptions == []
     assert connection.next_deadline() is None
     assert connection.data_to_send() == b""
@@ -1387,3 +1388,26 @@ def test_a_limit_is_kept_over_any_number_of_sessions_and_never_waits_in_vain(
     if limit:
         assert len(subscription.pending) == received
         assert 1 not in server.subscriptions or connection.data_to_send() == b"UNSUB 1\r\n"
+
+
+def test_a_drain_nobody_waits_for_does_not_come_back_with_the_next_session() -> None:
+    connection = connected()
+    subscription = connection.subscribe("a")
+    handle = object()
+    connection.drain(subscription, handle)
+    connection.forget_flush(handle)
+    assert b"SUB" not in reconnect(connection)
+    assert subscription.is_finished
+
+
+def test_closing_tells_how_many_messages_never_left() -> None:
+    connection = connected()
+    connection.publish("a")
+    connection.data_to_send()
+    connection.end("gone")
+    connection.publish("a")
+    connection.publish("a")
+    connection.events()
+    connection.close(ConnectionLost("given up"))
+    [closed] = [event for event in connection.events() if isinstance(event, Closed)]
+    assert closed.unsent_messages == 2

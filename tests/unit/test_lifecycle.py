@@ -81,8 +81,8 @@ class World:
                 if isinstance(behaviour := self.servers[server.host], Exception):
                     raise behaviour
                 self.is_open = True
-            case UpgradeToTLS(server):
-                self.log.append(f"upgrade {server.host}")
+            case UpgradeToTLS(tls_name):
+                self.log.append(f"upgrade {tls_name}")
             case AskSecret(source):
                 self.log.append("ask")
                 return source()
@@ -122,7 +122,7 @@ def lose(world: World) -> None:
 def test_a_session_comes_about_in_these_steps() -> None:
     connection = new()
     steps = establish(connection, None, None, is_first=True)
-    assert next(steps) == Dial(A, False)
+    assert next(steps) == Dial(A, None)
     assert connection.state is State.GREETING
     greeting = next(steps)
     assert isinstance(greeting, Converse)

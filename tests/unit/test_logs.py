@@ -39,8 +39,13 @@ LOGGER = logging.getLogger("jetspark.test")
         ),
         (LameDuck("nats://a:1"), logging.INFO, "nats://a:1 is about to shut down"),
         (ServersDiscovered(("nats://b:1",)), logging.DEBUG, "ServersDiscovered(servers=('nats://b:1',))"),
-        (Closed(None), logging.DEBUG, "Closed(error=None)"),
-        (Closed(ConnectionLost("100% gone")), logging.ERROR, "closed: 100% gone"),
+        (Closed(None), logging.DEBUG, "Closed(error=None, unsent_messages=0)"),
+        (
+            Closed(ConnectionLost("100% gone")),
+            logging.ERROR,
+            "closed: 100% gone (0 messages never sent)",
+        ),
+        (Closed(None, 3), logging.ERROR, "closed: as asked (3 messages never sent)"),
     ],
 )
 def test_each_event_has_its_level_and_words(

@@ -12,12 +12,11 @@ from typing import Any, cast
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Callback, Subscription
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
-from jetspark.core.connection import Connection, Done, Event, Failed, Ready
-from jetspark.core.events import ConnectionEvent, ErrorReported
+from jetspark.core.connection import Connection
+from jetspark.core.events import OnEvent
 from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
-from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
@@ -25,10 +24,6 @@ from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout
 
 __all__ = ["Client", "connect"]
-
-logger = logging.getLogger("jetspark.aio")
-
-OnEvent = Callable[[ConnectionEvent], None]
 
 
 def connect(
@@ -84,6 +79,8 @@ class _Connecting:
 class Client(ClientFace):
     """A connection to NATS that heals itself. Make one with :func:`connect`."""
 
+    _logger = logging.getLogger("jetspark.aio")
+
     def __init__(self, *, _only_connect_makes_clients: None) -> None:
         self._link: Link
         self._on_event: OnEvent | None = None
@@ -107,7 +104,7 @@ class Client(ClientFace):
             message_class=Message,
             client=client,
         )
-        client._link = Link(client._machine, auth, tls, client._on_machine_events)
+        client._link = Link(client._machine, auth, tls, client._pass_on)
         await client._link.open()
         return client
 
@@ -313,7 +310,7 @@ class Client(ClientFace):
             if error is None:
                 raise
             # The body's own error is the one to see; this must not hide it.
-            logger.warning("%s", failure)
+            self._logger.warning("%s", failure)
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
@@ -332,7 +329,7 @@ class Client(ClientFace):
         done: asyncio.Future[None] = loop.create_future()
         start(done)
         self._link.flush()
-        self._on_machine_events(self._machine.events())
+        self._pass_on(self._machine.events())
         timer = loop.call_later(timeout, _expire, done, what, timeout)
         try:
             await done
@@ -342,34 +339,11 @@ class Client(ClientFace):
 
     def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
         self._machine.unsubscribe(state, max_messages)
-        self._on_machine_events(self._machine.events())
+        self._pass_on(self._machine.events())
         self._link.schedule_flush()
 
     async def _drain_subscription(self, state: SubscriptionState) -> None:
         await self._waited(lambda handle: self._machine.drain(state, handle), self.options.drain_timeout_s, "drain")
-
-    def _report(self, error: Exception) -> None:
-        self._on_machine_events([ErrorReported(error)])
-
-    def _on_machine_events(self, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case Ready(subscription):
-                    if subscription.handle is not None:
-                        subscription.handle._wake()
-                case Done(handle, result):
-                    if not handle.done():
-                        handle.set_result(result)
-                case Failed(handle, error):
-                    if not handle.done():
-                        handle.set_exception(error)
-                case _:
-                    log_event(logger, event)
-                    if self._on_event is not None:
-                        try:
-                            self._on_event(event)
-                        except Exception:
-                            logger.exception("on_event raised for %r", event)
 
 
 def _expire(future: asyncio.Future[Any], what: str, timeout: float) -> None:

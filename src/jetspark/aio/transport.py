@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import ssl
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, cast
 
@@ -144,37 +143,28 @@ class Link:
             case AskSecret(source):
                 secret = source()
                 return await secret if inspect.isawaitable(secret) else secret
-            case Dial(server, tls):
-                await _within(timeout_s, f"dialling {server}", self._dial(server.host, server.port, tls=tls))
-            case UpgradeToTLS(server):
-                await _within(timeout_s, f"TLS handshake with {server}", self._upgrade(server.host))
+            case Dial(server, tls_name):
+                await _within(timeout_s, f"dialling {server}", self._dial(server.host, server.port, tls_name))
+            case UpgradeToTLS(tls_name):
+                await _within(timeout_s, f"TLS handshake with {tls_name}", self._upgrade(tls_name))
             case Converse(is_done, what):
                 await _within(timeout_s, what, self._converse(is_done))
 
-    async def _dial(self, host: str, port: int, *, tls: bool) -> None:
-        context = tls_context(self._tls) if tls else None
+    async def _dial(self, host: str, port: int, tls_name: str | None) -> None:
+        context = None if tls_name is None else tls_context(self._tls)
         session = self._session = _Session(self)
-        await self._loop.create_connection(
-            lambda: session,
-            host,
-            port,
-            ssl=context,
-            server_hostname=self._tls_hostname(host) if context else None,
-        )
+        await self._loop.create_connection(lambda: session, host, port, ssl=context, server_hostname=tls_name)
 
-    async def _upgrade(self, host: str) -> None:
+    async def _upgrade(self, tls_name: str) -> None:
         session = self._session
         if session is None or session.transport is None:
             raise ConnectionLost("the server closed the connection before TLS")
         transport = await self._loop.start_tls(
-            session.transport, session, tls_context(self._tls), server_hostname=self._tls_hostname(host)
+            session.transport, session, tls_context(self._tls), server_hostname=tls_name
         )
         if transport is None:
             raise ConnectionLost("the server closed the connection during the TLS handshake")
         session.transport = transport
-
-    def _tls_hostname(self, host: str) -> str:
-        return (self._tls and self._tls.hostname) or host
 
     async def _converse(self, is_done: Callable[[], bool]) -> None:
         session = self._session
@@ -305,5 +295,3 @@ async def _within(timeout_s: float, what: str, work: Any) -> None:
         if isinstance(error, RequestTimeout):
             raise
         raise RequestTimeout(what, timeout_s) from None
-    except ssl.CertificateError as error:
-        raise ConnectionLost(f"{what}: {error.verify_message or error}") from error

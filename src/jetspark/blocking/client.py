@@ -13,13 +13,12 @@ from jetspark.blocking.message import Message
 from jetspark.blocking.subscription import Callback, Subscription
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import Waiter
-from jetspark.core.connection import Connection, Done, Event, Failed, Ready
-from jetspark.core.events import ConnectionEvent, ErrorReported
+from jetspark.core.connection import Connection
+from jetspark.core.events import OnEvent
 from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
-from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
@@ -27,10 +26,6 @@ from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout
 
 __all__ = ["Client", "connect"]
-
-logger = logging.getLogger("jetspark.blocking")
-
-OnEvent = Callable[[ConnectionEvent], None]
 
 
 def connect(
@@ -53,6 +48,8 @@ def connect(
 class Client(ClientFace):
     """A connection to NATS that heals itself, for any number of threads. Make one with :func:`connect`."""
 
+    _logger = logging.getLogger("jetspark.blocking")
+
     def __init__(
         self,
         servers: Any,
@@ -70,7 +67,7 @@ class Client(ClientFace):
             message_class=Message,
             client=self,
         )
-        self._link = Link(self._machine, auth, tls, self._on_machine_events)
+        self._link = Link(self._machine, auth, tls, self._pass_on)
         self._link.open()
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
@@ -269,7 +266,7 @@ class Client(ClientFace):
             if error is None:
                 raise
             # The body's own error is the one to see; this must not hide it.
-            logger.warning("%s", failure)
+            self._logger.warning("%s", failure)
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
@@ -304,24 +301,3 @@ class Client(ClientFace):
 
     def _drain_subscription(self, state: SubscriptionState, timeout: float) -> None:
         self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
-
-    def _report(self, error: Exception) -> None:
-        self._on_machine_events([ErrorReported(error)])
-
-    def _on_machine_events(self, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case Ready(subscription):
-                    if subscription.handle is not None:
-                        subscription.handle._wake()
-                case Done(handle, result):
-                    handle.set_result(result)
-                case Failed(handle, error):
-                    handle.set_exception(error)
-                case _:
-                    log_event(logger, event)
-                    if self._on_event is not None:
-                        try:
-                            self._on_event(event)
-                        except Exception:
-                            logger.exception("on_event raised for %r", event)

@@ -139,7 +139,7 @@ class Link:
             return
         with selectors.PollSelector() as selector:
             selector.register(watched, selectors.EVENT_READ)
-            while not waiter.is_done and (left_s := deadline - time.monotonic()) > 0:
+            while not waiter.done() and (left_s := deadline - time.monotonic()) > 0:
                 selector.select(left_s)
                 with self.lock:
                     if self._socket is not watched:
@@ -289,25 +289,17 @@ class Link:
                 self._hang_up()
             case AskSecret(source):
                 return source()
-            case Dial(server, tls):
-                opened = socket.create_connection((server.host, server.port), timeout=timeout_s)
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._socket = opened
-                if tls:
-                    self._start_tls(opened, server.host)
-            case UpgradeToTLS(server):
+            case Dial(server, tls_name):
+                self._socket = socket.create_connection((server.host, server.port), timeout=timeout_s)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if tls_name is not None:
+                    self._socket = tls_context(self._tls).wrap_socket(self._socket, server_hostname=tls_name)
+            case UpgradeToTLS(tls_name):
                 assert self._socket is not None
-                self._start_tls(self._socket, server.host)
+                self._socket = tls_context(self._tls).wrap_socket(self._socket, server_hostname=tls_name)
             case Converse(is_done, what):
                 self._converse(is_done, what, timeout_s)
         return None
-
-    def _start_tls(self, plain: socket.socket, host: str) -> None:
-        hostname = (self._tls and self._tls.hostname) or host
-        try:
-            self._socket = tls_context(self._tls).wrap_socket(plain, server_hostname=hostname)
-        except ssl.CertificateError as error:
-            raise ConnectionLost(f"TLS handshake with {host}: {error.verify_message or error}") from error
 
     def _converse(self, is_done: Callable[[], bool], what: str, timeout_s: float) -> None:
         assert self._socket is not None

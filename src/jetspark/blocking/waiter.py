@@ -32,8 +32,7 @@ class Waiter:
         if self._done.locked():
             self._done.release()
 
-    @property
-    def is_done(self) -> bool:
+    def done(self) -> bool:
         return not self._done.locked()
 
     def wait(self, timeout_s: float) -> Any:

@@ -23,10 +23,9 @@ were handed over and that no PONG confirms. How many those are is known exactly 
 from __future__ import annotations
 
 import enum
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jetspark.core import frames
@@ -43,6 +42,7 @@ from jetspark.core.events import (
     SlowConsumer,
 )
 from jetspark.core.headers import HeadersLike, encode
+from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.parser import Err, Info, Parser, Ping, Pong
@@ -63,21 +63,10 @@ from jetspark.errors import (
     ServerRefused,
 )
 
-__all__ = ["Connection", "Done", "Event", "Failed", "Ready", "ServerInfo", "State"]
+__all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
 
 # Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
 MAX_KNOWN_ADDRESSES = 4096
-
-# The server's default, in force until INFO says otherwise.
-DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
-
-# What nats-server says when credentials are missing, wrong, or no longer good.
-# "Authentication Timeout" is a busy server, not a wrong secret.
-_AUTHENTICATION_TEXT = re.compile(r"(authorization|authentication)(?! timeout)", re.IGNORECASE)
-_PERMISSION_TEXT = re.compile(
-    r'permissions violation for (publish|subscription) to "((?:[^"\\]|\\.)*)"(?: using queue "((?:[^"\\]|\\.)*)")?',
-    re.IGNORECASE,
-)
 
 
 class State(enum.Enum):
@@ -113,37 +102,6 @@ class Ready:
 
 
 Event: TypeAlias = Done | Failed | Ready | ConnectionEvent
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What the server says of itself; ``fields`` has all of it."""
-
-    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    name: str = ""
-    version: str = ""
-    max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES
-    client_id: int = 0
-    cluster: str = ""
-    has_jetstream: bool = False
-    requires_tls: bool = False
-    is_lame_duck: bool = False
-    nonce: str | None = None
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> ServerInfo:
-        return cls(
-            fields=fields,
-            name=str(fields.get("server_name", "")),
-            version=str(fields.get("version", "")),
-            max_payload_bytes=int(fields.get("max_payload", DEFAULT_MAX_PAYLOAD_BYTES)),
-            client_id=int(fields.get("client_id", 0)),
-            cluster=str(fields.get("cluster", "")),
-            has_jetstream=bool(fields.get("jetstream")),
-            requires_tls=bool(fields.get("tls_required")),
-            is_lame_duck=bool(fields.get("ldm")),
-            nonce=_text_or_none(fields.get("nonce")),
-        )
 
 
 @dataclass(slots=True)
@@ -310,10 +268,11 @@ class Connection:
         confirmed, self._confirmed = self._confirmed, self._handed_over
         pings, self._pings = self._pings, deque()
         for ping in pings:
-            if ping.handle is None:
-                continue
             if ping.draining is not None:  # nothing more will come: that is what draining waits for
                 self._finish(ping.draining)
+            if ping.handle is None:
+                continue
+            if ping.draining is not None:
                 self._events.append(Done(ping.handle))
             elif unconfirmed and ping.published > confirmed:
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
@@ -344,7 +303,7 @@ class Connection:
             if error is not None:
                 subscription.error = error
             self._finish(subscription)
-        self._events.append(Closed(error))
+        self._events.append(Closed(error, self.published - self._handed_over))
 
     def events(self) -> list[Event]:
         """What happened since the last call, in order."""
@@ -629,20 +588,21 @@ class Connection:
     def _on_error(self, text: str) -> None:
         server = str(self.server)
         if self.state is not State.CONNECTED:
-            if _AUTHENTICATION_TEXT.search(text):
+            if is_about_credentials(text):
                 raise AuthenticationFailed(server, text)
             raise ServerRefused(server, text)
-        permission = _PERMISSION_TEXT.search(text)
-        if permission is not None:
-            self._on_permission_denied(permission[1].lower(), *map(_unquoted, permission.group(2, 3)))
+        denied = parse_permission_denied(text)
+        if denied is not None:
+            error, queue = denied
+            self._on_permission_denied(error, queue)
             return
         # The server closes the connection after what it cannot forgive; then this is the reason to give.
         self._last_complaint = ServerRefused(server, text)
         self._events.append(ErrorReported(self._last_complaint))
 
-    def _on_permission_denied(self, kind: str, subject: str, queue: str) -> None:
-        if kind == "publish":
-            error = PermissionDenied("publish", subject)
+    def _on_permission_denied(self, error: PermissionDenied, queue: str) -> None:
+        subject = error.subject
+        if error.operation == "publish":
             tokens = [token for token, (_, asked) in self._requests.items() if asked == subject]
             for token in tokens:
                 handle, _ = self._requests.pop(token)
@@ -655,7 +615,6 @@ class Connection:
             if not tokens and not asking:
                 self._refused_publish = self._refused_publish or error
         else:
-            error = PermissionDenied("subscribe", subject)
             for subscription in [
                 entry for entry in self._routes.values() if entry.subject == subject and entry.queue == queue
             ]:
@@ -708,17 +667,7 @@ def is_no_responders(message: CoreMessage) -> bool:
     return status is not None and status.code == 503
 
 
-def _text_or_none(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise TypeError(f"nonce of type {type(value).__name__}")
-
-
 def _to_bytes(data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise ConfigError(f"data of type {type(data).__name__}: expected bytes; encode text with .encode()")
-
-
-def _unquoted(text: str | None) -> str:
-    return re.sub(r"\\(.)", r"\1", text or "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 __all__ = [
     "Closed",
@@ -11,6 +13,7 @@ __all__ = [
     "Disconnected",
     "ErrorReported",
     "LameDuck",
+    "OnEvent",
     "Reconnected",
     "ServersDiscovered",
     "SlowConsumer",
@@ -81,11 +84,17 @@ class ServersDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection is over, for good. ``error`` is None when that was our own wish."""
+    """The connection is over, for good. ``error`` is None when that was our own wish.
+
+    ``unsent_messages`` had been accepted and never left: they are lost.
+    """
 
     error: Exception | None
+    unsent_messages: int = 0
 
 
-ConnectionEvent = (
+ConnectionEvent: TypeAlias = (
     Connected | Disconnected | Reconnected | SlowConsumer | ErrorReported | LameDuck | ServersDiscovered | Closed
 )
+
+OnEvent: TypeAlias = Callable[[ConnectionEvent], None]

@@ -1,8 +1,13 @@
-"""What both drivers' clients and subscriptions know about themselves: facts that need no waiting."""
+"""What both drivers' clients and subscriptions have in common: facts, and passing events on; nothing that waits."""
 
 from __future__ import annotations
 
-from jetspark.core.connection import Connection, ServerInfo
+import logging
+
+from jetspark.core.connection import Connection, Done, Event, Failed, Ready
+from jetspark.core.events import ErrorReported, OnEvent
+from jetspark.core.info import ServerInfo
+from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions
 from jetspark.core.subscription import SubscriptionState
 
@@ -10,9 +15,11 @@ __all__ = ["ClientFace", "SubscriptionFace"]
 
 
 class ClientFace:
-    """The facts of a connection."""
+    """The facts of a connection, and who is told what happens to it."""
 
     _machine: Connection
+    _logger: logging.Logger
+    _on_event: OnEvent | None
 
     @property
     def options(self) -> ConnectOptions:
@@ -54,6 +61,29 @@ class ClientFace:
     def unconfirmed_messages(self) -> int:
         """Published and handed to the network, but not confirmed by the server; ``flush`` makes it 0."""
         return self._machine.unconfirmed_messages
+
+    def _report(self, error: Exception) -> None:
+        self._pass_on([ErrorReported(error)])
+
+    def _pass_on(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Ready(subscription):
+                    if subscription.handle is not None:
+                        subscription.handle._wake()
+                case Done(handle, result):
+                    if not handle.done():  # it may have been cancelled meanwhile
+                        handle.set_result(result)
+                case Failed(handle, error):
+                    if not handle.done():
+                        handle.set_exception(error)
+                case _:
+                    log_event(self._logger, event)
+                    if self._on_event is not None:
+                        try:
+                            self._on_event(event)
+                        except Exception:
+                            self._logger.exception("on_event raised for %r", event)
 
 
 class SubscriptionFace:

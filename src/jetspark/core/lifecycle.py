@@ -41,17 +41,17 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a transport; with ``tls``, speak TLS from the first byte."""
+    """Open a transport; with ``tls_name``, speak TLS from the first byte and expect that name in the certificate."""
 
     server: Server
-    tls: bool
+    tls_name: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeToTLS:
-    """Put TLS on the open transport."""
+    """Put TLS on the open transport and expect this name in the certificate."""
 
-    server: Server
+    tls_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,10 @@ def establish(
 def _attempt(
     connection: Connection, server: Server, auth: AuthSource, tls: TLSConfig | None
 ) -> Generator[Step, Any, None]:
+    tls_name = (tls.hostname if tls is not None else None) or server.host
     tls_first = tls is not None and tls.handshake_first
     connection.begin(server)  # before dialling: the greeting may arrive before we are resumed
-    yield Dial(server, tls_first)
+    yield Dial(server, tls_name if tls_first else None)
     yield Converse(lambda: connection.state is State.READY, "the server's greeting")
     if not tls_first:
         wants_tls = tls is not None or server.requires_tls
@@ -133,7 +134,7 @@ def _attempt(
         if wants_tls and not offers_tls:
             raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
         if wants_tls or connection.info.requires_tls:
-            yield UpgradeToTLS(server)
+            yield UpgradeToTLS(tls_name)
     secret = yield from _secret(auth)
     connection.login(secret)
     yield Converse(lambda: connection.is_connected, "the server's answer to our login")

@@ -32,7 +32,7 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
             logger.error("%s", error, exc_info=error if error.__traceback__ else None)
         case LameDuck(server):
             logger.info("%s is about to shut down", server)
-        case Closed(error) if error is not None:
-            logger.error("closed: %s", error)
+        case Closed(error, unsent) if error is not None or unsent:
+            logger.error("closed: %s (%d messages never sent)", error or "as asked", unsent)
         case _:
             logger.debug("%r", event)

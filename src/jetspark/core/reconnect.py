@@ -187,4 +187,6 @@ class ServerPool:
 def _describe(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"  # the drivers' own wordings differ, and asyncio's does not say this
+    if reason := getattr(error, "verify_message", None):
+        return f"its certificate was not accepted: {reason}"  # ssl's own text has the line number of its C source
     return str(error) or type(error).__name__
