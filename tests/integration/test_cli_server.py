@@ -14,7 +14,7 @@ import pytest
 
 from jetspark.server import NatsServer
 
-COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.server import server; typer.run(server)"]
+COMMAND = [sys.executable, "-m", "jetspark.cli.main", "server"]
 
 
 @contextmanager

@@ -134,6 +134,8 @@ def _check_init(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 continue
             case ast.AnnAssign(target=ast.Name(id="__all__" | "__version__")):
                 continue
+            case ast.AugAssign(target=ast.Name(id="__all__")):
+                continue
             case ast.FunctionDef(name="__getattr__"):
                 continue
             case ast.If(test=test, orelse=[]) if _is_type_checking(test) and all(

@@ -7,5 +7,8 @@ for reading, pings and reconnects. A connection belongs to the process that made
 from jetspark.blocking.client import Client, connect
 from jetspark.blocking.message import Message
 from jetspark.blocking.subscription import Subscription
+from jetspark.core import public
+from jetspark.core.public import *
 
 __all__ = ["Client", "Message", "Subscription", "connect"]
+__all__ += public.__all__

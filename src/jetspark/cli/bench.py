@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..bench.report import Ratio, Report, Spread, WorkloadResult
-from ..bench.runner import Plan, run, total_samples
-from ..bench.workload import Metric
-from ..bench.workloads import WORKLOADS
-from ..errors import ConfigError
+from jetspark.bench.report import Ratio, Report, Spread, WorkloadResult
+from jetspark.bench.runner import Plan, run, total_samples
+from jetspark.bench.workload import Metric
+from jetspark.bench.workloads import WORKLOADS
+from jetspark.errors import ConfigError
 
 __all__ = ["bench"]
 

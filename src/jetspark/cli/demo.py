@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import Client, Subscription, connect
-from ..server import NatsServer
+from jetspark import Client, Subscription, connect
+from jetspark.server import NatsServer
 
 __all__ = ["demo"]
 

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import ConfigError, EmbeddedServerError
-from ..server import NatsServer, find_nats_server
+from jetspark.errors import ConfigError, EmbeddedServerError
+from jetspark.server import NatsServer, find_nats_server
 
 __all__ = ["server"]
 

@@ -1,9 +1,9 @@
 """A real nats-server, one or a cluster, that starts and ends with the program."""
 
-from .binary import NatsServerBinary, find_nats_server
-from .cluster import NatsCluster
-from .config import ClusterRoutes, Permissions, ServerConfig, ServerTLS, User
-from .process import NatsServer
+from jetspark.server.binary import NatsServerBinary, find_nats_server
+from jetspark.server.cluster import NatsCluster
+from jetspark.server.config import ClusterRoutes, Permissions, ServerConfig, ServerTLS, User
+from jetspark.server.process import NatsServer
 
 __all__ = [
     "ClusterRoutes",

@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import EmbeddedServerError
+from jetspark.errors import EmbeddedServerError
 
 __all__ = ["MINIMUM_VERSION", "NatsServerBinary", "find_nats_server"]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from ..errors import ConfigError, EmbeddedServerError, UsageError
-from .config import ClusterRoutes, ServerConfig, ServerOptions, with_options
-from .links import Links
-from .process import NatsServer, finish_in_thread
+from jetspark.errors import ConfigError, EmbeddedServerError, UsageError
+from jetspark.server.config import ClusterRoutes, ServerConfig, ServerOptions, with_options
+from jetspark.server.links import Links
+from jetspark.server.process import NatsServer, finish_in_thread
 
 __all__ = ["NatsCluster"]
 

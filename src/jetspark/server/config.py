@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from ..errors import ConfigError
+from jetspark.errors import ConfigError
 
 __all__ = [
     "ClusterRoutes",

@@ -23,10 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from ..errors import ConfigError, EmbeddedServerError, UsageError
-from .binary import find_nats_server
-from .config import ServerConfig, ServerOptions, render_config, with_options
-from .watchdog import STORE_LOCKED
+from jetspark.errors import ConfigError, EmbeddedServerError, UsageError
+from jetspark.server.binary import find_nats_server
+from jetspark.server.config import ServerConfig, ServerOptions, render_config, with_options
+from jetspark.server.watchdog import STORE_LOCKED
 
 __all__ = ["NatsServer"]
 
