@@ -107,10 +107,9 @@ async def test_a_peer_that_is_not_nats_is_recognised(driver: Driver, greeting: b
             await driver.connect(url)
 
 
+@pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)  # a thread that dials cannot be cancelled
 @on_both_drivers
 async def test_cancelling_a_connect_leaves_nothing_behind(driver: Driver) -> None:
-    if driver.name == "blocking":
-        pytest.skip("a thread that dials cannot be cancelled, only timed out")
     async with scripted_server(stay_silent) as url:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_awaited(driver.connect(url)), 0.1)
@@ -186,11 +185,9 @@ async def test_a_function_gives_the_secret_of_the_day(driver: Driver) -> None:
                 await nc.flush()
 
 
+@pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)  # blocking has no loop to run it in
 @on_both_drivers
 async def test_an_async_function_may_give_the_secret(driver: Driver) -> None:
-    if driver.name == "blocking":
-        pytest.skip("the blocking driver has no event loop to run it in")
-
     async def secret() -> jetspark.Auth:
         await asyncio.sleep(0)
         return jetspark.Token("s3cret")
