@@ -357,6 +357,31 @@ async def test_a_server_that_stops_answering_is_noticed(driver: Driver) -> None:
 
 
 @on_both_drivers
+async def test_a_server_that_drops_us_at_the_door_is_one_failed_attempt(driver: Driver) -> None:
+    connections = 0
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await greet(reader, writer)  # the answer to the login and the end of the connection arrive together
+
+    async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await behave(reader, writer)
+
+    async with scripted_server(stay, drop, drop, drop, stay) as url:
+        events = Recorder()
+        async with driver.connect(url, on_event=events, reconnect_wait_s=0.01) as nc:
+            await nc.flush()
+            assert connections == 1
+        async with driver.connect(f"{url},{url.replace('127.0.0.1', 'localhost')}", reconnect_wait_s=0.01) as nc:
+            await until(lambda: connections == 5 and nc.is_connected)
+            await nc.flush()
+            assert connections == 5
+
+
+@on_both_drivers
 async def test_without_reconnect_the_first_loss_is_the_last(driver: Driver, server: NatsServer) -> None:
     events = Recorder()
     nc = await driver.connect(server.url, reconnect=False, on_event=events)

@@ -47,6 +47,7 @@ class Link:
         self._on_events = on_events
         self._loop = asyncio.get_running_loop()
         self._session: _Session | None = None
+        self._is_establishing = False
         self._reconnecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_for_room: list[asyncio.Future[None]] = []
@@ -109,7 +110,11 @@ class Link:
 
     async def _establish(self, *, is_first: bool) -> None:
         auth = cast(AuthSource, self._auth)  # what it asks for is awaited before it gets it
-        await self._perform_all(establish(self._machine, auth, self._tls, is_first=is_first))
+        self._is_establishing = True
+        try:
+            await self._perform_all(establish(self._machine, auth, self._tls, is_first=is_first))
+        finally:
+            self._is_establishing = False
         self.flush()
         self._wake_publishers()
         self._watch_clock()
@@ -208,7 +213,9 @@ class Link:
         self._hang_up()
         self._wake_publishers()
         self._settle()
-        if self._machine.is_closed:  # an event handler may have decided so
+        if self._machine.is_closed or self._is_establishing:
+            # An event handler may have closed us; or the server let us in and dropped us before the attempt was over,
+            # and the attempt sees that by itself.
             return
         if self._machine.options.reconnect:
             self._reconnecting = self._loop.create_task(self._reconnect(), name="jetspark-reconnect")
