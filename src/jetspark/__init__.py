@@ -3,12 +3,39 @@
 This is the asyncio face. ``import jetspark.blocking as jetspark`` gives the same names without ``await``.
 """
 
-from jetspark.aio import Client, Message, Subscription, connect
-from jetspark.core import public
+from jetspark.aio import (
+    Client,
+    Consumer,
+    JetStream,
+    JetStreamMessage,
+    KeyValue,
+    Message,
+    ObjectStore,
+    OrderedConsumer,
+    Stream,
+    Subscription,
+    connect,
+)
+from jetspark.core import public as _core
 from jetspark.core.public import *
 from jetspark.core.version import VERSION
+from jetspark.jetstream import public as _jetstream
+from jetspark.jetstream.public import *
 
-__all__ = ["Client", "Message", "Subscription", "connect"]
-__all__ += public.__all__
+__all__ = [
+    "Client",
+    "Consumer",
+    "JetStream",
+    "JetStreamMessage",
+    "KeyValue",
+    "Message",
+    "ObjectStore",
+    "OrderedConsumer",
+    "Stream",
+    "Subscription",
+    "connect",
+]
+__all__ += _core.__all__
+__all__ += _jetstream.__all__
 
 __version__ = VERSION

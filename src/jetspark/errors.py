@@ -15,10 +15,26 @@
     │   └── NoServersAvailable              ... and none of the servers could be reached
     ├── RequestTimeout (TimeoutError)       the network: no answer in time
     ├── BufferFull                          the network: it takes nothing, and the send buffer is full
+    ├── WindowFull                          the network: as many messages as allowed wait for their acknowledgement
     ├── NoResponders                        the server: nobody listens on the subject
     ├── AuthenticationFailed                the server: it did not accept our credentials
     ├── PermissionDenied (PermissionError)  the server: we may not use this subject
     ├── ServerRefused                       the server: any other -ERR, in its own words
+    ├── ServerError                         the server: JetStream refused a request; code, err_code, description
+    │   ├── StreamNotFound                  ... there is no such stream
+    │   ├── StreamNameInUse                 ... one of that name exists, with another configuration
+    │   ├── ConsumerNotFound                ... there is no such consumer
+    │   ├── ConsumerNameInUse               ... one of that name exists, with another configuration
+    │   ├── MessageNotFound                 ... there is no such message
+    │   ├── WrongLastSequence               ... somebody else wrote first
+    │   └── JetStreamNotEnabled             ... JetStream is off, for the server or the account
+    ├── KeyNotFound (KeyError)              the bucket: the key has no value
+    ├── Conflict                            the bucket: somebody else wrote first; keys says where
+    │   └── KeyExists                       ... and the key was to be new
+    ├── ObjectNotFound (KeyError)           the object store: there is no such object
+    ├── DigestMismatch                      the object store: what it has is not what was put
+    ├── JetStreamUnavailable                the server: nobody answers for JetStream, or for this stream, right now
+    ├── FeatureUnavailable                  the server: too old for something that was asked for
     └── EmbeddedServerError                 a nats-server of our own did not start or died
 
 Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
@@ -31,21 +47,37 @@ __all__ = [
     "AuthenticationFailed",
     "BufferFull",
     "ConfigError",
+    "Conflict",
     "ConnectionClosed",
     "ConnectionLost",
+    "ConsumerNameInUse",
+    "ConsumerNotFound",
+    "DigestMismatch",
     "EmbeddedServerError",
+    "FeatureUnavailable",
     "InvalidHeader",
     "InvalidSubject",
     "JetSparkError",
+    "JetStreamNotEnabled",
+    "JetStreamUnavailable",
+    "KeyExists",
+    "KeyNotFound",
+    "MessageNotFound",
     "MissingExtra",
     "NoResponders",
     "NoServersAvailable",
+    "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
     "ProtocolError",
     "RequestTimeout",
+    "ServerError",
     "ServerRefused",
+    "StreamNameInUse",
+    "StreamNotFound",
     "UsageError",
+    "WindowFull",
+    "WrongLastSequence",
 ]
 
 
@@ -168,6 +200,20 @@ class BufferFull(JetSparkError):
         )
 
 
+class WindowFull(JetSparkError):
+    """The message was not accepted: ``max_outstanding`` earlier ones still wait for their acknowledgement."""
+
+    def __init__(self, max_outstanding: int) -> None:
+        super().__init__(max_outstanding)
+        self.max_outstanding = max_outstanding
+
+    def __str__(self) -> str:
+        return (
+            f"{self.max_outstanding} messages wait for their acknowledgement: the message was not accepted; wait for "
+            "some of them, or raise max_outstanding"
+        )
+
+
 class NoResponders(JetSparkError):
     """Nobody is subscribed to the request's subject, so no answer can come."""
 
@@ -213,6 +259,122 @@ class ServerRefused(JetSparkError):
 
     def __str__(self) -> str:
         return f"{self.server}: {self.text}"
+
+
+class ServerError(JetSparkError):
+    """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(code, err_code, description)
+        self.code, self.err_code, self.description = code, err_code, description
+
+    def __str__(self) -> str:
+        return f"{self.description} (code {self.code}, err_code {self.err_code})"
+
+
+class StreamNotFound(ServerError):
+    """There is no stream of that name, or none that stores that subject."""
+
+
+class StreamNameInUse(ServerError):
+    """A stream of that name exists with another configuration; update it, or get it."""
+
+
+class ConsumerNotFound(ServerError):
+    """There is no consumer of that name."""
+
+
+class ConsumerNameInUse(ServerError):
+    """A consumer of that name exists with another configuration; update it, or get it."""
+
+
+class MessageNotFound(ServerError):
+    """There is no message with that sequence, or none on that subject."""
+
+
+class WrongLastSequence(ServerError):
+    """The stream or subject has moved on since: somebody else wrote first. Read again, and decide again."""
+
+
+class JetStreamNotEnabled(ServerError):
+    """JetStream is switched off, on this server or for this account."""
+
+
+class KeyNotFound(JetSparkError, KeyError):
+    """The key has no value: it never had one, or it was deleted."""
+
+    def __init__(self, bucket: str, key: str) -> None:
+        super().__init__(bucket, key)
+        self.bucket, self.key = bucket, key
+
+    def __str__(self) -> str:
+        return f"no value for {self.key!r} in bucket {self.bucket!r}"
+
+
+class Conflict(JetSparkError):
+    """Somebody else wrote first, so nothing was written. Read ``keys`` again, and decide again."""
+
+    def __init__(self, bucket: str, keys: tuple[str, ...]) -> None:
+        super().__init__(bucket, keys)
+        self.bucket, self.keys = bucket, keys
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.keys))
+        return f"{names} in bucket {self.bucket!r} changed since it was read: nothing was written"
+
+
+class KeyExists(Conflict):
+    """The key was to be new and has a value already."""
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(repr, self.keys))} in bucket {self.bucket!r} already has a value"
+
+
+class ObjectNotFound(JetSparkError, KeyError):
+    """There is no object of that name: there never was one, or it was deleted."""
+
+    def __init__(self, bucket: str, name: str) -> None:
+        super().__init__(bucket, name)
+        self.bucket, self.name = bucket, name
+
+    def __str__(self) -> str:
+        return f"no object {self.name!r} in bucket {self.bucket!r}"
+
+
+class DigestMismatch(JetSparkError):
+    """What was read of an object is not what was put: ``reason`` says what differs. Discard it all."""
+
+    def __init__(self, bucket: str, name: str, reason: str) -> None:
+        super().__init__(bucket, name, reason)
+        self.bucket, self.name, self.reason = bucket, name, reason
+
+    def __str__(self) -> str:
+        return f"object {self.name!r} in bucket {self.bucket!r} is damaged: {self.reason}"
+
+
+class JetStreamUnavailable(JetSparkError):
+    """Nobody answers: JetStream is not enabled, no stream stores the subject, or a leader is being elected."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return (
+            f"nobody answers on {self.subject!r}: JetStream is not enabled, no stream stores this subject, "
+            "or a leader is being elected"
+        )
+
+
+class FeatureUnavailable(JetSparkError):
+    """The server is too old for ``feature``."""
+
+    def __init__(self, feature: str, needed: str, present: str) -> None:
+        super().__init__(feature, needed, present)
+        self.feature, self.needed, self.present = feature, needed, present
+
+    def __str__(self) -> str:
+        return f"{self.feature} needs nats-server {self.needed} or newer, and this is {self.present}"
 
 
 class EmbeddedServerError(JetSparkError):

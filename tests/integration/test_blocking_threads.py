@@ -113,6 +113,7 @@ def test_many_threads_ask_at_once_and_each_gets_its_own_answer_while_the_server_
 def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
     with NatsServer(jetstream=False) as server, jetspark.blocking.connect(server.url) as nc:
         nc.subscribe("silent")
+        nc.flush()  # so that the connection's thread is at its work, and can be relieved of it
         outcome: list[BaseException] = []
 
         def ask() -> None:

@@ -314,7 +314,7 @@ def test_a_server_that_died_by_itself_can_be_started_again(server: NatsServer) -
 def test_a_paused_server_is_silent_until_resumed(server: NatsServer) -> None:
     with connected(server) as client:
         server.pause()
-        assert process_state(server.pid) == "T"
+        assert eventually(lambda: process_state(server.pid) == "T")
         client._socket.settimeout(0.2)
         client.send("PING\r\n")
         with pytest.raises(TimeoutError):

@@ -21,7 +21,9 @@ import jetspark.blocking
 
 DRIVERS = ["asyncio", "uvloop", "blocking"]
 
-_WRAPPED = (jetspark.blocking.Client, jetspark.blocking.Subscription, jetspark.blocking.Message)
+# Methods that return iterators without being generator functions, and those that wait for nothing.
+_ITERATING = {"streams", "stream_names", "consumers", "consumer_names", "watch"}
+_IMMEDIATE = {"jetstream", "messages", "ordered_consumer", "pushed_messages", "transaction"}
 
 
 class Driver:
@@ -71,8 +73,10 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
-        if inspect.isgeneratorfunction(value):
+        if name in _ITERATING or inspect.isgeneratorfunction(value):
             return lambda *args, **kwargs: _iterate(value(*args, **kwargs))
+        if name in _IMMEDIATE:  # no await in either driver
+            return lambda *args, **kwargs: _wrap(value(*args, **kwargs))
         if not inspect.ismethod(value):
             return value
 
@@ -95,7 +99,9 @@ class Awaited:
 
 
 def _wrap(value: Any) -> Any:
-    return Awaited(value) if isinstance(value, _WRAPPED) else value
+    if isinstance(value, list):
+        return [_wrap(each) for each in value]
+    return Awaited(value) if type(value).__module__.startswith("jetspark.blocking") else value
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

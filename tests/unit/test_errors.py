@@ -26,10 +26,26 @@ EXAMPLES: list[JetSparkError] = [
     errors.NoServersAvailable({"a:4222": "refused", "b:4222": "timed out"}),
     errors.RequestTimeout("stream info", 2.5),
     errors.BufferFull(100, 64),
+    errors.WindowFull(4000),
     errors.NoResponders("orders.created"),
     errors.AuthenticationFailed("127.0.0.1:4222", "Authorization Violation"),
     errors.PermissionDenied("publish", "orders.created"),
     errors.ServerRefused("127.0.0.1:4222", "Maximum Connections Exceeded"),
+    errors.ServerError(400, 10065, "subjects overlap with an existing stream"),
+    errors.StreamNotFound(404, 10059, "stream not found"),
+    errors.StreamNameInUse(400, 10058, "stream name already in use"),
+    errors.ConsumerNotFound(404, 10014, "consumer not found"),
+    errors.ConsumerNameInUse(400, 10148, "consumer already exists"),
+    errors.MessageNotFound(404, 10037, "no message found"),
+    errors.WrongLastSequence(400, 10071, "wrong last sequence: 7"),
+    errors.JetStreamNotEnabled(503, 10076, "jetstream not enabled"),
+    errors.KeyNotFound("orders", "order.1"),
+    errors.Conflict("orders", ("order.1", "order.2")),
+    errors.KeyExists("orders", ("order.1",)),
+    errors.ObjectNotFound("files", "report.pdf"),
+    errors.DigestMismatch("files", "report.pdf", "3 of 5 chunks"),
+    errors.JetStreamUnavailable("orders.created"),
+    errors.FeatureUnavailable("allow_batched", "2.14", "2.10.29"),
     errors.EmbeddedServerError("did not start", "[FTL] bad port"),
 ]
 
@@ -103,7 +119,7 @@ def test_an_error_survives_the_way_between_processes(
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_the_message_shows_every_fact(error: JetSparkError) -> None:
     for fact in vars(error).values():
-        parts = [*fact, *fact.values()] if isinstance(fact, dict) else [fact]
+        parts = [*fact, *fact.values()] if isinstance(fact, dict) else fact if isinstance(fact, tuple) else [fact]
         if isinstance(error, errors.NoServersAvailable):
             parts = [part for part in parts if part != 0]
         assert all(str(part) in str(error) for part in parts)

@@ -22,6 +22,7 @@ BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"
 
 class Destination:
     is_inbox = False
+    message_class: type[CoreMessage] | None = None
 
     def __init__(self) -> None:
         self.arrived: list[CoreMessage] = []
@@ -142,6 +143,18 @@ def test_a_message_class_and_its_client_are_the_drivers_choice() -> None:
     parser = Parser({b"1": destination}, Mine, client)
     parser.receive_data(b"MSG a 1 0\r\n\r\nHMSG a 1 0 0\r\n\r\n")
     assert [(type(each), each._client) for each in destination.arrived] == [(Mine, client)] * 2
+
+
+def test_a_route_may_have_a_message_class_of_its_own() -> None:
+    class Special(CoreMessage):
+        __slots__ = ()
+
+    parser, routes = parser_for(b"1", b"2")
+    routes[b"2"].message_class = Special
+    for _ in range(2):  # the loop for plain messages reads the first chunk, the careful one takes over in it
+        parser.receive_data(b"MSG a 1 0\r\n\r\nMSG a 2 r 0\r\n\r\nMSG a 1 0\r\n\r\nHMSG a 2 0 0\r\n\r\n")
+    assert {type(each) for each in routes[b"1"].arrived} == {CoreMessage}
+    assert [type(each) for each in routes[b"2"].arrived] == [Special] * 4
 
 
 # ---- removed routes, bounded memory of lines and subjects ----------------------------------------------------------

@@ -1,7 +1,25 @@
 """The asyncio driver."""
 
 from jetspark.aio.client import Client, connect
+from jetspark.aio.consumer import Consumer
+from jetspark.aio.jetstream import JetStream, Stream
+from jetspark.aio.jsmessage import JetStreamMessage
+from jetspark.aio.kv import KeyValue
 from jetspark.aio.message import Message
+from jetspark.aio.objects import ObjectStore
+from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.subscription import Subscription
 
-__all__ = ["Client", "Message", "Subscription", "connect"]
+__all__ = [
+    "Client",
+    "Consumer",
+    "JetStream",
+    "JetStreamMessage",
+    "KeyValue",
+    "Message",
+    "ObjectStore",
+    "OrderedConsumer",
+    "Stream",
+    "Subscription",
+    "connect",
+]

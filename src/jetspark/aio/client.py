@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, cast
 
+from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
+from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
 from jetspark.core.connection import Connection
@@ -84,6 +86,8 @@ class Client(ClientFace):
     def __init__(self, *, _only_connect_makes_clients: None) -> None:
         self._link: Link
         self._on_event: OnEvent | None = None
+        self._listeners = []
+        self._publisher: WindowedPublisher | None = None
 
     @classmethod
     async def _connect(
@@ -235,7 +239,7 @@ class Client(ClientFace):
             stall_s=stall,
             max_messages=max_messages,
         )
-        inbox = self._machine.new_inbox()
+        inbox = self._new_inbox()
         async with self._subscribe(inbox, answers_to=subject) as answers:
             await self.publish(subject, data, reply=inbox, headers=headers)
             while (wait_s := collector.wait_s(loop.time())) > 0:
@@ -246,6 +250,26 @@ class Client(ClientFace):
                 if not collector.accept(message, now=loop.time(), stop=stop):
                     return
                 yield message
+
+    # ---- JetStream ---------------------------------------------------------------------------------------------
+
+    def jetstream(
+        self, *, domain: str | None = None, prefix: str | None = None, timeout: float | None = None
+    ) -> JetStream:
+        """JetStream over this connection.
+
+        Args:
+            domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
+            prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
+            timeout: For every request, instead of ``request_timeout_s``.
+        """
+        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout)
+
+    def _windowed_publisher(self) -> WindowedPublisher:
+        """Of all ``publish_async``: one window and one inbox, however many contexts there are."""
+        if self._publisher is None:
+            self._publisher = WindowedPublisher(self)
+        return self._publisher
 
     # ---- flush, drain, close -----------------------------------------------------------------------------------
 
@@ -269,7 +293,11 @@ class Client(ClientFace):
             RequestTimeout: Readers did not finish in time; the connection is closed all the same.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
-        subscriptions = [state.handle for state in self._machine.subscriptions if state.handle is not None]
+        subscriptions = [
+            state.handle
+            for state in self._machine.subscriptions
+            if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
+        ]
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.gather(*(self._drain_subscription(entry._state) for entry in subscriptions))
@@ -291,6 +319,8 @@ class Client(ClientFace):
             return
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         try:
+            if self._publisher is not None and self._publisher.outstanding:
+                await self._complete_publishing(timeout)
             if self._machine.in_doubt:
                 await self._waited(self._machine.flush, timeout, "close")
         except RequestTimeout as error:
@@ -312,7 +342,17 @@ class Client(ClientFace):
             # The body's own error is the one to see; this must not hide it.
             self._logger.warning("%s", failure)
 
+    async def _complete_publishing(self, timeout: float) -> None:
+        assert self._publisher is not None
+        try:
+            await self._publisher.complete(timeout)
+        except RequestTimeout:
+            pass  # closing resolves what is left, and says why
+
     # ---- for the driver's other modules ------------------------------------------------------------------------
+
+    def _new_inbox(self) -> str:
+        return self._machine.new_inbox()
 
     async def _when_there_is_room(self, attempt: Callable[[], Any]) -> Any:
         while True:

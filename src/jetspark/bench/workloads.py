@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
+from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
+from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.request_latency import REQUEST_LATENCY
 from jetspark.bench.workload import Workload
 from jetspark.errors import ConfigError
@@ -11,7 +13,8 @@ from jetspark.errors import ConfigError
 __all__ = ["WORKLOADS", "choose"]
 
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (CORE_PUBLISH, CORE_SUBSCRIBE, REQUEST_LATENCY)
+    workload.name: workload
+    for workload in (CORE_PUBLISH, CORE_SUBSCRIBE, REQUEST_LATENCY, JS_PUBLISH_ASYNC, JS_PULL, JS_PULL_ACK)
 }
 
 

@@ -5,10 +5,31 @@ for reading, pings and reconnects. A connection belongs to the process that made
 """
 
 from jetspark.blocking.client import Client, connect
+from jetspark.blocking.consumer import Consumer
+from jetspark.blocking.jetstream import JetStream, Stream
+from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
+from jetspark.blocking.objects import ObjectStore
+from jetspark.blocking.ordered import OrderedConsumer
 from jetspark.blocking.subscription import Subscription
-from jetspark.core import public
+from jetspark.core import public as _core
 from jetspark.core.public import *
+from jetspark.jetstream import public as _jetstream
+from jetspark.jetstream.public import *
 
-__all__ = ["Client", "Message", "Subscription", "connect"]
-__all__ += public.__all__
+__all__ = [
+    "Client",
+    "Consumer",
+    "JetStream",
+    "JetStreamMessage",
+    "KeyValue",
+    "Message",
+    "ObjectStore",
+    "OrderedConsumer",
+    "Stream",
+    "Subscription",
+    "connect",
+]
+__all__ += _core.__all__
+__all__ += _jetstream.__all__

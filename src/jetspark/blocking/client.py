@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
+from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import Waiter
@@ -59,6 +61,8 @@ class Client(ClientFace):
         options: ConnectOptions,
     ) -> None:
         self._on_event = on_event
+        self._listeners = []
+        self._publisher: WindowedPublisher | None = None
         self._machine = Connection(
             options,
             servers,
@@ -190,8 +194,7 @@ class Client(ClientFace):
             stall_s=stall,
             max_messages=max_messages,
         )
-        with self._link.lock:
-            inbox = self._machine.new_inbox()
+        inbox = self._new_inbox()
         with self._subscribe(inbox, answers_to=subject) as answers:
             self.publish(subject, data, reply=inbox, headers=headers)
             while (wait_s := collector.wait_s(time.monotonic())) > 0:
@@ -202,6 +205,26 @@ class Client(ClientFace):
                 if not collector.accept(message, now=time.monotonic(), stop=stop):
                     return
                 yield message
+
+    # ---- JetStream ---------------------------------------------------------------------------------------------
+
+    def jetstream(
+        self, *, domain: str | None = None, prefix: str | None = None, timeout: float | None = None
+    ) -> JetStream:
+        """JetStream over this connection.
+
+        Args:
+            domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
+            prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
+            timeout: For every request, instead of ``request_timeout_s``.
+        """
+        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout)
+
+    def _windowed_publisher(self) -> WindowedPublisher:
+        """Of all ``publish_async``: one window and one inbox, however many contexts there are."""
+        if self._publisher is None:
+            self._publisher = WindowedPublisher(self)
+        return self._publisher
 
     # ---- flush, drain, close -----------------------------------------------------------------------------------
 
@@ -226,7 +249,11 @@ class Client(ClientFace):
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         deadline = time.monotonic() + timeout
         with self._link.lock:
-            subscriptions = [state.handle for state in self._machine.subscriptions if state.handle is not None]
+            subscriptions = [
+                state.handle
+                for state in self._machine.subscriptions
+                if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
+            ]
         try:
             for entry in subscriptions:
                 self._drain_subscription(entry._state, max(0.0, deadline - time.monotonic()))
@@ -247,6 +274,8 @@ class Client(ClientFace):
             return
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         try:
+            if self._publisher is not None and self._publisher.outstanding:
+                self._complete_publishing(timeout)
             if self._machine.in_doubt:
                 self._waited(self._machine.flush, timeout, "close")
         except RequestTimeout as error:
@@ -268,7 +297,18 @@ class Client(ClientFace):
             # The body's own error is the one to see; this must not hide it.
             self._logger.warning("%s", failure)
 
+    def _complete_publishing(self, timeout: float) -> None:
+        assert self._publisher is not None
+        try:
+            self._publisher.complete(timeout)
+        except RequestTimeout:
+            pass  # closing resolves what is left, and says why
+
     # ---- for the driver's other modules ------------------------------------------------------------------------
+
+    def _new_inbox(self) -> str:
+        with self._link.lock:
+            return self._machine.new_inbox()
 
     def _when_there_is_room(self, attempt: Callable[[], Any]) -> Any:
         while True:

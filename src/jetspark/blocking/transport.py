@@ -71,6 +71,9 @@ class Link:
         self._guest: threading.Thread | None = None
         """The thread that reads in place of our own."""
         self._guests_error: Exception | None = None
+        self._bell, self._bell_button = socket.socketpair()
+        self._bell.setblocking(False)
+        self._bell_button.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened = Waiter()
         _links.add(self)
@@ -132,6 +135,8 @@ class Link:
         with self.lock:
             self._guest = None
             self._watch_socket()
+            if self._bell_button.fileno() < 0:
+                self._bell.close()  # the connection ended while we were looking at it
 
     def _read_until(self, waiter: Waiter, deadline: float) -> None:
         watched = self._socket
@@ -139,21 +144,36 @@ class Link:
             return
         with selectors.PollSelector() as selector:
             selector.register(watched, selectors.EVENT_READ)
+            selector.register(self._bell, selectors.EVENT_READ)
             while not waiter.done() and (left_s := deadline - time.monotonic()) > 0:
-                selector.select(left_s)
+                ready = selector.select(left_s)
                 with self.lock:
                     if self._socket is not watched:
                         return
                     try:
-                        self._read()
+                        for key, _ in ready:
+                            if key.fileobj is self._bell:
+                                self._bell.recv(4096)
+                            else:
+                                self._read()
                         self.flush()
                     except (OSError, JetSparkError) as error:
                         self._guests_error = error  # sessions are ended by the connection's thread
                         self.wake()
                         return
                     events = self._machine.events()
-                if events:
-                    self._on_events(events)
+                self._pass_on(events)
+
+    def _pass_on(self, events: list[Event]) -> None:
+        """Without the lock. What a guest waits for may be among them, and the guest is looking at the socket."""
+        if not events:
+            return
+        self._on_events(events)
+        if self._guest is not None and self._guest is not threading.current_thread():
+            try:
+                self._bell_button.send(b"!")
+            except OSError:
+                pass  # full means that it will look anyway; closed means that nobody waits
 
     def _watch_socket(self) -> None:
         """With the lock: have ``select`` look at the socket for what the connection's thread is to do with it now.
@@ -219,8 +239,7 @@ class Link:
         """Pass on what happened. Without the lock."""
         with self.lock:
             events = self._machine.events()
-        if events:
-            self._on_events(events)
+        self._pass_on(events)
 
     # ---- the connection's thread -------------------------------------------------------------------------------
 
@@ -238,6 +257,8 @@ class Link:
                     break
                 is_first = False
                 lost = self._serve()
+                if self._closing.is_set():
+                    break
                 with self.lock:
                     self._machine.end(str(lost) or type(lost).__name__)
                     self._hang_up()
@@ -251,8 +272,10 @@ class Link:
                 self._machine.close(None if self._closing.is_set() else error)
                 self._hang_up()
                 self.room.notify_all()
-                self._alarm.close()
-                self._alarm_button.close()
+                for end in (self._alarm, self._alarm_button, self._bell_button):
+                    end.close()
+                if self._guest is None:
+                    self._bell.close()
             self.settle()
             self._opened.set_exception(error or ConnectionLost("closed while connecting"))
 
@@ -339,8 +362,7 @@ class Link:
                     with self.lock:
                         self._attend(ready)
                         events = self._machine.events()
-                    if events:
-                        self._on_events(events)
+                    self._pass_on(events)
                 return ConnectionLost("closed")
             except (OSError, JetSparkError) as error:
                 return error

@@ -140,6 +140,8 @@ class Connection:
         self.state = State.IDLE
         self.server: Server | None = None
         self.info = ServerInfo()
+        self.sessions = 0
+        """How many there have been, the present one included."""
         self.published = 0
         """Messages accepted for sending since the beginning."""
         self.out_bytes = 0
@@ -360,7 +362,9 @@ class Connection:
         if address is None:
             address = self._learn_address(subject)
         if reply:
-            address = b"%b %b" % (address, validate_subject(reply).encode())
+            # A reply subject of our own making needs no second look.
+            raw_reply = reply.encode() if reply.startswith(self._reply_subject) else validate_subject(reply).encode()
+            address = b"%b %b" % (address, raw_reply)
         if type(data) is not bytes:
             data = _to_bytes(data)
         if headers:
@@ -372,6 +376,19 @@ class Connection:
             if len(data) > self._max_payload_bytes:
                 raise PayloadTooLarge(len(data), self._max_payload_bytes)
             frame = frames.PUB % (address, len(data), data)
+        out_bytes = self.out_bytes + len(frame)
+        if out_bytes > self._room_bytes:
+            self._check_room()
+        self.out_bytes = out_bytes
+        self._out.append(frame)
+        self.published += 1
+
+    def publish_raw(self, address: bytes, data: bytes) -> None:
+        """Like :meth:`publish`, for an address that came from the server and is used once, such as an ack's.
+
+        It is neither checked nor remembered. The data are ours, and small.
+        """
+        frame = frames.PUB % (address, len(data), data)
         out_bytes = self.out_bytes + len(frame)
         if out_bytes > self._room_bytes:
             self._check_room()
@@ -546,6 +563,7 @@ class Connection:
 
     def _on_connected(self) -> None:
         self.state = State.CONNECTED
+        self.sessions += 1
         restored: list[bytes] = []
         for subscription in self._routes.values():
             restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
@@ -562,6 +580,7 @@ class Connection:
         server = str(self.server)
         self._events.append(Reconnected(server) if self._has_been_connected else Connected(server))
         self._has_been_connected = True
+        self._events.extend(Ready(entry) for entry in self._routes.values() if entry.follows_sessions)
 
     def _on_info(self, frame: Info) -> None:
         try:

@@ -20,6 +20,8 @@ class ClientFace:
     _machine: Connection
     _logger: logging.Logger
     _on_event: OnEvent | None
+    _listeners: list[OnEvent]
+    """Our own modules that have to know; told before ``on_event``."""
 
     @property
     def options(self) -> ConnectOptions:
@@ -79,6 +81,8 @@ class ClientFace:
                         handle.set_exception(error)
                 case _:
                     log_event(self._logger, event)
+                    for listener in list(self._listeners):
+                        listener(event)
                     if self._on_event is not None:
                         try:
                             self._on_event(event)

@@ -69,6 +69,8 @@ class Route(Protocol):
     arrived: list[CoreMessage]
     is_inbox: bool
     """Every message has a subject of its own, so that nothing about it is worth remembering."""
+    message_class: type[CoreMessage] | None
+    """What its messages are, if not what the connection's messages are."""
 
 
 class Parser:
@@ -141,6 +143,7 @@ class Parser:
         known_lines, known_beginnings = self._known_lines, self._known_beginnings
         message_class, client = self._message_class, self._client
         route: Route | None = None
+        last_size_text, last_size = b"", -1
         unread = iter(pieces)
         for line, payload in zip(unread, unread, strict=False):
             known = known_lines.get(line)
@@ -151,7 +154,10 @@ class Parser:
                 known_beginning = known_beginnings.get(beginning)
                 if known_beginning is not None:
                     subject, destination = known_beginning
-                    size = len(payload) if b"%d" % len(payload) == size_text else -1
+                    if size_text != last_size_text:  # most are as large as the one before
+                        last_size = len(payload) if b"%d" % len(payload) == size_text else -1
+                        last_size_text = size_text
+                    size = last_size
                 else:
                     if line[:4] != b"MSG ":
                         break
@@ -164,6 +170,7 @@ class Parser:
                     continue
                 self.touched.append(route)
                 arrived = route.arrived
+                message_class = route.message_class or self._message_class
             elif route is None:
                 continue
             arrived.append(message_class(subject, payload, reply, None, client))
@@ -255,8 +262,9 @@ class Parser:
             if route is not None:
                 headers = data[start : start + header_size] if header_size else None
                 self.touched.append(route)
+                message_class = route.message_class or self._message_class
                 route.arrived.append(
-                    self._message_class(subject, data[start + header_size : end], reply, headers, self._client)
+                    message_class(subject, data[start + header_size : end], reply, headers, self._client)
                 )
             position = end + 2
         return position

@@ -27,6 +27,7 @@ class SubscriptionState:
         "arrived",
         "dropped",
         "error",
+        "follows_sessions",
         "handle",
         "is_finished",
         "is_inbox",
@@ -34,6 +35,7 @@ class SubscriptionState:
         "max_messages",
         "max_pending_bytes",
         "max_pending_messages",
+        "message_class",
         "pending",
         "queue",
         "received",
@@ -72,6 +74,10 @@ class SubscriptionState:
         """End after so many received in all; 0 is without end."""
         self.is_inbox = False
         """Answers come on subjects used once."""
+        self.message_class: type[CoreMessage] | None = None
+        """What its messages are, if not what the connection's messages are."""
+        self.follows_sessions = False
+        """Its reader wants to be woken when a session begins: what it had asked for ended with the one before."""
         self.is_finished = False
         self.is_slow = False
         self.error: Exception | None = None

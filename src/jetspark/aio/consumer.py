@@ -1,0 +1,71 @@
+"""Consumers with asyncio."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+from jetspark.aio.pull import PullConsumer
+from jetspark.aio.push import PushMessages
+from jetspark.errors import UsageError
+from jetspark.jetstream.info import ConsumerInfo
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+
+__all__ = ["Consumer"]
+
+
+class Consumer(PullConsumer):
+    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+
+    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
+        self._js = js
+        self.cached_info = info
+
+    @property
+    def name(self) -> str:
+        return self.cached_info.name
+
+    @property
+    def stream_name(self) -> str:
+        return self.cached_info.stream_name
+
+    async def info(self) -> ConsumerInfo:
+        """Configuration and position now."""
+        self.cached_info = await self._js._run(self._js._api.consumer_info(self.stream_name, self.name))
+        return self.cached_info
+
+    async def delete(self) -> None:
+        await self._js._run(self._js._api.delete_consumer(self.stream_name, self.name))
+
+    async def pause(self, until: datetime.datetime) -> None:
+        """Deliver nothing until then."""
+        await self._js._run(self._js._api.pause_consumer(self.stream_name, self.name, until))
+
+    async def resume(self) -> None:
+        """Deliver again."""
+        await self._js._run(self._js._api.pause_consumer(self.stream_name, self.name, None))
+
+    async def reset(self, sequence: int | None = None) -> ConsumerInfo:
+        """Start again from ``sequence``, or from the consumer's own beginning (needs nats-server 2.14)."""
+        operation = self._js._api.reset_consumer(self.stream_name, self.name, sequence)
+        self.cached_info = await self._js._run(operation)
+        return self.cached_info
+
+    async def unpin(self, group: str) -> None:
+        """Let another client of a ``pinned_client`` group take over."""
+        await self._js._run(self._js._api.unpin_consumer(self.stream_name, self.name, group))
+
+    async def step_down(self) -> None:
+        """Have the consumer's leader hand over to another replica."""
+        await self._js._run(self._js._api.step_down_consumer(self.stream_name, self.name))
+
+    def pushed_messages(self) -> PushMessages:
+        """What a push consumer (one with a ``deliver_subject``) sends; :meth:`messages` is for pull consumers."""
+        if not self.cached_info.config.deliver_subject:
+            raise UsageError(f"consumer {self.name!r} has no deliver_subject: use messages() or fetch()")
+        return PushMessages(self._js, self.cached_info)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.stream_name}/{self.name}>"

@@ -1,0 +1,204 @@
+"""Windowed publishing with asyncio. Decisions are made in :mod:`jetspark.publish.window`; this adds waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from jetspark.aio.transport import WRITE_AT_BYTES
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.headers import HeadersLike
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import BufferFull, RequestTimeout
+from jetspark.jetstream.info import PubAck
+from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, WhenFull, Window
+
+if TYPE_CHECKING:
+    from jetspark.aio.client import Client
+
+__all__ = ["AckFuture", "WindowedPublisher"]
+
+_logger = logging.getLogger("jetspark.aio")
+
+
+class AckFuture(asyncio.Future[PubAck]):
+    """An acknowledgement on its way: await it for the :class:`~jetspark.PubAck`.
+
+    It raises the server's error, or the reason why nobody knows: see :class:`WindowedPublisher`. A failure that nobody
+    has looked at when the future goes away is logged, at ERROR to ``jetspark.aio``. Cancelling it takes nothing back:
+    the message is on its way.
+    """
+
+    # asyncio would log such a failure too, but each one with a stack, and a lost session can bring thousands.
+    # This costs 0.1 µs a message.
+    __slots__ = ("_window",)
+
+    def __init__(self, window: Window, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._window = window
+
+    def __del__(self) -> None:
+        if self._log_traceback:
+            self._log_traceback = False
+            if count := self._window.overlooked():
+                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self.exception())
+
+
+class WindowedPublisher:
+    """Publishes to JetStream without waiting for each acknowledgement.
+
+    Order is kept. At most ``max_outstanding`` messages wait for their acknowledgement at a time; then ``publish``
+    waits for room, or raises :class:`~jetspark.WindowFull` with ``when_full="raise"``. Nothing is ever sent twice.
+    Every future is resolved exactly once: with the :class:`~jetspark.PubAck`, or with
+
+    * :class:`~jetspark.ServerError`, :class:`~jetspark.JetStreamUnavailable` (no stream stores the subject, or it has
+      no leader), :class:`~jetspark.PermissionDenied`: nothing was stored;
+    * :class:`~jetspark.ConnectionLost`: the session ended after the message had left. Those that had not left are
+      sent after the reconnect, and their futures go on;
+    * :class:`~jetspark.RequestTimeout`: no answer within ``ack_timeout`` seconds of a session;
+    * :class:`~jetspark.ConnectionClosed`, or the error that ended the connection.
+
+    After the last three it is unknown whether the message was stored: publish it again with the same ``msg_id``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        max_outstanding: int = MAX_OUTSTANDING,
+        ack_timeout: float = ACK_TIMEOUT_S,
+        when_full: WhenFull = "wait",
+    ) -> None:
+        self._client, self._machine, self._link = client, client._machine, client._link
+        self._window = Window(
+            client._machine, self, max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full
+        )
+        self._loop = client._link._loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._waiting_for_all: list[asyncio.Future[None]] = []
+        self._is_listening = False
+
+    @property
+    def outstanding(self) -> int:
+        """Messages accepted whose acknowledgement has not come."""
+        return self._window.outstanding
+
+    async def publish(self, subject: str, data: bytes = b"", headers: HeadersLike | None = None) -> AckFuture:
+        """Send a message; the future tells what became of it.
+
+        When this raises or is cancelled, the message is not sent.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
+            WindowFull: ``when_full="raise"``, and so many are outstanding.
+            BufferFull: The network takes no more and the connection's ``when_full="raise"``.
+            ConnectionClosed: After ``close`` or ``drain``.
+        """
+        machine, link = self._machine, self._link
+        if machine.out_bytes >= WRITE_AT_BYTES:
+            await link.push()
+        future = AckFuture(self._window, self._loop)
+        try:
+            is_accepted = self._window.publish(future, subject, data, headers, self._loop.time())
+        except BufferFull:
+            is_accepted = False
+        if not is_accepted:
+            await self._publish_later(future, subject, data, headers)
+        if not link.flush_is_scheduled:
+            link.schedule_flush()
+        if self._timer is None:
+            self._watch_clock()
+        return future
+
+    async def complete(self, timeout: float | None = None) -> None:
+        """Return when nothing is outstanding. What became of each message is in its future, and only there.
+
+        Raises:
+            RequestTimeout: Some still are after ``timeout`` seconds (None waits as long as ``ack_timeout`` lets it).
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while self._window.outstanding:
+                    self._link.flush()
+                    await self._wait(self._waiting_for_all)
+        except TimeoutError:
+            what = f"{self._window.outstanding} acknowledgements"
+            raise RequestTimeout(what, timeout or 0) from None
+
+    async def _publish_later(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> None:
+        """There was no room: in the window, or in the connection's buffer."""
+
+        def attempt() -> bool:
+            return self._window.publish(future, subject, data, headers, self._loop.time())
+
+        while not await self._client._when_there_is_room(attempt):
+            self._window.check_may_wait()
+            await self._wait(self._waiting_for_room)
+
+    async def _wait(self, waiting: list[asyncio.Future[None]]) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiting.append(waiter)
+        await waiter
+
+    # ---- what others tell us -----------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Acknowledgements have arrived: all of a chunk at once."""
+        self._window.on_acks()
+        self._wake_waiters()
+
+    def _on_event(self, event: ConnectionEvent) -> None:
+        self._window.on_event(event, self._loop.time())
+        self._wake_waiters()
+        if self._machine.is_closed:
+            self._client._listeners.remove(self._on_event)
+            self._is_listening = False
+        self._watch_clock()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._window.on_time(self._loop.time())
+        self._wake_waiters()
+        self._watch_clock()
+
+    def _watch_clock(self) -> None:
+        """The timer stands at the oldest message's deadline, or at that of one that is gone: then it is set anew."""
+        if not self._is_listening and not self._machine.is_closed:
+            self._is_listening = True
+            self._client._listeners.append(self._on_event)
+        deadline = self._window.next_deadline()
+        if deadline is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _wake_waiters(self) -> None:
+        if self._waiting_for_room and not self._window.is_full:
+            self._waiting_for_room = _wake_all(self._waiting_for_room)
+        if self._waiting_for_all and not self._window.outstanding:
+            self._waiting_for_all = _wake_all(self._waiting_for_all)
+
+    # ---- what draining a connection asks of every reader -------------------------------------------------------
+
+    @property
+    def _state(self) -> SubscriptionState:
+        assert self._window.inbox is not None
+        return self._window.inbox
+
+    @property
+    def pending_messages(self) -> int:
+        return 0
+
+    async def _read_up(self) -> None:
+        """Acknowledgements are read as they come."""
+
+
+def _wake_all(waiting: list[asyncio.Future[None]]) -> list[asyncio.Future[None]]:
+    for waiter in waiting:
+        if not waiter.done():
+            waiter.set_result(None)
+    return []

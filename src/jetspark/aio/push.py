@@ -1,0 +1,93 @@
+"""Push consumers with asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
+
+from jetspark.aio.jsmessage import JetStreamMessage
+from jetspark.aio.subscription import Subscription
+from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
+from jetspark.jetstream.info import ConsumerInfo
+from jetspark.jetstream.push import answer_to, check_status, silence_s
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+
+__all__ = ["PushMessages"]
+
+
+class PushMessages:
+    """What a push consumer sends, without end: an asynchronous iterator, and a context manager that ends it cleanly.
+
+    The server decides the pace. With ``flow_control`` it waits for us to keep up; without it a reader too slow for the
+    subscription's bounds loses messages, which come again after ``ack_wait_s``. Members of a ``deliver_group`` share
+    the messages.
+    """
+
+    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
+        self._js, self._info = js, info
+        self._subscription: Subscription | None = None
+
+    def __aiter__(self) -> AsyncIterator[JetStreamMessage]:
+        return self._iterate()
+
+    async def __aenter__(self) -> PushMessages:
+        self._subscribe()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, and give back what was received and not handed out."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is None or self._js._client.is_closed:
+            return
+        await subscription.unsubscribe()
+        if self._info.config.ack_policy == "none":
+            return
+        try:
+            while subscription.pending_messages:
+                message = cast(JetStreamMessage, await subscription.next(0))
+                if message.status is None:
+                    await message.nak()
+        except JetSparkError:
+            pass  # the connection is gone: they come again when their ack_wait is over
+
+    def _subscribe(self) -> Subscription:
+        if self._subscription is None:
+            config = self._info.config
+            assert config.deliver_subject is not None
+            self._subscription = self._js._client._subscribe(config.deliver_subject, config.deliver_group or "")
+            self._subscription._state.message_class = JetStreamMessage
+        return self._subscription
+
+    async def _iterate(self) -> AsyncIterator[JetStreamMessage]:
+        subscription = self._subscribe()
+        silence = silence_s(self._info)
+        try:
+            while True:
+                try:
+                    message = cast(JetStreamMessage, await subscription.next(silence))
+                except RequestTimeout:
+                    await self._check_alive()
+                    continue
+                except ConnectionClosed:
+                    return
+                status = message.status if message.raw_headers is not None else None
+                if status is None:
+                    yield message
+                elif status.code != 100:
+                    check_status(self._info, status.code, status.description)
+                elif (subject := answer_to(message)) is not None:
+                    await self._js._client.publish(subject)
+        finally:
+            await self.close()
+
+    async def _check_alive(self) -> None:
+        """No heartbeat: raise if the consumer is gone; else it will come back."""
+        try:
+            await self._js._run(self._js._api.consumer_info(self._info.stream_name, self._info.name))
+        except RequestTimeout:
+            pass

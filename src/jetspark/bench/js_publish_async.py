@@ -1,0 +1,161 @@
+"""Windowed publishing to JetStream: how fast messages are stored, until the last acknowledgement is in.
+
+Every contender has the same guarantee: each message is stored in a file and acknowledged on its own, and up to
+``WINDOW`` of them are under way at a time. A stream of its own, made before the clock starts, keeps the measurements
+apart; an acknowledgement that does not come, or is an error, makes the measurement an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from time import perf_counter
+
+from jetspark.aio import connect
+from jetspark.aio.publisher import WindowedPublisher
+from jetspark.bench.wire import CHUNK_BYTES, READ_BYTES, dial
+from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.blocking import connect as connect_blocking
+from jetspark.blocking.publisher import WindowedPublisher as BlockingPublisher
+from jetspark.errors import ConnectionLost
+
+__all__ = ["JS_PUBLISH_ASYNC"]
+
+# The default of nats-py, and ours.
+WINDOW = 4000
+TIMEOUT_S = 60.0
+
+
+def bare(job: Job) -> Values:
+    """One thread, send and recv in turns, the window kept by counting the acknowledgements' first words."""
+    with _stream(job):
+        connection, _ = dial(job.url)
+        with connection:
+            inbox = f"_INBOX.{job.subject}"
+            connection.sendall(f"SUB {inbox}.* 1\r\n".encode())
+            frame = b"PUB %b %b.%%d %d\r\n%b\r\n" % (
+                job.subject.encode(),
+                inbox.encode(),
+                job.payload_bytes,
+                payload_of(job.payload_bytes),
+            )
+            first = 0
+            for count in (job.warmup, job.count):
+                frames = [frame % number for number in range(first, first + count)]
+                started = perf_counter()
+                _pump(connection, frames, inbox.encode())
+                elapsed = perf_counter() - started
+                first += count
+    return {"messages_per_s": job.count / elapsed}
+
+
+def _pump(connection: socket.socket, frames: list[bytes], inbox: bytes) -> None:
+    per_chunk = max(1, CHUNK_BYTES // len(frames[0]))
+    sent = acked = 0
+    tail = b""
+    mark = b"MSG " + inbox
+    while acked < len(frames):
+        while sent < len(frames) and sent - acked < WINDOW:
+            end = min(sent + per_chunk, acked + WINDOW)
+            connection.sendall(b"".join(frames[sent:end]))
+            sent = min(end, len(frames))
+        data = connection.recv(READ_BYTES)
+        if not data:
+            raise ConnectionLost("the server closed the connection")
+        if b'"error"' in data:
+            raise ConnectionLost(data.decode(errors="replace"))
+        data = tail + data
+        acked += data.count(mark)
+        tail = data[1 - len(mark) :]  # one that is cut in two is counted when its second half is there
+
+
+async def nats_py(job: Job) -> Values:
+    import nats
+
+    with _stream(job):
+        client = await nats.connect(job.url)
+        js = client.jetstream(publish_async_max_pending=WINDOW)
+        subject, payload = job.subject, payload_of(job.payload_bytes)
+        for count in (job.warmup, job.count):
+            started = perf_counter()
+            futures = [await js.publish_async(subject, payload) for _ in range(count)]
+            await js.publish_async_completed()
+            elapsed = perf_counter() - started
+            for future in futures:
+                future.result()
+        await client.close()
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def jetspark(job: Job) -> Values:
+    with _stream(job):
+        async with connect(job.url) as client:
+            publisher = WindowedPublisher(client, max_outstanding=WINDOW)
+            publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
+            for count in (job.warmup, job.count):
+                started = perf_counter()
+                futures = [await publish(subject, payload) for _ in range(count)]
+                await publisher.complete(TIMEOUT_S)
+                elapsed = perf_counter() - started
+                for future in futures:
+                    future.result()
+    return {"messages_per_s": job.count / elapsed}
+
+
+def jetspark_blocking(job: Job) -> Values:
+    with _stream(job), connect_blocking(job.url) as client:
+        publisher = BlockingPublisher(client, max_outstanding=WINDOW)
+        publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
+        for count in (job.warmup, job.count):
+            started = perf_counter()
+            futures = [publish(subject, payload) for _ in range(count)]
+            publisher.complete(TIMEOUT_S)
+            elapsed = perf_counter() - started
+            for future in futures:
+                future.result()
+    return {"messages_per_s": job.count / elapsed}
+
+
+@contextlib.contextmanager
+def _stream(job: Job) -> Iterator[None]:
+    """A stream of the job's own, which has stored exactly what was published when the block ends."""
+    name = job.subject.replace(".", "-")
+    config = {"name": name, "subjects": [job.subject], "storage": "file", "num_replicas": 1, "retention": "limits"}
+    with connect_blocking(job.url) as client:
+        reply = json.loads(client.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode()).data)
+        if "error" in reply:
+            raise ConnectionLost(f"no stream: {reply['error']}")
+        try:
+            yield
+            info = json.loads(client.request(f"$JS.API.STREAM.INFO.{name}").data)
+            if info["state"]["messages"] != job.warmup + job.count:
+                raise ConnectionLost(f"{info['state']['messages']} stored of {job.warmup + job.count}")
+        finally:
+            client.request(f"$JS.API.STREAM.DELETE.{name}")
+
+
+JS_PUBLISH_ASYNC = Workload(
+    name="js-publish-async",
+    what="publish one by one with up to 4000 unacknowledged; timed from the first call to the last acknowledgement",
+    count=100_000,
+    quick_count=2_000,
+    contenders=(
+        Contender(name="bare", what="frames made beforehand, send and recv in turns", run=bare),
+        Contender(name="nats-py", what="await publish_async()", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="jetspark", what="await publish_async()", run=jetspark, has_uvloop_twin=True),
+        Contender(name="jetspark-blocking", what="publish_async()", run=jetspark_blocking),
+    ),
+    storage="file",
+    replicas=1,
+    bars=(
+        Bar(
+            claim="windowed publishing, asyncio, is at least 2 x nats-py",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats-py",
+            at_least=2.0,
+        ),
+    ),
+)

@@ -1,0 +1,300 @@
+"""Pulling from a stream: how fast messages reach the program, with nothing to acknowledge and with an ack for each.
+
+Every measurement has a stream of its own in memory, which it fills before the clock starts: what is measured is the
+way from the server to the program. All contenders keep at most a thousand messages asked for. A consumer without acks
+never has more to do than to send; with explicit acks every message is acked by itself, and the clock stops only when
+the server has received the last one; that its consumer has processed it too is not waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, Literal
+
+from jetspark.aio import connect
+from jetspark.bench.wire import READ_BYTES, Blast, await_pong, dial
+from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.blocking import connect as connect_blocking
+from jetspark.errors import ConnectionLost
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+
+__all__ = ["JS_PULL", "JS_PULL_ACK"]
+
+BATCH = 1000
+CONSUMER = "bench"
+
+
+@contextlib.contextmanager
+def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
+    """The name of a stream with warm-up and measurement in it, and a consumer."""
+    name = job.subject.replace(".", "-")
+    total = job.warmup + job.count
+    with connect_blocking(job.url) as client:
+        js = client.jetstream(timeout=30.0)
+        stream = js.create_stream(StreamConfig(name=name, subjects=[job.subject], storage="memory"))
+        connection, _ = dial(job.url)
+        with connection:
+            Blast(job.subject, payload_of(job.payload_bytes)).send(connection, total)
+            connection.sendall(b"PING\r\n")
+            await_pong(connection)
+        while stream.info().state.messages < total:
+            time.sleep(0.01)
+        stream.create_consumer(ConsumerConfig(durable_name=CONSUMER, ack_policy=ack_policy, max_ack_pending=10 * BATCH))
+    try:
+        yield name
+    finally:
+        with connect_blocking(job.url) as client:
+            client.jetstream(timeout=30.0).delete_stream(name)
+
+
+# ---- nothing to acknowledge ----------------------------------------------------------------------------------------
+
+
+def bare(job: Job) -> Values:
+    """Requests framed beforehand; two are out at any time, so that the server always has one to serve."""
+    with _filled(job, "none") as stream:
+        connection, _ = dial(job.url)
+        body = json.dumps({"batch": BATCH // 2, "expires": 60_000_000_000}).encode()
+        ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b bench.inbox.%b %d\r\n%b\r\n" % (
+            stream.encode(),
+            CONSUMER.encode(),
+            stream.encode(),
+            len(body),
+            body,
+        )
+        with connection:
+            connection.sendall(b"SUB bench.inbox.%b 1\r\n" % stream.encode())
+            connection.sendall(ask * 2)
+            data, wanted = b"", BATCH // 2
+            received = 0
+            for count in (job.warmup, job.count):
+                received -= count
+                started = perf_counter()
+                payload = b""
+                while received < 0:
+                    chunk = connection.recv(READ_BYTES)
+                    if not chunk:
+                        raise ConnectionLost("the server closed the connection")
+                    data += chunk
+                    position, length, find = 0, len(data), data.find
+                    while (end_of_line := find(b"\r\n", position)) > 0:
+                        line = data[position:end_of_line]
+                        if line[:4] != b"MSG ":  # the server's PING, which it does not mind being ignored
+                            position = end_of_line + 2
+                            continue
+                        start = end_of_line + 2
+                        end = start + int(line[line.rfind(b" ") :])
+                        if end + 2 > length:
+                            break
+                        payload = data[start:end]
+                        received += 1
+                        wanted -= 1
+                        position = end + 2
+                        if not wanted:
+                            connection.sendall(ask)
+                            wanted = BATCH // 2
+                    data = data[position:]
+                elapsed = perf_counter() - started
+                assert payload
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def nats_py(job: Job) -> Values:
+    with _filled(job, "none") as stream:
+        client, subscription = await _nats_py_consumer(job, stream)
+        for count in (job.warmup, job.count):
+            received = 0
+            started = perf_counter()
+            while received < count:
+                received += len(await subscription.fetch(min(BATCH, count - received), timeout=30))
+            elapsed = perf_counter() - started
+        await client.close()
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def jetspark(job: Job) -> Values:
+    with _filled(job, "none") as stream:
+        async with connect(job.url) as client:
+            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
+            async with consumer.messages(max_messages=BATCH) as messages:
+                for count in (job.warmup, job.count):
+                    received = 0
+                    started = perf_counter()
+                    async for _ in messages:
+                        received += 1
+                        if received == count:
+                            break
+                    elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def jetspark_fetch(job: Job) -> Values:
+    with _filled(job, "none") as stream:
+        async with connect(job.url) as client:
+            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
+            for count in (job.warmup, job.count):
+                received = 0
+                started = perf_counter()
+                while received < count:
+                    received += len(await consumer.fetch(min(BATCH, count - received), timeout=30))
+                elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+def jetspark_blocking(job: Job) -> Values:
+    with _filled(job, "none") as stream, connect_blocking(job.url) as client:
+        consumer = client.jetstream().stream(stream).consumer(CONSUMER)
+        for count in (job.warmup, job.count):
+            received = 0
+            started = perf_counter()
+            while received < count:
+                received += len(consumer.fetch(min(BATCH, count - received), timeout=30))
+            elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+# ---- an ack for each -----------------------------------------------------------------------------------------------
+
+
+async def nats_py_ack(job: Job) -> Values:
+    with _filled(job, "explicit") as stream:
+        client, subscription = await _nats_py_consumer(job, stream)
+        for count in (job.warmup, job.count):
+            received = 0
+            started = perf_counter()
+            while received < count:
+                messages = await subscription.fetch(min(BATCH, count - received), timeout=30)
+                for message in messages:
+                    await message.ack()
+                received += len(messages)
+            await client.flush()
+            elapsed = perf_counter() - started
+        await client.close()
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def jetspark_ack(job: Job) -> Values:
+    with _filled(job, "explicit") as stream:
+        async with connect(job.url) as client:
+            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
+            async with consumer.messages(max_messages=BATCH) as messages:
+                for count in (job.warmup, job.count):
+                    received = 0
+                    started = perf_counter()
+                    async for message in messages:
+                        await message.ack()
+                        received += 1
+                        if received == count:
+                            break
+                    await client.flush()
+                    elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def jetspark_fetch_ack(job: Job) -> Values:
+    with _filled(job, "explicit") as stream:
+        async with connect(job.url) as client:
+            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
+            for count in (job.warmup, job.count):
+                received = 0
+                started = perf_counter()
+                while received < count:
+                    messages = await consumer.fetch(min(BATCH, count - received), timeout=30)
+                    for message in messages:
+                        await message.ack()
+                    received += len(messages)
+                await client.flush()
+                elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+def jetspark_blocking_ack(job: Job) -> Values:
+    with _filled(job, "explicit") as stream, connect_blocking(job.url) as client:
+        consumer = client.jetstream().stream(stream).consumer(CONSUMER)
+        for count in (job.warmup, job.count):
+            received = 0
+            started = perf_counter()
+            while received < count:
+                messages = consumer.fetch(min(BATCH, count - received), timeout=30)
+                for message in messages:
+                    message.ack()
+                received += len(messages)
+            client.flush()
+            elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+async def _nats_py_consumer(job: Job, stream: str) -> tuple[Any, Any]:
+    import nats
+
+    client = await nats.connect(job.url)
+    return client, await client.jetstream().pull_subscribe_bind(CONSUMER, stream)
+
+
+JS_PULL = Workload(
+    name="js-pull",
+    what="read a stream with a pull consumer without acks; timed from the first request to the last message",
+    count=100_000,
+    quick_count=2_000,
+    storage="memory",
+    replicas=1,
+    contenders=(
+        Contender(name="bare", what="two framed requests out, find the line, slice the payload", run=bare),
+        Contender(name="nats-py", what="fetch(1000)", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="jetspark", what="async for in messages()", run=jetspark, has_uvloop_twin=True),
+        Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch),
+        Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking),
+    ),
+    bars=(
+        Bar(
+            claim="pull without acks, asyncio, is at least 8 x nats-py",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats-py",
+            at_least=8.0,
+        ),
+        Bar(
+            claim="pull without acks, asyncio, is at least 0.7 x a bare reader",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="bare",
+            at_least=0.7,
+        ),
+        Bar(
+            claim="pull without acks, blocking, is at least 0.7 x a bare reader",
+            metric="messages_per_s",
+            contender="jetspark-blocking",
+            baseline="bare",
+            at_least=0.7,
+        ),
+    ),
+)
+
+JS_PULL_ACK = Workload(
+    name="js-pull-ack",
+    what="read a stream with a pull consumer and ack each message; timed until the server has the last ack",
+    count=60_000,
+    quick_count=2_000,
+    storage="memory",
+    replicas=1,
+    baselines=("nats-py",),
+    contenders=(
+        Contender(name="nats-py", what="fetch(1000)", run=nats_py_ack, needs="nats", has_uvloop_twin=True),
+        Contender(name="jetspark", what="async for in messages()", run=jetspark_ack, has_uvloop_twin=True),
+        Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch_ack),
+        Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking_ack),
+    ),
+    bars=(
+        Bar(
+            claim="pull with an ack each, asyncio, is at least 5 x nats-py",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats-py",
+            at_least=5.0,
+        ),
+    ),
+)

@@ -1,0 +1,71 @@
+"""Consumers from threads."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+from jetspark.blocking.pull import PullConsumer
+from jetspark.blocking.push import PushMessages
+from jetspark.errors import UsageError
+from jetspark.jetstream.info import ConsumerInfo
+
+if TYPE_CHECKING:
+    from jetspark.blocking.jetstream import JetStream
+
+__all__ = ["Consumer"]
+
+
+class Consumer(PullConsumer):
+    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+
+    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
+        self._js = js
+        self.cached_info = info
+
+    @property
+    def name(self) -> str:
+        return self.cached_info.name
+
+    @property
+    def stream_name(self) -> str:
+        return self.cached_info.stream_name
+
+    def info(self) -> ConsumerInfo:
+        """Configuration and position now."""
+        self.cached_info = self._js._run(self._js._api.consumer_info(self.stream_name, self.name))
+        return self.cached_info
+
+    def delete(self) -> None:
+        self._js._run(self._js._api.delete_consumer(self.stream_name, self.name))
+
+    def pause(self, until: datetime.datetime) -> None:
+        """Deliver nothing until then."""
+        self._js._run(self._js._api.pause_consumer(self.stream_name, self.name, until))
+
+    def resume(self) -> None:
+        """Deliver again."""
+        self._js._run(self._js._api.pause_consumer(self.stream_name, self.name, None))
+
+    def reset(self, sequence: int | None = None) -> ConsumerInfo:
+        """Start again from ``sequence``, or from the consumer's own beginning (needs nats-server 2.14)."""
+        operation = self._js._api.reset_consumer(self.stream_name, self.name, sequence)
+        self.cached_info = self._js._run(operation)
+        return self.cached_info
+
+    def unpin(self, group: str) -> None:
+        """Let another client of a ``pinned_client`` group take over."""
+        self._js._run(self._js._api.unpin_consumer(self.stream_name, self.name, group))
+
+    def step_down(self) -> None:
+        """Have the consumer's leader hand over to another replica."""
+        self._js._run(self._js._api.step_down_consumer(self.stream_name, self.name))
+
+    def pushed_messages(self) -> PushMessages:
+        """What a push consumer (one with a ``deliver_subject``) sends; :meth:`messages` is for pull consumers."""
+        if not self.cached_info.config.deliver_subject:
+            raise UsageError(f"consumer {self.name!r} has no deliver_subject: use messages() or fetch()")
+        return PushMessages(self._js, self.cached_info)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.stream_name}/{self.name}>"

@@ -1,0 +1,418 @@
+"""JetStream from threads: the context and streams. Requests are written in :mod:`jetspark.jetstream.operations`."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jetspark.blocking.consumer import Consumer
+from jetspark.blocking.kv import KeyValue
+from jetspark.blocking.message import Message
+from jetspark.blocking.objects import ObjectStores
+from jetspark.blocking.ordered import OrderedConsumer
+from jetspark.blocking.publisher import AckFuture
+from jetspark.blocking.subscription import Subscription
+from jetspark.core.headers import HeadersLike
+from jetspark.errors import JetStreamUnavailable, NoResponders, RequestTimeout
+from jetspark.jetstream.batchget import MAX_FRUITLESS_REQUESTS, BatchGet, LastGet
+from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
+from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
+from jetspark.jetstream.kv import KVConfig, check_bucket
+from jetspark.jetstream.operations import (
+    LEADERLESS_RETRIES,
+    LEADERLESS_WAIT_S,
+    Api,
+    Operation,
+    Request,
+    api_prefix,
+    message_query,
+)
+from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.jetstream.publishing import Expect, publish, publish_headers
+
+if TYPE_CHECKING:
+    from jetspark.blocking.client import Client
+
+__all__ = ["JetStream", "Stream"]
+
+T = TypeVar("T")
+
+NOTHING = Message("", b"", None, None, None)
+
+
+class JetStream(ObjectStores):
+    """A client's view of JetStream. Make one with ``nc.jetstream()``; it costs nothing to make another.
+
+    Everything raises :class:`~jetspark.ServerError` when the server says no, :class:`~jetspark.JetStreamUnavailable`
+    when nobody answers for JetStream, and :class:`~jetspark.RequestTimeout` when no answer came in time.
+    """
+
+    def __init__(self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None) -> None:
+        self._client = client
+        self._api = Api(api_prefix(domain, prefix))
+        self._timeout_s = client.options.request_timeout_s if timeout is None else timeout
+
+    def account_info(self) -> AccountInfo:
+        """What this account uses and may use."""
+        return self._run(self._api.account_info())
+
+    # ---- streams -----------------------------------------------------------------------------------------------
+
+    def create_stream(self, config: StreamConfig) -> Stream:
+        """Create a stream; one that exists with the very same configuration is returned as it is.
+
+        Raises:
+            StreamNameInUse: One of that name exists with another configuration.
+            FeatureUnavailable: The server is too old for a field that is mentioned.
+        """
+        return Stream(self, self._run(self._api.create_stream(config, *self._server())))
+
+    def update_stream(self, config: StreamConfig) -> Stream:
+        """Change what ``config`` mentions; everything else stays as it is.
+
+        Raises:
+            StreamNotFound: There is no such stream.
+        """
+        return Stream(self, self._run(self._api.update_stream(config, *self._server())))
+
+    def create_or_update_stream(self, config: StreamConfig) -> Stream:
+        """Make sure that the stream exists and has everything ``config`` mentions."""
+        return Stream(self, self._run(self._api.create_or_update_stream(config, *self._server())))
+
+    def stream(self, name: str) -> Stream:
+        """A stream that exists.
+
+        Raises:
+            StreamNotFound: There is no such stream.
+        """
+        return Stream(self, self._run(self._api.stream_info(name)))
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream with all its messages and consumers."""
+        self._run(self._api.delete_stream(name))
+
+    def streams(self, subject: str | None = None) -> Iterator[StreamInfo]:
+        """Every stream, or every one that stores messages on ``subject``."""
+        return self._pages(lambda offset: self._api.stream_page(offset, subject))
+
+    def stream_names(self, subject: str | None = None) -> Iterator[str]:
+        """Like :meth:`streams`, names only."""
+        return self._pages(lambda offset: self._api.stream_name_page(offset, subject))
+
+    # ---- key-value buckets -------------------------------------------------------------------------------------
+
+    def create_kv(self, config: KVConfig) -> KeyValue:
+        """Create a bucket; one that exists with the very same configuration is returned as it is.
+
+        Raises:
+            StreamNameInUse: One of that name exists with another configuration.
+        """
+        api_level, _ = self._server()
+        return KeyValue(self, self.create_stream(config.to_stream(api_level)))
+
+    def create_or_update_kv(self, config: KVConfig) -> KeyValue:
+        """Make sure that the bucket exists and has everything ``config`` mentions."""
+        return KeyValue(self, self.create_or_update_stream(config.to_stream()))
+
+    def kv(self, bucket: str) -> KeyValue:
+        """A bucket that exists.
+
+        Raises:
+            StreamNotFound: There is no such bucket.
+        """
+        return KeyValue(self, self.stream(f"KV_{check_bucket(bucket)}"))
+
+    def delete_kv(self, bucket: str) -> None:
+        """Delete a bucket with everything in it."""
+        self.delete_stream(f"KV_{check_bucket(bucket)}")
+
+    def kv_names(self) -> Iterator[str]:
+        """Every bucket."""
+        for name in self.stream_names("$KV.*.>"):
+            if name.startswith("KV_"):
+                yield name.removeprefix("KV_")
+
+    # ---- publishing --------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+        timeout: float | None = None,
+    ) -> PubAck:
+        """Store a message, and return when the stream has it.
+
+        Args:
+            msg_id: Within the stream's duplicate window a second message with the same id is not stored;
+                ``PubAck.duplicate`` tells.
+            expect: Store it only if this is true of the stream.
+            ttl: Seconds after which the stream drops it (needs ``allow_message_ttl``).
+
+        Raises:
+            WrongLastSequence: ``expect`` was not true; nothing was stored.
+            JetStreamUnavailable: No stream stores this subject, or it has no leader; nothing was stored.
+            RequestTimeout: No acknowledgement in time. The message may or may not be stored: publish it again with the
+                same ``msg_id``, or look.
+        """
+        return self._run(publish(subject, data, publish_headers(headers, msg_id, expect, ttl)), timeout)
+
+    def publish_async(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> AckFuture:
+        """Send a message and return a future for its acknowledgement, without waiting for it.
+
+        Waits only while the window of unacknowledged messages is full. Order is kept. Every future is resolved exactly
+        once: with the :class:`PubAck`, with the server's error, or with the reason why it is unknown.
+        """
+        return self._client._windowed_publisher().publish(subject, data, publish_headers(headers, msg_id, expect, ttl))
+
+    def publish_async_complete(self, timeout: float | None = None) -> None:
+        """Return when no acknowledgement is outstanding.
+
+        Raises:
+            RequestTimeout: Some still are.
+        """
+        self._client._windowed_publisher().complete(timeout)
+
+    # ---- for the driver's other modules ------------------------------------------------------------------------
+
+    def _server(self) -> tuple[int, str]:
+        info = self._client.server_info
+        return int(info.fields.get("api_lvl", 0)), info.version
+
+    def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
+        try:
+            request = next(operation)
+            while True:
+                request = operation.send(self._ask(request, self._timeout_s if timeout is None else timeout))
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    def _ask(self, request: Request, timeout: float) -> Message:
+        if request.is_silent:
+            self._client.publish(request.subject, request.data, headers=request.headers)
+            return NOTHING
+        retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
+        while True:
+            try:
+                return self._client.request(request.subject, request.data, timeout=timeout, headers=request.headers)
+            except NoResponders as error:
+                if not retries:
+                    raise JetStreamUnavailable(request.subject) from error
+                retries -= 1
+                time.sleep(LEADERLESS_WAIT_S)
+
+    @contextmanager
+    def _asked(self, request: Request) -> Iterator[Subscription]:
+        """The answers to a request that has many."""
+        inbox = self._client._new_inbox()
+        with self._client._subscribe(inbox, answers_to=request.subject) as answers:
+            self._client.publish(request.subject, request.data, reply=inbox)
+            yield answers
+
+    def _pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> Iterator[T]:
+        seen = 0
+        while True:
+            page, total = self._run(ask(seen))
+            yield from page
+            seen += len(page)
+            if not page or seen >= total:
+                return
+
+
+class Stream:
+    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+
+    def __init__(self, js: JetStream, info: StreamInfo) -> None:
+        self._js = js
+        self.cached_info = info
+
+    @property
+    def name(self) -> str:
+        return self.cached_info.config.name
+
+    def info(self, *, subjects_filter: str | None = None, deleted_details: bool = False) -> StreamInfo:
+        """Configuration and state now; with ``subjects_filter`` also the messages per subject that matches."""
+        operation = self._js._api.stream_info(self.name, subjects_filter, deleted_details)
+        self.cached_info = self._js._run(operation)
+        return self.cached_info
+
+    def update(self, **changes: Any) -> StreamInfo:
+        """Change some fields of :class:`StreamConfig`; everything else stays as it is."""
+        changed = self._js.update_stream(StreamConfig(name=self.name, **changes))
+        self.cached_info = changed.cached_info
+        return self.cached_info
+
+    def seal(self) -> StreamInfo:
+        """Make the stream read-only, for ever."""
+        return self.update(sealed=True)
+
+    def delete(self) -> None:
+        """Delete the stream with all its messages and consumers."""
+        self._js.delete_stream(self.name)
+
+    def purge(self, *, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None) -> int:
+        """Remove messages: all, those on ``subject``, up to and including a sequence, or all but the last ``keep``.
+
+        Returns how many were removed.
+        """
+        return self._js._run(self._js._api.purge_stream(self.name, subject, up_to_sequence, keep))
+
+    def step_down(self, placement: Placement | None = None) -> None:
+        """Have the stream's leader hand over to another replica."""
+        self._js._run(self._js._api.step_down_stream(self.name, placement))
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def get_message(
+        self,
+        sequence: int | None = None,
+        *,
+        last_for: str | None = None,
+        next_for: str | None = None,
+        direct: bool | None = None,
+    ) -> StoredMessage:
+        """One message: by sequence, the last on a subject, or the next on a filter from ``sequence`` on.
+
+        ``direct`` asks any replica instead of the leader: faster, and possibly a moment behind. By default that is
+        done where the stream allows it.
+
+        Raises:
+            MessageNotFound: There is none.
+        """
+        query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
+        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else direct
+        return self._js._run(self._js._api.get_message(self.name, query, direct=use_direct))
+
+    def get_messages(
+        self, start_sequence: int = 1, *, subject: str | None = None, max_messages: int | None = None
+    ) -> Iterator[StoredMessage]:
+        """The messages from ``start_sequence`` on, in order, up to the last one there is when we get to it.
+
+        Needs ``allow_direct``. No consumer is made and nothing is acknowledged: this only reads. What is lost on the
+        way, by a reconnect for instance, is asked for again.
+
+        Raises:
+            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
+            RequestTimeout: No answer, several times.
+        """
+        reading = BatchGet(
+            self._js._api.prefix,
+            self.name,
+            start_sequence=start_sequence,
+            subject=subject,
+            max_messages=max_messages,
+        )
+        while not reading.is_done:
+            with self._js._asked(reading.request()) as answers:
+                while not reading.is_over:
+                    try:
+                        stored = reading.accept(answers.next(self._js._timeout_s))
+                    except RequestTimeout:
+                        if not reading.stalled():
+                            raise
+                    else:
+                        if stored is not None:
+                            yield stored
+
+    def get_last_messages(self, filters: Sequence[str], *, up_to_sequence: int | None = None) -> list[StoredMessage]:
+        """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
+
+        With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
+        ``allow_direct``.
+        """
+        reading = LastGet(self._js._api.prefix, self.name, filters, up_to_sequence)
+        for _ in range(MAX_FRUITLESS_REQUESTS):
+            with self._js._asked(reading.request()) as answers:
+                while not reading.is_over:
+                    reading.accept(answers.next(self._js._timeout_s))
+            if not reading.is_broken:
+                return reading.messages
+        raise RequestTimeout(f"the last messages of {self.name}", self._js._timeout_s)
+
+    def delete_message(self, sequence: int, *, erase: bool = False) -> None:
+        """Remove one message; with ``erase`` its bytes are overwritten on disk."""
+        self._js._run(self._js._api.delete_message(self.name, sequence, erase=erase))
+
+    # ---- consumers ---------------------------------------------------------------------------------------------
+
+    def create_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Create a consumer; one that exists with the very same configuration is returned as it is.
+
+        Raises:
+            ConsumerNameInUse: One of that name exists with another configuration.
+        """
+        return self._consumer(self._js._api.create_consumer(self.name, config, *self._js._server()))
+
+    def update_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Change what ``config`` mentions; everything else stays as it is."""
+        return self._consumer(self._js._api.update_consumer(self.name, config, *self._js._server()))
+
+    def create_or_update_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Make sure that the consumer exists and is what ``config`` says."""
+        return self._consumer(self._js._api.create_or_update_consumer(self.name, config, *self._js._server()))
+
+    def consumer(self, name: str) -> Consumer:
+        """A consumer that exists.
+
+        Raises:
+            ConsumerNotFound: There is no such consumer.
+        """
+        return self._consumer(self._js._api.consumer_info(self.name, name))
+
+    def delete_consumer(self, name: str) -> None:
+        self._js._run(self._js._api.delete_consumer(self.name, name))
+
+    def ordered_consumer(
+        self,
+        *filter_subjects: str,
+        start_sequence: int | None = None,
+        start_time: datetime.datetime | None = None,
+        deliver_policy: DeliverPolicy | None = None,
+        headers_only: bool = False,
+    ) -> OrderedConsumer:
+        """Read this stream in order, without acknowledgements, for as long as you like.
+
+        Args:
+            filter_subjects: Only messages on these; none means all.
+            start_sequence: Begin there; or at ``start_time``; or as ``deliver_policy`` says: ``all`` (the default),
+                ``new``, ``last``, ``last_per_subject``.
+            headers_only: Without the data.
+        """
+        options = OrderedOptions(
+            filter_subjects=filter_subjects,
+            start_sequence=start_sequence,
+            start_time=start_time,
+            deliver_policy=deliver_policy,
+            headers_only=headers_only,
+        )
+        return OrderedConsumer(self._js, self.name, options)
+
+    def consumers(self) -> Iterator[ConsumerInfo]:
+        """Every consumer of this stream."""
+        return self._js._pages(lambda offset: self._js._api.consumer_page(self.name, offset))
+
+    def consumer_names(self) -> Iterator[str]:
+        return self._js._pages(lambda offset: self._js._api.consumer_name_page(self.name, offset))
+
+    def _consumer(self, operation: Operation[ConsumerInfo]) -> Consumer:
+        return Consumer(self._js, self._js._run(operation))
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}>"

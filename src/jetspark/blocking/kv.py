@@ -1,0 +1,299 @@
+"""Key-value buckets for threads. What a bucket is and what it is asked is in :mod:`jetspark.jetstream.kv`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, overload
+
+from jetspark.blocking.ordered import Reading
+from jetspark.errors import KeyNotFound
+from jetspark.jetstream.info import StreamInfo
+from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, entry_of_delivery, watch_options
+from jetspark.jetstream.ordered import OrderedOptions
+
+if TYPE_CHECKING:
+    from jetspark.blocking.jetstream import JetStream, Stream
+
+__all__ = ["KeyValue", "Transaction"]
+
+
+class KeyValue:
+    """A bucket: a map whose values have revisions, whose changes can be watched, and whose past can be read.
+
+    Every write is acknowledged by the stream behind the bucket before it returns. Reads go to any replica: on a
+    replicated bucket one may, for a moment, not show the latest write. ``update`` and ``create`` are decided by the
+    leader, so a stale read can never overwrite somebody else's value.
+    """
+
+    def __init__(self, js: JetStream, stream: Stream) -> None:
+        self._js = js
+        self._stream = stream
+        self._bucket = Bucket.of(js._api, stream.cached_info.config)
+
+    @property
+    def bucket(self) -> str:
+        return self._bucket.name
+
+    # ---- one key -----------------------------------------------------------------------------------------------
+
+    def put(self, key: str, value: bytes) -> int:
+        """Write a value, whatever was there; returns its revision."""
+        return self._js._run(self._bucket.put(key, value))
+
+    def get(self, key: str, *, revision: int | None = None) -> KVEntry:
+        """The latest value, or that of a revision the bucket still has.
+
+        Raises:
+            KeyNotFound: There is none.
+        """
+        return self._js._run(self._bucket.get(key, revision))
+
+    def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
+        """Write a value where there is none; returns its revision.
+
+        With ``ttl`` it goes away after so many seconds (needs ``limit_marker_ttl_s`` on the bucket).
+
+        Raises:
+            KeyExists: There is one.
+        """
+        return self._js._run(self._bucket.create(key, value, ttl))
+
+    def update(self, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
+        """Write a value if ``revision`` is still the last one (compare and set); returns the new revision.
+
+        Raises:
+            Conflict: It is not; nothing was written.
+        """
+        return self._js._run(self._bucket.update(key, value, revision, ttl))
+
+    def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Mark a key as deleted; its history stays. With ``revision`` only if that is the last one.
+
+        Raises:
+            Conflict: It is not; nothing was written.
+        """
+        self._js._run(self._bucket.mark(key, "delete", revision, None))
+
+    def purge(self, key: str, *, revision: int | None = None, ttl: float | None = None) -> None:
+        """Delete a key and its history. With ``ttl`` the mark that stays goes away, too.
+
+        Raises:
+            Conflict: ``revision`` is not the last one; nothing was written.
+        """
+        self._js._run(self._bucket.mark(key, "purge", revision, ttl))
+
+    def history(self, key: str) -> list[KVEntry]:
+        """Every revision the bucket has of a key, deletions included, oldest first."""
+        options = watch_options(self._bucket.origin, (check_key(key),), include_history=True)
+        return list(self._initial(options))
+
+    def get_at(self, key: str, sequence: int) -> KVEntry:
+        """The value a key had when the bucket was at ``sequence``.
+
+        Raises:
+            KeyNotFound: It had none, or the bucket's history does not go back that far.
+        """
+        entry = (self.snapshot([check_key(key)], at=sequence)).get(key)
+        if entry is None:
+            raise KeyNotFound(self.bucket, key)
+        return entry
+
+    # ---- several keys or none ----------------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """Write several keys together, or none of them::
+
+            with kv.transaction() as tx:
+                tx.put("order.1", b"shipped")
+                tx.update("stock.7", b"41", revision=revision)
+
+        Nothing is sent before the end of the block; leaving it by an exception writes nothing. At most 1000 keys, each
+        once. ``tx.revisions`` has the new revisions afterwards.
+
+        Raises (at the end of the block):
+            Conflict: A key named in ``keys`` changed meanwhile; nothing was written.
+            ConfigError: The bucket does not allow it (``allow_atomic``).
+            RequestTimeout: No answer in time; all was written, or nothing.
+        """
+        return Transaction(self._js, self._bucket)
+
+    # ---- many keys ---------------------------------------------------------------------------------------------
+
+    def keys(self, *filters: str) -> Iterator[str]:
+        """The keys that have a value, all or those that match; the server does the filtering."""
+        for entry in self._initial(watch_options(self._bucket.origin, filters, meta_only=True)):
+            if entry.operation == "put":
+                yield entry.key
+
+    def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
+        """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
+
+        ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
+        needs enough ``history``: a key that was overwritten more often since is missing.
+        """
+        if at is not None:
+            # Beyond its end the server finds nothing at all (nats-server 2.15).
+            at = min(at, (self._stream.info()).state.last_sequence)
+        messages = self._stream.get_last_messages(self._bucket.subjects(filters), up_to_sequence=at)
+        entries = [KVEntry.of(self.bucket, message) for message in messages]
+        return {entry.key: entry for entry in entries if entry.operation == "put"}
+
+    @overload
+    def watch(
+        self,
+        *filters: str,
+        initial_marker: Literal[False] = False,
+        include_history: bool = False,
+        updates_only: bool = False,
+        meta_only: bool = False,
+        ignore_deletes: bool = False,
+        from_revision: int | None = None,
+    ) -> Iterator[KVEntry]: ...
+
+    @overload
+    def watch(
+        self,
+        *filters: str,
+        initial_marker: Literal[True],
+        include_history: bool = False,
+        updates_only: bool = False,
+        meta_only: bool = False,
+        ignore_deletes: bool = False,
+        from_revision: int | None = None,
+    ) -> Iterator[KVEntry | None]: ...
+
+    def watch(
+        self,
+        *filters: str,
+        initial_marker: bool = False,
+        include_history: bool = False,
+        updates_only: bool = False,
+        meta_only: bool = False,
+        ignore_deletes: bool = False,
+        from_revision: int | None = None,
+    ) -> Iterator[KVEntry | None]:
+        """The present value of every key that matches (all, without ``filters``), then every change, for ever.
+
+        Survives reconnects and restarts; no change that the bucket still has is missed, repeated or out of order.
+
+        Args:
+            initial_marker: Yield None once, where the present ends and changes begin.
+            include_history: Begin with every revision there is, not only the latest.
+            updates_only: Begin with the next change.
+            meta_only: Without the values.
+            ignore_deletes: Leave out deletions and purges.
+            from_revision: Begin with what was written at or after this revision, to go on where another watch ended.
+        """
+        options = watch_options(
+            self._bucket.origin,
+            filters,
+            include_history=include_history,
+            updates_only=updates_only,
+            meta_only=meta_only,
+            from_revision=from_revision,
+        )
+        return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
+
+    def purge_deletes(self, older_than: float = 1800.0) -> int:
+        """Remove the marks of deleted keys, but keep those younger than so many seconds; returns how many went."""
+        removed = 0
+        options = watch_options(self._bucket.origin, (), meta_only=True)
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than)
+        for entry in [entry for entry in self._initial(options) if entry.operation != "put"]:
+            # Up to what was seen and no further: the key may have a new value by now.
+            last = entry.revision if entry.created < limit else entry.revision - 1
+            [subject] = self._bucket.subjects([entry.key])
+            removed += self._stream.purge(subject=subject, up_to_sequence=last)
+        return removed
+
+    def status(self) -> KVStatus:
+        """The bucket's configuration and size."""
+        return self._js._run(self._bucket.status())
+
+    def stream_info(self) -> StreamInfo:
+        """Of the stream behind the bucket."""
+        return self._stream.info()
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _watch(
+        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
+    ) -> Iterator[KVEntry | None]:
+        reading = Reading(self._js, self._stream.name, options)
+        try:
+            reading.start()
+            is_initial = True
+            if not reading.initial_pending:
+                is_initial = False
+                if initial_marker:
+                    yield None
+            while (message := reading.next()) is not None:
+                entry = entry_of_delivery(self.bucket, message)
+                if not (ignore_deletes and entry.operation != "put"):
+                    yield entry
+                if is_initial and not entry.pending:
+                    is_initial = False
+                    if initial_marker:
+                        yield None
+        finally:
+            reading.close()
+
+    def _initial(self, options: OrderedOptions) -> Iterator[KVEntry]:
+        """What a watch begins with, and no more."""
+        reading = Reading(self._js, self._stream.name, options)
+        try:
+            reading.start()
+            while reading.initial_pending and (message := reading.next(until_idle=True)) is not None:
+                entry = entry_of_delivery(self.bucket, message)
+                yield entry
+                if not entry.pending:
+                    return
+        finally:
+            reading.close()
+
+    def __repr__(self) -> str:
+        return f"<KeyValue {self.bucket}>"
+
+
+class Transaction:
+    """Writes that happen together; see :meth:`KeyValue.transaction`."""
+
+    def __init__(self, js: JetStream, bucket: Bucket) -> None:
+        self._js = js
+        self._bucket = bucket
+        self._writes = Writes(bucket)
+        self.revisions: dict[str, int] = {}
+        """Of the keys written, once committed; deleted ones included."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a value, whatever is there."""
+        self._writes.put(key, value, None)
+
+    def create(self, key: str, value: bytes) -> None:
+        """Write a value where there is none.
+
+        Raises:
+            KeyExists: There is one already.
+        """
+        self._writes.put(key, value, self._js._run(self._bucket.vacant_revision(key)))
+
+    def update(self, key: str, value: bytes, *, revision: int) -> None:
+        """Write a value if ``revision`` is still the last one."""
+        self._writes.put(key, value, revision)
+
+    def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Mark a key as deleted; with ``revision`` only if that is the last one."""
+        self._writes.mark(key, "delete", revision)
+
+    def purge(self, key: str, *, revision: int | None = None) -> None:
+        """Delete a key and its history; with ``revision`` only if that is the last one."""
+        self._writes.mark(key, "purge", revision)
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            batch_id = self._js._client._new_inbox().replace(".", "-")
+            self.revisions = self._js._run(self._writes.commit(batch_id))

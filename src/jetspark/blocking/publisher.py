@@ -1,0 +1,255 @@
+"""Windowed publishing from threads. Decisions are made in :mod:`jetspark.publish.window`; this adds waiting.
+
+The link's lock guards the window. Nobody watches the clock for messages that nobody waits for: a message that got no
+acknowledgement in time is given up when a thread next waits here or asks whether a future is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.blocking.waiter import Waiter
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.headers import HeadersLike
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import BufferFull, RequestTimeout
+from jetspark.jetstream.info import PubAck
+from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, WhenFull, Window
+
+if TYPE_CHECKING:
+    from jetspark.blocking.client import Client
+
+__all__ = ["AckFuture", "WindowedPublisher"]
+
+_logger = logging.getLogger("jetspark.blocking")
+
+
+class AckFuture:
+    """An acknowledgement on its way: :meth:`result` is the :class:`~jetspark.PubAck`.
+
+    A failure that nobody has looked at when the future goes away is logged, at ERROR to ``jetspark.blocking``.
+    """
+
+    # A concurrent.futures.Future has a condition of its own, which costs twenty times as much to make.
+    __slots__ = ("_ack", "_error", "_is_seen", "_publisher", "_waiters")
+
+    def __init__(self, publisher: WindowedPublisher) -> None:
+        self._publisher = publisher
+        self._ack: PubAck | None = None
+        self._error: Exception | None = None
+        self._is_seen = False
+        self._waiters: list[Waiter] | None = None
+
+    def done(self) -> bool:
+        """Whether it is known what became of the message, or that it cannot be known."""
+        if self._ack is None and self._error is None:
+            self._publisher._give_up_late_ones()
+        return self._ack is not None or self._error is not None
+
+    def cancelled(self) -> bool:
+        """Never: a message that is on its way cannot be taken back."""
+        return False
+
+    def result(self, timeout: float | None = None) -> PubAck:
+        """The acknowledgement; waits for it.
+
+        Raises:
+            RequestTimeout: It has not come within ``timeout`` seconds and may still; or, when the future is done,
+                it has not come within the publisher's ``ack_timeout``.
+            JetSparkError: What became of the message instead; see :class:`WindowedPublisher`.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(None)  # many futures may share it; each has a trace of its own
+        assert self._ack is not None
+        return self._ack
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """What became of the message instead of an acknowledgement; waits like :meth:`result`."""
+        if self._ack is None and self._error is None:
+            self._publisher._wait_for_ack(self, timeout)
+        self._is_seen = True
+        return self._error
+
+    def set_result(self, result: PubAck, /) -> None:
+        """For the publisher."""
+        self._ack = result
+        if self._waiters is not None:
+            _wake_all(self._waiters)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """For the publisher."""
+        self._error = exception
+        if self._waiters is not None:
+            _wake_all(self._waiters)
+
+    def __del__(self) -> None:
+        if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
+            _logger.error("%d failed publishes nobody looked at; the last: %s", count, self._error)
+
+
+class WindowedPublisher:
+    """Publishes to JetStream without waiting for each acknowledgement, from any number of threads.
+
+    The guarantees are those of :class:`jetspark.aio.publisher.WindowedPublisher`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        max_outstanding: int = MAX_OUTSTANDING,
+        ack_timeout: float = ACK_TIMEOUT_S,
+        when_full: WhenFull = "wait",
+    ) -> None:
+        self._client, self._machine, self._link = client, client._machine, client._link
+        self._window = Window(
+            client._machine, self, max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full
+        )
+        self._waiting_for_room: list[Waiter] = []
+        self._waiting_for_all: list[Waiter] = []
+        self._is_listening = False
+        self._next_look = 0.0
+
+    @property
+    def outstanding(self) -> int:
+        """Messages accepted whose acknowledgement has not come."""
+        return self._window.outstanding
+
+    def publish(self, subject: str, data: bytes = b"", headers: HeadersLike | None = None) -> AckFuture:
+        """Send a message; the future tells what became of it.
+
+        When this raises, the message is not sent.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
+            WindowFull: ``when_full="raise"``, and so many are outstanding.
+            BufferFull: The network takes no more and the connection's ``when_full="raise"``.
+            ConnectionClosed: After ``close`` or ``drain``.
+        """
+        machine, link = self._machine, self._link
+        future = AckFuture(self)
+        while True:
+            with link.lock:
+                if machine.out_bytes >= WRITE_AT_BYTES:
+                    link.make_room()
+                if self._accept(future, subject, data, headers):
+                    link.flush_soon()
+                    return future
+                self._give_up_late_ones()
+                if not self._window.is_full:
+                    continue
+                self._window.check_may_wait()
+                link.flush()
+                room = Waiter()
+                self._waiting_for_room.append(room)
+            self._wait(room, None, "publish_async")
+
+    def _accept(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
+        if not self._is_listening:
+            self._client._listeners.append(self._on_event)
+            self._is_listening = True
+        try:
+            return self._window.publish(future, subject, data, headers, time.monotonic())
+        except BufferFull:
+            is_accepted: bool = self._client._when_there_is_room(
+                lambda: self._window.publish(future, subject, data, headers, time.monotonic())
+            )
+            return is_accepted
+
+    def complete(self, timeout: float | None = None) -> None:
+        """Return when nothing is outstanding. What became of each message is in its future, and only there.
+
+        Raises:
+            RequestTimeout: Some still are after ``timeout`` seconds (None waits as long as ``ack_timeout`` lets it).
+        """
+        link = self._link
+        with link.lock:
+            if not self._window.outstanding:
+                return
+            link.flush()
+            done = Waiter()
+            self._waiting_for_all.append(done)
+        self._wait(done, timeout, "acknowledgements")
+
+    # ---- waiting -----------------------------------------------------------------------------------------------
+
+    def _wait_for_ack(self, future: AckFuture, timeout: float | None) -> None:
+        with self._link.lock:
+            if future._ack is not None or future._error is not None:
+                return
+            self._link.flush()
+            arrived = Waiter()
+            if future._waiters is None:
+                future._waiters = []
+            future._waiters.append(arrived)
+        self._wait(arrived, timeout, "acknowledgement")
+
+    def _wait(self, waiter: Waiter, timeout: float | None, what: str) -> None:
+        self._link.check_may_wait(what)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            self._give_up_late_ones()
+            try:
+                # Not link.wait_for, which sleeps on the socket: it does not notice an acknowledgement that another
+                # thread has read and hands out only now.
+                waiter.wait(min(deadline, self._next_look) - time.monotonic())
+                return
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise RequestTimeout(what, timeout or 0) from None
+
+    def _give_up_late_ones(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look and not self._machine.is_closed:
+            return
+        with self._link.lock:
+            self._window.on_time(now)
+            # Without a session or a message no deadline can be nearer than that of one that is sent right now.
+            deadline = self._window.next_deadline()
+            self._next_look = now + self._window.ack_timeout_s if deadline is None else deadline
+            self._wake_waiters()
+
+    # ---- what others tell us -----------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Acknowledgements have arrived: all of a chunk at once."""
+        with self._link.lock:
+            self._window.on_acks()
+            self._wake_waiters()
+
+    def _on_event(self, event: ConnectionEvent) -> None:
+        with self._link.lock:
+            self._window.on_event(event, time.monotonic())
+            self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        if self._waiting_for_room and not self._window.is_full:
+            self._waiting_for_room = _wake_all(self._waiting_for_room)
+        if self._waiting_for_all and not self._window.outstanding:
+            self._waiting_for_all = _wake_all(self._waiting_for_all)
+
+    # ---- what draining a connection asks of every reader -------------------------------------------------------
+
+    @property
+    def _state(self) -> SubscriptionState:
+        assert self._window.inbox is not None
+        return self._window.inbox
+
+    @property
+    def pending_messages(self) -> int:
+        return 0
+
+    def _read_up(self, deadline: float) -> bool:
+        """Acknowledgements are read as they come."""
+        return True
+
+
+def _wake_all(waiting: list[Waiter]) -> list[Waiter]:
+    for waiter in waiting:
+        waiter.set_result(None)
+    return []

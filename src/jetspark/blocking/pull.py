@@ -1,0 +1,363 @@
+"""Pulling from threads. What to ask for and when is decided in :mod:`jetspark.jetstream.pull`; this adds waiting."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.waiter import Waiter
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
+from jetspark.jetstream.acks import NAK
+from jetspark.jetstream.info import ConsumerInfo
+from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
+
+if TYPE_CHECKING:
+    from jetspark.blocking.client import Client
+    from jetspark.blocking.jetstream import JetStream
+
+__all__ = ["Messages", "PullConsumer"]
+
+_logger = logging.getLogger("jetspark.blocking")
+
+# The system's calls do not take any number for "for ever".
+LONGEST_WAIT_S = 3600.0
+
+
+class PullConsumer:
+    """The part of a consumer that receives: :meth:`fetch`, :meth:`next`, :meth:`messages`.
+
+    At least once: a message that is not acked within the consumer's ``ack_wait_s`` is delivered again, here or to
+    another client of the same consumer; ``metadata.delivered`` tells.
+    """
+
+    _js: JetStream
+    cached_info: ConsumerInfo
+    _source: Source | None = None
+
+    def fetch(
+        self,
+        n: int = 1,
+        *,
+        timeout: float = 5.0,
+        max_bytes: int | None = None,
+        no_wait: bool = False,
+        group: str | None = None,
+        min_pending: int | None = None,
+        min_ack_pending: int | None = None,
+        priority: int | None = None,
+    ) -> list[JetStreamMessage]:
+        """Up to ``n`` messages: as soon as they are there, or what came within ``timeout``, which may be nothing.
+
+        Several fetches may run at once. Messages that arrive too late for one, or whose fetch was interrupted, are kept
+        for the next; :meth:`close` gives them back to the server.
+
+        Args:
+            max_bytes: End before the messages are larger than this together, as the server counts (subject, reply
+                subject and headers included).
+            no_wait: Only what is there already.
+            group: Of a consumer with priority groups; see there for ``min_pending``, ``min_ack_pending``, ``priority``.
+
+        Raises:
+            ConsumerNotFound: The consumer was deleted.
+            JetStreamUnavailable: Nobody answered for the consumer all the time.
+            ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
+        """
+        preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
+        client = self._js._client
+        client._link.check_may_wait("fetch")
+        with client._link.lock:
+            if self._source is None or self._source.state.is_finished:
+                self._source = Source(self._js, self.cached_info)
+            source = self._source
+            fetch = Fetch(
+                source.puller,
+                n,
+                now=time.monotonic(),
+                timeout_s=timeout,
+                max_bytes=max_bytes,
+                no_wait=no_wait,
+                priority=preferences if group is not None else None,
+            )
+        is_complete = False
+        try:
+            while source.perform(fetch) is not None:
+                pass
+            is_complete = True
+        finally:
+            with client._link.lock:
+                fetch.leave(is_cancelled=not is_complete)
+        return fetch.messages
+
+    def next(self, timeout: float = 5.0) -> JetStreamMessage | None:
+        """The next message, or None when none came within ``timeout``. Errors are those of :meth:`fetch`."""
+        messages = self.fetch(1, timeout=timeout)
+        return messages[0] if messages else None
+
+    def messages(
+        self,
+        *,
+        max_messages: int = 500,
+        max_bytes: int | None = None,
+        expires: float = 30.0,
+        heartbeat: float | None = None,
+        group: str | None = None,
+        min_pending: int | None = None,
+        min_ack_pending: int | None = None,
+        priority: int | None = None,
+    ) -> Messages:
+        """Every message, without end: ``for message in consumer.messages()``.
+
+        Asks ahead, so that the next messages are usually here already, and goes on through reconnects, restarts and
+        leader changes. Leaving the loop gives back what was received ahead; to be sure that this is done before the
+        program goes on, use ``with consumer.messages() as messages``.
+
+        Args:
+            max_messages: How many may be received ahead of the reader.
+            max_bytes: How many bytes of them.
+            expires: How long a request waits at the server before it is renewed.
+            heartbeat: How often an idle server says that it is there; at most half of ``expires``.
+
+        Raises:
+            ConsumerNotFound: While iterating: the consumer was deleted.
+            JetStreamUnavailable: While iterating: nobody has answered for the consumer for 20 seconds.
+            ConnectionClosed: While iterating: the connection was closed.
+        """
+        limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
+        preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
+        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+
+    def close(self) -> None:
+        """Give back what fetches left behind. The consumer itself stays, and this object may be used again."""
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+
+class Messages:
+    """A consumer's messages without end: an iterator, and a context manager that ends it cleanly."""
+
+    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._js, self._info = js, info
+        self._limits, self._priority = limits, priority
+        self._source: Source | None = None
+        self._flow: Flow[JetStreamMessage]
+        self._is_managed = False
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[JetStreamMessage]:
+        return self._iterate()
+
+    def __enter__(self) -> Messages:
+        self._is_managed = True
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop, and give back what was received and not handed out."""
+        self._is_closed = True
+        if self._source is not None:
+            self._source.close()
+
+    def _iterate(self) -> Iterator[JetStreamMessage]:
+        if self._is_closed:
+            return
+        self._js._client._link.check_may_wait("messages")
+        with self._js._client._link.lock:
+            if self._source is None:
+                self._source = Source(self._js, self._info)
+                self._flow = Flow(self._source.puller, self._limits, self._priority)
+        source, flow = self._source, self._flow
+        take = source.puller.buffer.popleft
+        try:
+            while not self._is_closed:
+                step = source.perform(flow)
+                if isinstance(step, int):
+                    for _ in range(step):
+                        try:
+                            message = take()
+                        except IndexError:  # closed meanwhile, or another thread was faster
+                            break
+                        yield message
+        finally:
+            if not self._is_managed:  # in `with`, a loop that was left may be taken up again
+                self.close()
+
+
+class Source:
+    """One puller with its subscription. The connection's lock guards both."""
+
+    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
+        client = self._client = js._client
+        self._link = client._link
+        machine = self._machine = client._machine
+        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        with self._link.lock:
+            _sweep(client)
+            inbox = machine.new_inbox()
+            self.puller: Puller[JetStreamMessage] = Puller(inbox, subject)
+            # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
+            self.state = machine.subscribe(
+                f"{inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, answers_to=subject
+            )
+            self.state.message_class = JetStreamMessage
+            self.state.follows_sessions = True
+            self.state.handle = _Gate(client, self.state, self)
+        self._has_acks = info.config.ack_policy != "none"
+        self._waiters: list[Waiter] = []
+        self._is_closed = False
+
+    def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Ask | Wait | int | None:
+        """One step of a reader's, with the asking or waiting it wants; returns what step it was."""
+        machine, link = self._machine, self._link
+        with link.lock:
+            if self.state.pending or self.state.is_finished:
+                # Read by another thread, which has not come to passing it on. Were we to wait for the network now, its
+                # waking us would go unnoticed.
+                self.on_arrival()
+            step = reader.step(time.monotonic(), machine.sessions if machine.is_connected else None)
+            if isinstance(step, Ask):
+                self._send(step)
+            if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
+                return step
+            waiter, is_reading = self._prepare_to_wait()
+        if not self._wait(waiter, step.until, is_reading=is_reading):
+            with link.lock:
+                self.puller.on_time(time.monotonic())
+        return step
+
+    def _send(self, ask: Ask) -> None:
+        machine = self._machine
+        try:
+            try:
+                machine.publish(self.puller.subject, ask.body, ask.reply)
+            except BufferFull:
+                self._client._when_there_is_room(lambda: machine.publish(self.puller.subject, ask.body, ask.reply))
+        except BaseException:
+            self.puller.take_back(ask)
+            raise
+        self._link.flush()
+
+    def _prepare_to_wait(self) -> tuple[Waiter, bool]:
+        """With the lock: someone to wake, and whether this thread is the one that reads meanwhile."""
+        waiter = Waiter()
+        self._waiters.append(waiter)
+        return waiter, self._link._take_over()
+
+    def _wait(self, waiter: Waiter, until: float | None, *, is_reading: bool) -> bool:
+        """Whether something ended it before its time."""
+        latest = time.monotonic() + LONGEST_WAIT_S
+        deadline = latest if until is None else min(until, latest)
+        try:
+            if is_reading:
+                try:
+                    self._link._read_until(waiter, deadline)
+                finally:
+                    self._link._hand_back()
+            waiter.wait(deadline - time.monotonic())
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            with self._link.lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+
+    def on_arrival(self) -> None:
+        with self._link.lock:
+            state, puller = self.state, self.puller
+            arrived = cast("list[JetStreamMessage]", list(state.pending))
+            state.pending.clear()
+            if arrived:
+                puller.absorb(arrived, time.monotonic())
+            else:
+                puller.has_news = True  # another session, or the end
+            if state.is_finished and puller.error is None:
+                puller.error = state.error or ConnectionClosed("the consumer's subscription is over")
+            if puller.wants_wake():
+                self._wake()
+
+    def close(self) -> None:
+        """Unsubscribe, and say nak to what nobody took."""
+        with self._link.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._wake()
+        puller, state = self.puller, self.state
+        try:
+            # What the server has sent off to us when it hears UNSUB is lost until ack_wait is over; so let it finish.
+            give_up_at = time.monotonic() + LEAVING_S
+            while puller.owed and self._machine.is_connected and time.monotonic() < give_up_at:
+                before = state.received
+                with self._link.lock:
+                    puller.wake_at = 1
+                    waiter, is_reading = self._prepare_to_wait()
+                self._wait(waiter, time.monotonic() + QUIET_S, is_reading=is_reading)
+                if state.received == before:
+                    break
+            self._client._drain_subscription(state, self._client.options.drain_timeout_s)
+            self._give_back()
+        except JetSparkError as error:
+            _logger.warning("leaving %s: %s", puller.subject, error)
+
+    def _give_back(self) -> None:
+        machine = self._machine
+        with self._link.lock:
+            if self.state.pending:
+                self.on_arrival()
+            replies = self.puller.release()
+            if not self._has_acks or machine.is_closed:
+                return
+            for reply in replies:
+                try:
+                    machine.publish_raw(reply, NAK)
+                except BufferFull:
+                    self._client._when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))  # type: ignore[misc]
+            self._link.flush()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set_result(None)
+
+
+class _Gate:
+    """What the connection knows of a source: a source nobody uses any more must not live on for being subscribed."""
+
+    def __init__(self, client: Client, state: SubscriptionState, source: Source) -> None:
+        self._client, self._state = client, state
+        self._source = weakref.ref(source)
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self._source() is None
+
+    @property
+    def pending_messages(self) -> int:
+        source = self._source()
+        return len(source.puller.buffer) if source is not None else 0
+
+    def _wake(self) -> None:
+        source = self._source()
+        if source is not None:
+            source.on_arrival()
+        elif not self._state.is_finished:
+            self._client._unsubscribe(self._state, 0)
+
+    def _read_up(self, deadline: float) -> bool:
+        """A drain does not wait for readers here: what they leave unread is delivered again."""
+        return True
+
+
+def _sweep(client: Client) -> None:
+    """End the subscriptions of sources that are gone; there is no moment of their going to do it in."""
+    for state in client._machine.subscriptions:
+        if isinstance(state.handle, _Gate) and state.handle.is_abandoned:
+            client._machine.unsubscribe(state)

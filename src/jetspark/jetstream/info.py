@@ -1,0 +1,217 @@
+"""What the server tells about streams, consumers, messages and accounts."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jetspark.core.headers import Headers, decode
+from jetspark.core.message import CoreMessage
+from jetspark.errors import MessageNotFound, ProtocolError, ServerError
+from jetspark.jetstream import wire
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+
+__all__ = [
+    "AccountInfo",
+    "ClusterInfo",
+    "ConsumerInfo",
+    "PubAck",
+    "SequencePair",
+    "StoredMessage",
+    "StreamInfo",
+    "StreamState",
+]
+
+
+def _wire(name: str, *, unit: str = "", default: Any = None) -> Any:
+    return field(default=default, metadata={"wire": name, "unit": unit})
+
+
+def _extra() -> Any:
+    return field(default_factory=dict, metadata={"wire": ""})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """How much a stream holds, and from where to where."""
+
+    messages: int = 0
+    bytes: int = 0
+    first_sequence: int = _wire("first_seq", default=0)
+    first_time: datetime.datetime | None = _wire("first_ts", unit="time")
+    last_sequence: int = _wire("last_seq", default=0)
+    last_time: datetime.datetime | None = _wire("last_ts", unit="time")
+    consumers: int = _wire("consumer_count", default=0)
+    deleted_count: int = _wire("num_deleted", default=0)
+    deleted: Sequence[int] = ()
+    """Sequences that are gone, when asked for with ``deleted_details``."""
+    subject_count: int = _wire("num_subjects", default=0)
+    subjects: Mapping[str, int] = field(default_factory=dict)
+    """Messages per subject, when asked for with ``subjects_filter``."""
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterInfo:
+    """Who leads, and who follows."""
+
+    name: str | None = None
+    leader: str | None = None
+    replicas: Sequence[Mapping[str, Any]] = ()
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """A stream's configuration and state at one moment."""
+
+    config: StreamConfig
+    state: StreamState
+    created: datetime.datetime | None = _wire("created", unit="time")
+    cluster: ClusterInfo | None = None
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePair:
+    """A position: counted by the consumer and by the stream."""
+
+    consumer_sequence: int = _wire("consumer_seq", default=0)
+    stream_sequence: int = _wire("stream_seq", default=0)
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerInfo:
+    """A consumer's configuration and position at one moment."""
+
+    stream_name: str
+    name: str
+    config: ConsumerConfig
+    created: datetime.datetime | None = _wire("created", unit="time")
+    delivered: SequencePair = field(default_factory=SequencePair)
+    ack_floor: SequencePair = field(default_factory=SequencePair)
+    ack_pending: int = _wire("num_ack_pending", default=0)
+    redelivered: int = _wire("num_redelivered", default=0)
+    waiting_pulls: int = _wire("num_waiting", default=0)
+    pending: int = _wire("num_pending", default=0)
+    """Messages that match and have not been delivered yet: the consumer's lag."""
+    is_paused: bool = _wire("paused", default=False)
+    pause_remaining_s: float | None = _wire("pause_remaining", unit="ns")
+    push_bound: bool = False
+    cluster: ClusterInfo | None = None
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountInfo:
+    """What an account uses and may use. ``api_level`` says which features the server has."""
+
+    memory: int = 0
+    storage: int = 0
+    streams: int = 0
+    consumers: int = 0
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    api: Mapping[str, Any] = field(default_factory=dict)
+    domain: str | None = None
+    extra: Mapping[str, Any] = _extra()
+
+    @property
+    def api_level(self) -> int:
+        return int(self.api.get("level", 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PubAck:
+    """The stream has stored the message (or had, when ``duplicate``)."""
+
+    stream: str
+    sequence: int = _wire("seq", default=0)
+    duplicate: bool = False
+    domain: str | None = None
+    batch: str | None = None
+    batch_size: int | None = _wire("count")
+    value: str | None = _wire("val")
+    """Of a counter, after this message."""
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A message as the stream has it."""
+
+    stream: str
+    subject: str
+    sequence: int
+    timestamp: datetime.datetime
+    data: bytes
+    headers: Headers
+
+    @classmethod
+    def from_reply(cls, stream: str, reply: Mapping[str, Any]) -> StoredMessage:
+        """From the answer to ``STREAM.MSG.GET``: base64 in JSON."""
+        message = reply.get("message")
+        if not isinstance(message, dict):
+            raise ProtocolError(f"a message reply without a message: {str(reply)[:80]}")
+        try:
+            raw_headers = base64.b64decode(message.get("hdrs", ""), validate=True)
+            return cls(
+                stream=stream,
+                subject=str(message["subject"]),
+                sequence=int(message["seq"]),
+                timestamp=_moment(str(message.get("time", ""))),
+                data=base64.b64decode(message.get("data", ""), validate=True),
+                headers=decode(raw_headers) if raw_headers else Headers(),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a message we cannot read: {error!r}") from error
+
+    @classmethod
+    def from_direct(cls, message: CoreMessage) -> StoredMessage:
+        """From a direct get: the message itself, its place in the stream told by headers we take off again.
+
+        Raises:
+            MessageNotFound: There is none.
+            ServerError: The server refused for another reason.
+        """
+        if (status := message.status) is not None:
+            kind = MessageNotFound if status.code == 404 else ServerError
+            raise kind(status.code, 10037 if status.code == 404 else 0, status.description.lower())
+        # The server appends its headers behind the message's own, which may have the same names: whatever was
+        # republished has. So those that say where the message is are the last of their name.
+        place: dict[str, str] = {}
+        own: list[tuple[str, str]] = []
+        pairs = message.headers.multi_items()
+        of_the_server = _PLACE + (_BATCH if any(name == "Nats-Num-Pending" for name, _ in pairs) else ())
+        for name, value in reversed(pairs):
+            if name in of_the_server and name not in place:
+                place[name] = value
+            else:
+                own.append((name, value))
+        try:
+            return cls(
+                stream=place["Nats-Stream"],
+                subject=place["Nats-Subject"],
+                sequence=int(place["Nats-Sequence"]),
+                timestamp=_moment(place["Nats-Time-Stamp"]),
+                data=message.data,
+                headers=Headers(own[::-1]),
+            )
+        except KeyError as error:
+            raise ProtocolError(f"a direct message without the header {error}") from None
+        except ValueError as error:
+            raise ProtocolError(f"a direct message we cannot read: {error}") from error
+
+
+_PLACE = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
+_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
+
+
+def _moment(text: str) -> datetime.datetime:
+    moment = wire.parse_time(text)
+    if moment is None:
+        raise ProtocolError("a stored message without a time")
+    return moment

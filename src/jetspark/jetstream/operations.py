@@ -1,0 +1,341 @@
+"""Every request to the JetStream API, written once. A generator yields what to ask and is resumed with the answer; both
+drivers run them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from jetspark.core.headers import HeadersLike
+from jetspark.core.message import CoreMessage
+from jetspark.core.subjects import validate_filter, validate_subject
+from jetspark.errors import ConfigError, ConsumerNotFound, FeatureUnavailable, ProtocolError, StreamNotFound
+from jetspark.jetstream import wire
+from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig, check_name
+from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
+
+__all__ = ["LEADERLESS_RETRIES", "LEADERLESS_WAIT_S", "Api", "Operation", "Request", "api_prefix", "message_query"]
+
+T = TypeVar("T")
+
+# "No responders" to a publish means that no stream received it, so nothing was stored and asking again cannot store it
+# twice. It is what a stream without a leader looks like; but also one that does not exist, hence not for long. A
+# timeout is never answered by asking again: the message may have been stored.
+LEADERLESS_RETRIES = 3
+LEADERLESS_WAIT_S = 0.25
+
+# The release that brought each API level.
+_RELEASES = {1: "2.11", 2: "2.12", 3: "2.14", 4: "2.14", 5: "2.15"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask on ``subject`` (complete, prefix included); the answer is what to send back."""
+
+    subject: str
+    data: bytes = b""
+    headers: HeadersLike | None = None
+    may_be_leaderless: bool = False
+    """Nobody answering may be a leader being elected: ask again for a short while."""
+    is_silent: bool = False
+    """No answer is wanted; what is sent back means nothing."""
+
+
+Operation: TypeAlias = Generator[Request, CoreMessage, T]
+
+
+def api_prefix(domain: str | None, prefix: str | None) -> str:
+    """Where the API is: the default, a domain's, or any subject an import maps it to."""
+    if domain is not None and prefix is not None:
+        raise ConfigError(f"domain={domain!r} with prefix={prefix!r}: expected one of the two")
+    if domain is not None:
+        return f"$JS.{check_name('domain', domain)}.API"
+    if prefix is not None:
+        return validate_subject(prefix.rstrip("."))
+    return "$JS.API"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The requests below one prefix."""
+
+    prefix: str = "$JS.API"
+
+    # ---- the account -------------------------------------------------------------------------------------------
+
+    def account_info(self) -> Operation[AccountInfo]:
+        # Seed 001 calls this ACCOUNT.INFO; nats-server answers on INFO, and not at all on anything unknown.
+        reply = yield from self._ask("INFO")
+        return wire.decode(AccountInfo, _untyped(reply))
+
+    # ---- streams -----------------------------------------------------------------------------------------------
+
+    def create_stream(self, config: StreamConfig, api_level: int, version: str) -> Operation[StreamInfo]:
+        _check_level(config, api_level, version)
+        reply = yield from self._ask(f"STREAM.CREATE.{config.name}", wire.encode(config))
+        return _stream_info(reply)
+
+    def update_stream(self, config: StreamConfig, api_level: int, version: str) -> Operation[StreamInfo]:
+        """Change what ``config`` mentions; everything else stays as it is."""
+        _check_level(config, api_level, version)
+        present = yield from self._ask(f"STREAM.INFO.{config.name}")
+        changed = _merged(_object(present, "config"), wire.encode(config))
+        reply = yield from self._ask(f"STREAM.UPDATE.{config.name}", changed)
+        return _stream_info(reply)
+
+    def create_or_update_stream(self, config: StreamConfig, api_level: int, version: str) -> Operation[StreamInfo]:
+        try:
+            return (yield from self.update_stream(config, api_level, version))
+        except StreamNotFound:
+            return (yield from self.create_stream(config, api_level, version))
+
+    def stream_info(
+        self, name: str, subjects_filter: str | None = None, deleted_details: bool = False
+    ) -> Operation[StreamInfo]:
+        check_name("name", name)
+        body: dict[str, Any] = {}
+        if deleted_details:
+            body["deleted_details"] = True
+        if subjects_filter is not None:
+            body["subjects_filter"] = validate_filter(subjects_filter)
+        subjects: dict[str, int] = {}
+        while True:
+            # Subjects come in pages of 100,000; the rest of the reply is the same each time.
+            reply = yield from self._ask(f"STREAM.INFO.{name}", body | ({"offset": len(subjects)} if subjects else {}))
+            state = _object(reply, "state")
+            page = _object(state, "subjects") if state.get("subjects") else {}
+            known = len(subjects)
+            subjects |= page
+            if len(subjects) == known or len(subjects) >= _number(reply, "total"):
+                break
+        if subjects:
+            state["subjects"] = subjects
+        return _stream_info(reply)
+
+    def delete_stream(self, name: str) -> Operation[None]:
+        yield from self._ask(f"STREAM.DELETE.{check_name('name', name)}")
+
+    def purge_stream(
+        self, name: str, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None
+    ) -> Operation[int]:
+        check_name("name", name)
+        if up_to_sequence is not None and keep is not None:
+            raise ConfigError(f"up_to_sequence={up_to_sequence} with keep={keep}: expected one of the two")
+        for what, number in (("up_to_sequence", up_to_sequence), ("keep", keep)):
+            if number is not None and number < 0:
+                raise ConfigError(f"{what}={number}: expected 0 or more")
+        body: dict[str, Any] = {"filter": validate_filter(subject)} if subject is not None else {}
+        if up_to_sequence is not None:
+            # The server purges *below* its `seq`; we say "up to", and mean it.
+            body["seq"] = up_to_sequence + 1
+        if keep is not None:
+            body["keep"] = keep
+        reply = yield from self._ask(f"STREAM.PURGE.{name}", body)
+        return _number(reply, "purged")
+
+    def step_down_stream(self, name: str, placement: Placement | None = None) -> Operation[None]:
+        body = {"placement": wire.encode(placement)} if placement is not None else {}
+        yield from self._ask(f"STREAM.LEADER.STEPDOWN.{check_name('name', name)}", body)
+
+    def stream_page(self, offset: int, subject: str | None) -> Operation[tuple[list[StreamInfo], int]]:
+        """Infos from ``offset`` on, and how many there are in all."""
+        reply = yield from self._ask("STREAM.LIST", _page(offset, subject))
+        return [_stream_info(each) for each in _list(reply, "streams")], _number(reply, "total")
+
+    def stream_name_page(self, offset: int, subject: str | None) -> Operation[tuple[list[str], int]]:
+        reply = yield from self._ask("STREAM.NAMES", _page(offset, subject))
+        return list(_list(reply, "streams")), _number(reply, "total")
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def get_message(self, stream: str, body: Mapping[str, Any], *, direct: bool) -> Operation[StoredMessage]:
+        """One message; ``direct`` may be answered by any replica, and needs ``allow_direct``."""
+        check_name("stream", stream)
+        if direct:
+            message = yield Request(f"{self.prefix}.DIRECT.GET.{stream}", _json(body))
+            return StoredMessage.from_direct(message)
+        reply = yield from self._ask(f"STREAM.MSG.GET.{stream}", body)
+        return StoredMessage.from_reply(stream, reply)
+
+    def delete_message(self, stream: str, sequence: int, *, erase: bool) -> Operation[None]:
+        body = {"seq": sequence} | ({} if erase else {"no_erase": True})
+        yield from self._ask(f"STREAM.MSG.DELETE.{check_name('stream', stream)}", body)
+
+    # ---- consumers ---------------------------------------------------------------------------------------------
+
+    def create_consumer(
+        self, stream: str, config: ConsumerConfig, api_level: int, version: str
+    ) -> Operation[ConsumerInfo]:
+        check_name("stream", stream)
+        _check_level(config, api_level, version)
+        name = config.name or config.durable_name
+        if config.ack_policy is None:
+            # The server's own default is "none"; losing messages should take a word.
+            config = dataclasses.replace(config, ack_policy="explicit")
+        body = {"stream_name": stream, "config": _consumer_fields(config), "action": "create"}
+        if name is None:
+            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body)
+        elif config.filter_subject and not config.filter_subjects:
+            # The filter in the subject lets permissions say who may consume what.
+            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}.{config.filter_subject}", body)
+        else:
+            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        return _consumer_info(reply)
+
+    def update_consumer(
+        self, stream: str, config: ConsumerConfig, api_level: int, version: str
+    ) -> Operation[ConsumerInfo]:
+        """Change what ``config`` mentions; everything else stays as it is."""
+        name = config.name or config.durable_name
+        if name is None:
+            raise ConfigError("update_consumer: expected name or durable_name to say which one")
+        _check_level(config, api_level, version)
+        present = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
+        # Merged as the server wrote it: our own types would cut nanoseconds off a start time it refuses to change.
+        fields = _merged(_object(present, "config"), _consumer_fields(config))
+        if config.filter_subject and not config.filter_subjects:
+            fields.pop("filter_subjects", None)
+        elif config.filter_subjects:
+            fields.pop("filter_subject", None)
+        body = {"stream_name": stream, "config": fields, "action": "update"}
+        one = f".{fields['filter_subject']}" if fields.get("filter_subject") else ""
+        reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}{one}", body)
+        return _consumer_info(reply)
+
+    def create_or_update_consumer(
+        self, stream: str, config: ConsumerConfig, api_level: int, version: str
+    ) -> Operation[ConsumerInfo]:
+        # Not the server's own "either": that resets everything the configuration does not mention.
+        if config.name is not None or config.durable_name is not None:
+            try:
+                return (yield from self.update_consumer(stream, config, api_level, version))
+            except ConsumerNotFound:
+                pass
+        return (yield from self.create_consumer(stream, config, api_level, version))
+
+    def consumer_info(self, stream: str, name: str) -> Operation[ConsumerInfo]:
+        reply = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
+        return _consumer_info(reply)
+
+    def delete_consumer(self, stream: str, name: str) -> Operation[None]:
+        yield from self._ask(f"CONSUMER.DELETE.{check_name('stream', stream)}.{check_name('name', name)}")
+
+    def pause_consumer(self, stream: str, name: str, until: datetime.datetime | None) -> Operation[None]:
+        body = {"pause_until": wire.time_text(until)} if until is not None else {}
+        yield from self._ask(f"CONSUMER.PAUSE.{check_name('stream', stream)}.{check_name('name', name)}", body)
+
+    def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
+        body = {"seq": sequence} if sequence is not None else {}
+        reply = yield from self._ask(f"CONSUMER.RESET.{check_name('stream', stream)}.{check_name('name', name)}", body)
+        return _consumer_info(reply)
+
+    def unpin_consumer(self, stream: str, name: str, group: str) -> Operation[None]:
+        subject = f"CONSUMER.UNPIN.{check_name('stream', stream)}.{check_name('name', name)}"
+        yield from self._ask(subject, {"group": group})
+
+    def step_down_consumer(self, stream: str, name: str) -> Operation[None]:
+        yield from self._ask(f"CONSUMER.LEADER.STEPDOWN.{check_name('stream', stream)}.{check_name('name', name)}")
+
+    def consumer_page(self, stream: str, offset: int) -> Operation[tuple[list[ConsumerInfo], int]]:
+        reply = yield from self._ask(f"CONSUMER.LIST.{check_name('stream', stream)}", {"offset": offset})
+        return [_consumer_info(each) for each in _list(reply, "consumers")], _number(reply, "total")
+
+    def consumer_name_page(self, stream: str, offset: int) -> Operation[tuple[list[str], int]]:
+        reply = yield from self._ask(f"CONSUMER.NAMES.{check_name('stream', stream)}", {"offset": offset})
+        return list(_list(reply, "consumers")), _number(reply, "total")
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
+        message = yield Request(f"{self.prefix}.{what}", _json(body) if body else b"")
+        return wire.read_reply(message.data)
+
+
+def message_query(
+    *, sequence: int | None = None, last_for: str | None = None, next_for: str | None = None
+) -> dict[str, Any]:
+    """The body that names one message: by sequence, the last on a subject, or the next on a filter from a sequence."""
+    if last_for is not None:
+        if sequence is not None or next_for is not None:
+            raise ConfigError("last_for: expected neither sequence nor next_for beside it")
+        return {"last_by_subj": validate_filter(last_for)}
+    if next_for is not None:
+        if sequence is not None and sequence < 1:
+            raise ConfigError(f"sequence={sequence}: expected 1 or more")
+        return {"seq": 1 if sequence is None else sequence, "next_by_subj": validate_filter(next_for)}
+    if sequence is None or sequence < 1:
+        raise ConfigError(f"sequence={sequence}: expected 1 or more")
+    return {"seq": sequence}
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _page(offset: int, subject: str | None) -> dict[str, Any]:
+    body: dict[str, Any] = {"offset": offset}
+    if subject is not None:
+        body["subject"] = validate_filter(subject)
+    return body
+
+
+def _object(reply: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = reply.get(name)
+    if not isinstance(value, dict):
+        raise ProtocolError(f"a reply without {name}: {str(reply)[:80]}")
+    return value
+
+
+def _list(reply: Mapping[str, Any], name: str) -> list[Any]:
+    value = reply.get(name) or []
+    if not isinstance(value, list):
+        raise ProtocolError(f"a reply without a list of {name}: {str(reply)[:80]}")
+    return value
+
+
+def _number(reply: Mapping[str, Any], name: str) -> int:
+    value = reply.get(name, 0)
+    if not isinstance(value, int):
+        raise ProtocolError(f"a reply without a number for {name}: {str(reply)[:80]}")
+    return value
+
+
+def _merged(present: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = present | changes
+    for name in ("consumer_limits", "placement"):
+        if isinstance(changes.get(name), dict) and isinstance(present.get(name), dict):
+            result[name] = present[name] | changes[name]
+    return result
+
+
+def _untyped(reply: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(reply, dict):
+        raise ProtocolError(f"not an object: {str(reply)[:80]}")
+    return {name: value for name, value in reply.items() if name not in ("type", "total", "offset", "limit", "ts")}
+
+
+def _stream_info(reply: dict[str, Any]) -> StreamInfo:
+    return wire.decode(StreamInfo, _untyped(reply))
+
+
+def _consumer_info(reply: dict[str, Any]) -> ConsumerInfo:
+    return wire.decode(ConsumerInfo, _untyped(reply))
+
+
+def _consumer_fields(config: ConsumerConfig) -> dict[str, Any]:
+    """What is implied is said: a start implies its policy, and the server wants a policy for acknowledging."""
+    if config.deliver_policy is None and config.start_sequence is not None:
+        config = dataclasses.replace(config, deliver_policy="by_start_sequence")
+    elif config.deliver_policy is None and config.start_time is not None:
+        config = dataclasses.replace(config, deliver_policy="by_start_time")
+    return wire.encode(config)
+
+
+def _check_level(config: StreamConfig | ConsumerConfig, api_level: int, version: str) -> None:
+    needed, name = wire.required_level(config)
+    if needed > api_level:
+        raise FeatureUnavailable(name, _RELEASES.get(needed, f"with API level {needed}"), version)

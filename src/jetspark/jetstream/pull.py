@@ -1,0 +1,579 @@
+"""Pulling as a state machine: which requests are out, what they still owe, when to ask again. Time is an argument.
+
+A :class:`Puller` belongs to one subscription, on ``<inbox>.*``. Every request has a reply subject of its own there. The
+server sends *messages* with the subject they were stored under, so nothing tells which request one belongs to (with
+several requests waiting, the server serves them in turn); it sends *statuses* to the request's own subject. So the
+ledger keeps the requests, and one number for all of them together::
+
+    ask(batch) ──────> owed += batch
+    a message ───────> owed -= 1                     at 0 every request is fulfilled
+    a status that ends a request ──> owed -= what it leaves undelivered; the server mostly says how much that is
+
+Where the server does not say, the whole batch counts as undelivered. The error is then to one side only: ``owed`` may
+be too low, and a few messages too many are asked for. It is never too high for long: a request that the server has
+forgotten (two heartbeats missing, or its time long over, or its session gone) is struck from the ledger.
+
+A status has one of four consequences: nothing now (404, 408), ask again (leader change, shutdown, a full queue,
+nobody there *yet*; after a growing pause), an error for whoever asked (the request breaks a rule of the consumer's),
+or an error for everyone (the consumer is gone).
+
+Two kinds of readers ask through a puller, and drivers run both alike: call ``step`` and do what it says, which is to
+publish an :class:`Ask`, to :class:`Wait`, to hand out messages, or to end. After a wait that nothing ended early they
+call ``on_time``.
+
+* :class:`Fetch` wants a number of messages within a time. Several may run at once; messages go to the first that
+  takes them. Its request ends at the server a little before the fetch ends here, so that none is left behind; what
+  comes late all the same stays in ``buffer`` for the next one.
+* :class:`Flow` wants everything for ever, and keeps a window of messages asked for or buffered.
+
+Invariant: whoever waits has a request at the server, or a time at which it asks, or no session; then the next session
+wakes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from jetspark.core.headers import Status
+from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
+from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.wire import seconds_to_ns
+
+__all__ = ["Ask", "Fetch", "Flow", "Priority", "PullLimits", "Puller", "Wait"]
+
+M = TypeVar("M", bound=AckableMessage)
+
+_logger = logging.getLogger("jetspark.pull")
+
+# A request whose time is over gets its 408 within a round trip; a second later it is not coming any more.
+GRACE_S = 1.0
+# A server with `max_ack_pending` reached leaves a no_wait request without any answer (2.15).
+NO_WAIT_S = 1.0
+# Heartbeats are for noticing a dead consumer leader within the life of a request; a short request ends soon anyway.
+HEARTBEAT_S = 5.0
+SHORTEST_WITH_HEARTBEAT_S = 2.0
+# A fetch's request ends this much before the fetch, or a tenth of it: then its last messages are on their way already.
+MARGIN_S = 0.05
+# Asking again after a refusal; doubled each time.
+PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+# Elections and restarts are over within seconds. A consumer nobody has answered for this long is gone.
+UNAVAILABLE_S = 20.0
+# Leaving: when so long nothing came, nothing is under way; and the longest that is waited for that.
+QUIET_S = 0.01
+LEAVING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priority:
+    """For consumers with a priority policy: who gets messages first."""
+
+    group: str | None = None
+    min_pending: int | None = None
+    """``overflow``: only if so many messages wait."""
+    min_ack_pending: int | None = None
+    """``overflow``: only if so many are unacknowledged."""
+    priority: int | None = None
+    """``prioritized``: 0 to 9, lower first."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_pending", "min_ack_pending"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: expected 1 or more")
+        if self.priority is not None and not 0 <= self.priority <= 9:
+            raise ConfigError(f"priority={self.priority}: expected 0 to 9")
+        if self.group is None and (self.min_pending, self.min_ack_pending, self.priority) != (None, None, None):
+            raise ConfigError("min_pending, min_ack_pending and priority belong to a priority group: give group= too")
+
+    def fields(self) -> dict[str, Any]:
+        values = {
+            "group": self.group,
+            "min_pending": self.min_pending,
+            "min_ack_pending": self.min_ack_pending,
+            "priority": self.priority,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullLimits:
+    """How far ahead of its reader a :class:`Flow` may be."""
+
+    max_messages: int = 500
+    max_bytes: int | None = None
+    """As the server counts: subject, reply subject, headers and data."""
+    expires_s: float = 30.0
+    """How long a request waits at the server before it is renewed."""
+    heartbeat_s: float | None = None
+    """How often an idle server says that it is there; two missing ones mean that it is not."""
+
+    def __post_init__(self) -> None:
+        if self.max_messages < 1:
+            raise ConfigError(f"max_messages={self.max_messages}: expected 1 or more")
+        _check_bytes(self.max_bytes)
+        if self.expires_s <= 0:
+            raise ConfigError(f"expires={self.expires_s}: expected seconds above 0")
+        if self.heartbeat_s is not None and not 0 < self.heartbeat_s <= self.expires_s / 2:
+            raise ConfigError(
+                f"heartbeat={self.heartbeat_s}: expected seconds above 0, and at most half of expires={self.expires_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Publish ``body`` to the consumer, with ``reply`` for the answers."""
+
+    reply: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until something arrives, or this moment; None is for ever."""
+
+    until: float | None
+
+
+class _Reader:
+    """Whoever asked: told how its requests ended."""
+
+    error: Exception | None = None
+    is_over = False
+    """It wants nothing more, though it may not have got everything."""
+    must_empty = False
+    """What is left of its bytes is too little for the next message."""
+
+
+@dataclass(slots=True)
+class _Request:
+    reader: _Reader
+    batch: int
+    sent_at: float
+    ends_at: float
+    heartbeat_s: float | None
+    max_bytes: int | None
+    is_whole: bool
+    """It may use all the bytes its reader has."""
+    no_wait: bool
+    group: str | None
+
+
+class Puller(Generic[M]):
+    """The requests of one consumer object, and what came of them."""
+
+    def __init__(self, inbox: str, subject: str) -> None:
+        """``inbox`` is subscribed to as ``<inbox>.*``; ``subject`` is the consumer's MSG.NEXT."""
+        self.subject = subject
+        self.buffer: deque[M] = deque()
+        self.owed = 0
+        """Messages that requests at the server may still bring."""
+        self.error: Exception | None = None
+        self.wake_at = 1
+        """So many buffered messages are worth waking a reader for."""
+        self.has_news = False
+        """Something happened that readers must look at."""
+        self.fetches: list[Fetch[M]] = []
+        self._prefix = f"{inbox}."
+        self._requests: dict[str, _Request] = {}
+        self._last_token = 0
+        self._heard_at = float("-inf")
+        self._session = 0
+        self._refusals = 0
+        self._ask_at = float("-inf")
+        self._unavailable_since: float | None = None
+        self._groups: set[str] = set()
+        self._pin_ids: dict[str, str] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests are out."""
+        return len(self._requests)
+
+    @property
+    def is_unavailable(self) -> bool:
+        """The last thing heard was that nobody is there."""
+        return self._unavailable_since is not None
+
+    def has_request_of(self, reader: _Reader) -> bool:
+        return any(request.reader is reader for request in self._requests.values())
+
+    def may_ask_at(self) -> float:
+        """Not before this: the server has just refused."""
+        return self._ask_at
+
+    def wants_wake(self) -> bool:
+        """Whether what came is worth waking a reader for; asking forgets the news."""
+        news, self.has_news = self.has_news, False
+        return news or len(self.buffer) >= self.wake_at
+
+    # ---- asking ------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        reader: _Reader,
+        batch: int,
+        *,
+        now: float,
+        expires_s: float,
+        heartbeat_s: float | None = None,
+        max_bytes: int | None = None,
+        is_whole: bool = True,
+        no_wait: bool = False,
+        priority: Priority | None = None,
+    ) -> Ask:
+        """Enter a request into the ledger; the driver must publish it at once, or call :meth:`take_back`."""
+        self._last_token += 1
+        token = str(self._last_token)
+        body: dict[str, Any] = {"batch": batch}
+        if no_wait:
+            body["no_wait"] = True  # with `expires` too, an empty consumer would wait for that
+        else:
+            body["expires"] = seconds_to_ns(expires_s)
+            if heartbeat_s is not None:
+                body["idle_heartbeat"] = seconds_to_ns(heartbeat_s)
+        if max_bytes is not None:
+            body["max_bytes"] = max_bytes
+        group = None
+        if priority is not None:
+            body |= priority.fields()
+            group = priority.group
+            if group is not None:
+                self._groups.add(group)
+            if group in self._pin_ids:
+                body["id"] = self._pin_ids[group]
+        ends_at = now + (NO_WAIT_S if no_wait else expires_s + GRACE_S)
+        self._requests[token] = _Request(
+            reader, batch, now, ends_at, None if no_wait else heartbeat_s, max_bytes, is_whole, no_wait, group
+        )
+        self.owed += batch
+        return Ask(self._prefix + token, json.dumps(body, separators=(",", ":")).encode())
+
+    def take_back(self, ask: Ask) -> None:
+        """It was not published."""
+        self._strike(ask.reply.removeprefix(self._prefix), None)
+
+    # ---- what comes --------------------------------------------------------------------------------------------
+
+    def absorb(self, arrived: list[M], now: float) -> None:
+        """Take over what the subscription received."""
+        self._heard_at = now
+        messages = arrived
+        # Every message of a stream has a reply subject, no status has.
+        statuses = [each for each in arrived if each.raw_reply is None]
+        if statuses:
+            messages = [each for each in arrived if each.raw_reply is not None]
+        if messages:
+            self.buffer.extend(messages)
+            self._set_owed(self.owed - len(messages))
+            self._calm()
+            if self._groups:
+                self._remember_pin(messages)
+        for each in statuses:
+            status = each.status
+            token = each.subject.removeprefix(self._prefix)
+            if status is None:
+                _logger.warning("%s: neither message nor status: %r", self.subject, each)
+            elif status.code != 100:
+                self._on_status(token, status, each, now)
+
+    def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
+        if status.code == 409 and status.description.startswith("Consumer Deleted"):
+            self.error = ConsumerNotFound(404, 10014, "consumer not found: it was deleted")
+            self.has_news = True
+            self._requests.clear()
+            self.owed = 0
+            return
+        undelivered = message.headers.get("Nats-Pending-Messages", "")
+        request = self._strike(token, int(undelivered) if undelivered.isdigit() else None)
+        if request is None:
+            return  # struck before, or fulfilled: this only says so
+        reader = request.reader
+        text = status.description
+        match status.code:
+            case 404 | 408 if request.no_wait:
+                reader.is_over = True
+                self._calm()
+            case 408 if text != "Requests Pending":
+                self._calm()
+            case 409 if text.startswith("Batch Completed"):
+                self._calm()
+            case 409 if text.startswith("Message Size Exceeds MaxBytes"):
+                self._calm()
+                if undelivered != str(request.batch):
+                    reader.is_over = True  # it got some, and the next one does not fit any more
+                elif request.is_whole:
+                    reader.error = ConfigError(
+                        f"max_bytes={request.max_bytes}: the next message alone is larger (subject, reply subject and "
+                        "headers count too); raise it"
+                    )
+                else:
+                    reader.must_empty = True
+            case 409 if text.startswith("Exceeded MaxRequest"):
+                reader.error = ConfigError(f"the consumer allows less in one request: {text}")
+            case 409 if text.startswith("Consumer is push based"):
+                reader.error = ServerError(409, 0, text)
+            case 400 | 412:
+                reader.error = ServerError(status.code, 0, text)
+            case 423:
+                self._pin_ids.pop(request.group or "", None)
+                self._pause(now)
+            case 503:
+                if self._unavailable_since is None:
+                    self._unavailable_since = now
+                elif now - self._unavailable_since >= UNAVAILABLE_S:
+                    self.error = JetStreamUnavailable(self.subject)
+                self._pause(now)
+            case 404 | 408:  # to a request that could have waited: the consumer is paused, or its queue is full
+                self._pause(now)
+            case _:
+                if status.code != 409 or not text.startswith(("Leadership Change", "Server Shutdown", "Exceeded Max")):
+                    _logger.warning("%s: unknown status %d %r; asking again", self.subject, status.code, text)
+                self._pause(now)
+
+    def on_session(self, session: int) -> None:
+        """Requests end with the session they were sent in."""
+        if session != self._session:
+            self._session = session
+            self._requests.clear()
+            self.owed = 0
+            self._calm()
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When the next request has to be given up."""
+        return min(map(self._given_up_at, self._requests.values()), default=None)
+
+    def on_time(self, now: float) -> None:
+        """Nothing arrived for a while; strike what the server must have forgotten."""
+        for token in [token for token, request in self._requests.items() if now >= self._given_up_at(request)]:
+            request = self._strike(token, None)
+            if request is not None and request.no_wait:
+                request.reader.is_over = True
+
+    def _given_up_at(self, request: _Request) -> float:
+        if request.heartbeat_s is None:
+            return request.ends_at
+        return min(request.ends_at, max(self._heard_at, request.sent_at) + 2 * request.heartbeat_s)
+
+    # ---- leaving -----------------------------------------------------------------------------------------------
+
+    def release(self) -> list[bytes]:
+        """Give up what nobody took: the reply subjects to say nak to."""
+        replies = [each.raw_reply for each in self.buffer if each.raw_reply is not None]
+        self.buffer.clear()
+        self._requests.clear()
+        self.owed = 0
+        return replies
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _strike(self, token: str, undelivered: int | None) -> _Request | None:
+        request = self._requests.pop(token, None)
+        if request is not None:
+            self.has_news = True
+            self._set_owed(self.owed - (request.batch if undelivered is None else undelivered))
+        return request
+
+    def _set_owed(self, owed: int) -> None:
+        if owed <= 0 or not self._requests:
+            self._requests.clear()
+            owed = 0
+        self.owed = owed
+
+    def _calm(self) -> None:
+        self._refusals = 0
+        self._ask_at = float("-inf")
+        self._unavailable_since = None
+
+    def _pause(self, now: float) -> None:
+        self._ask_at = now + min(PAUSE_S * 2**self._refusals, LONGEST_PAUSE_S)
+        self._refusals = min(self._refusals + 1, 10)
+
+    def _remember_pin(self, messages: list[M]) -> None:
+        for each in reversed(messages):
+            if each.raw_headers is not None and (pin_id := each.headers.get("Nats-Pin-Id")):
+                # Messages do not say their group. One who reads for two of them gets a 423 once, and forgets the pin.
+                self._pin_ids |= dict.fromkeys(self._groups, pin_id)
+                return
+
+
+class Fetch(_Reader, Generic[M]):
+    """Up to ``count`` messages within ``timeout_s``."""
+
+    def __init__(
+        self,
+        puller: Puller[M],
+        count: int,
+        *,
+        now: float,
+        timeout_s: float,
+        max_bytes: int | None = None,
+        no_wait: bool = False,
+        priority: Priority | None = None,
+    ) -> None:
+        if count < 1:
+            raise ConfigError(f"n={count}: expected 1 or more")
+        if timeout_s <= 0:
+            raise ConfigError(f"timeout={timeout_s}: expected seconds above 0")
+        _check_bytes(max_bytes)
+        self.messages: list[M] = []
+        self._puller = puller
+        self._count = count
+        self._bytes_left = max_bytes
+        self._max_bytes = max_bytes
+        self._no_wait = no_wait
+        self._priority = priority
+        self._deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
+        self._margin_s = min(MARGIN_S, timeout_s / 10)
+        self._has_asked = False
+        puller.fetches.append(self)
+
+    @property
+    def need(self) -> int:
+        return self._count - len(self.messages)
+
+    def step(self, now: float, session: int | None) -> Ask | Wait | None:
+        """What to do next; None when the fetch is over. ``session`` is None while there is no connection."""
+        puller = self._puller
+        self._take()
+        if not self.need or (self.is_over and not puller.error):
+            return None
+        error = self.error or puller.error
+        if error is not None:
+            if self.messages:
+                return None  # these count; the error will come again, or did not matter
+            puller.error = None
+            raise error
+        if now >= self._deadline:
+            if puller.is_unavailable and not self.messages:
+                raise JetStreamUnavailable(puller.subject)
+            return None
+        puller.wake_at = min(each.need for each in puller.fetches)
+        if session is None:
+            return Wait(self._deadline)
+        puller.on_session(session)
+        if self._no_wait:  # what others asked for may take its time
+            shortfall = 0 if puller.has_request_of(self) else self.need
+        else:
+            shortfall = sum(each.need for each in puller.fetches) - puller.owed
+        if shortfall > 0:
+            if self._has_asked and now >= self._deadline - 2 * self._margin_s:
+                return Wait(self._deadline) if puller.owed or puller.is_unavailable else None
+            if now < puller.may_ask_at():
+                return Wait(min(puller.may_ask_at(), self._deadline))
+            if self._has_asked and self.must_empty:
+                return None
+            return self._ask(min(shortfall, self.need), now)
+        deadline = puller.next_deadline()
+        return Wait(self._deadline if deadline is None else min(deadline, self._deadline))
+
+    def leave(self, *, is_cancelled: bool) -> None:
+        """Call it in the end. What a cancelled fetch had taken is there for the next one."""
+        if self in self._puller.fetches:
+            self._puller.fetches.remove(self)
+        if is_cancelled:
+            self._puller.buffer.extendleft(reversed(self.messages))
+            self.messages = []
+
+    def _ask(self, batch: int, now: float) -> Ask:
+        self._has_asked = True
+        expires_s = max(self._deadline - now - self._margin_s, 0.001)
+        return self._puller.ask(
+            self,
+            batch,
+            now=now,
+            expires_s=expires_s,
+            heartbeat_s=min(HEARTBEAT_S, expires_s / 4) if expires_s >= SHORTEST_WITH_HEARTBEAT_S else None,
+            max_bytes=self._bytes_left,
+            is_whole=self._bytes_left == self._max_bytes,
+            no_wait=self._no_wait,
+            priority=self._priority,
+        )
+
+    def _take(self) -> None:
+        buffer = self._puller.buffer
+        if self._bytes_left is None:
+            if self.need >= len(buffer):
+                self.messages.extend(buffer)
+                buffer.clear()
+            else:
+                self.messages.extend([buffer.popleft() for _ in range(self.need)])
+            return
+        while buffer and self.need:
+            size = _size_bytes(buffer[0])
+            if self.messages and size > self._bytes_left:
+                self.is_over = True
+                return
+            self._bytes_left -= size
+            self.messages.append(buffer.popleft())
+        if self._bytes_left <= 0:
+            self.is_over = True
+
+
+class Flow(_Reader, Generic[M]):
+    """Messages without end, within a window."""
+
+    def __init__(self, puller: Puller[M], limits: PullLimits, priority: Priority | None = None) -> None:
+        self._puller, self._limits, self._priority = puller, limits, priority
+        self._heartbeat_s = limits.heartbeat_s
+        if limits.heartbeat_s is None and limits.expires_s >= SHORTEST_WITH_HEARTBEAT_S:
+            self._heartbeat_s = min(HEARTBEAT_S, limits.expires_s / 4)
+
+    def step(self, now: float, session: int | None) -> Ask | Wait | int:
+        """What to do next; a number is how many messages to hand out from the buffer before asking again."""
+        puller, limits = self._puller, self._limits
+        buffered = len(puller.buffer)
+        error = self.error or puller.error
+        if error is not None:
+            if buffered:
+                return buffered
+            raise error
+        if session is not None:
+            puller.on_session(session)
+        wait_until = puller.next_deadline()
+        ahead = puller.owed + buffered
+        batch = limits.max_messages - ahead
+        is_low = ahead <= limits.max_messages // 2
+        max_bytes = limits.max_bytes
+        if max_bytes is not None:
+            # With one request at a time, what is asked for and what is buffered never exceed the bound together.
+            buffered_bytes = sum(map(_size_bytes, puller.buffer))
+            is_low = not puller.outstanding and buffered_bytes <= max_bytes // 2 and not (self.must_empty and buffered)
+            max_bytes -= buffered_bytes
+        if is_low and session is not None:
+            if now >= puller.may_ask_at():
+                self.must_empty = self.is_over = False
+                return puller.ask(
+                    self,
+                    max(batch, 1),
+                    now=now,
+                    expires_s=limits.expires_s,
+                    heartbeat_s=self._heartbeat_s,
+                    max_bytes=max_bytes,
+                    is_whole=max_bytes == limits.max_bytes,
+                    priority=self._priority,
+                )
+            wait_until = puller.may_ask_at() if wait_until is None else min(puller.may_ask_at(), wait_until)
+        if buffered:
+            if is_low:
+                return 1
+            if max_bytes is not None:
+                return max(1, buffered // 8)  # the bytes are counted anew each time
+            return min(buffered, ahead - limits.max_messages // 2)
+        return Wait(wait_until)
+
+
+def _size_bytes(message: AckableMessage) -> int:
+    """What it counts for in a request's ``max_bytes``."""
+    return len(message.subject) + len(message.raw_reply or b"") + message.size_bytes
+
+
+def _check_bytes(max_bytes: int | None) -> None:
+    if max_bytes is not None and max_bytes < 1:
+        raise ConfigError(f"max_bytes={max_bytes}: expected 1 or more")

@@ -1,0 +1,38 @@
+"""What a push consumer says besides messages: heartbeats, and questions whether we keep up."""
+
+from __future__ import annotations
+
+from jetspark.core.message import CoreMessage
+from jetspark.errors import ConsumerNotFound, ServerError
+from jetspark.jetstream.info import ConsumerInfo
+
+__all__ = ["answer_to", "check_status", "silence_s"]
+
+
+def answer_to(message: CoreMessage) -> str | None:
+    """Where the server waits to hear that we have come this far; None when it does not.
+
+    It asks by a status 100 with a reply subject. Should our answer be lost, its heartbeats name the subject again.
+    """
+    if message.raw_reply:
+        return message.reply
+    return message.headers.get("Nats-Consumer-Stalled")
+
+
+def check_status(info: ConsumerInfo, code: int, description: str) -> None:
+    """A status that is not a heartbeat.
+
+    Raises:
+        ConsumerNotFound: The consumer was deleted.
+        ServerError: Something we do not know.
+    """
+    if code == 409 and "deleted" in description.lower():
+        raise ConsumerNotFound(404, 10014, f"consumer {info.name!r} of stream {info.stream_name!r} was deleted")
+    if code != 409:  # 409 otherwise: its leader changed, and the new one goes on
+        raise ServerError(code, 0, description)
+
+
+def silence_s(info: ConsumerInfo) -> float | None:
+    """Without a word for so long, something is wrong; None when the consumer has no heartbeat."""
+    heartbeat_s = info.config.idle_heartbeat_s
+    return 2.5 * heartbeat_s if heartbeat_s else None

@@ -1,0 +1,275 @@
+"""Windowed publishing: many messages on their way to JetStream, each acknowledged on its own. No socket, no clock.
+
+One publish, and who moves it::
+
+    publish() ──> OUTSTANDING ──ack──────────────────────────> PubAck
+                       │ ──error reply───────────────────────> ServerError            nothing was stored
+                       │ ──503, nobody listens───────────────> JetStreamUnavailable   nothing was stored
+                       │ ──-ERR permissions──────────────────> PermissionDenied       nothing was stored
+                       │ ──session over, it had left─────────> ConnectionLost         unknown
+                       │ ──no answer within ack_timeout──────> RequestTimeout         unknown
+                       └ ──connection over───────────────────> ConnectionClosed, or the error that ended it: unknown
+
+Every message has a reply subject of its own, used once, under one inbox. The table of outstanding messages is keyed
+by it and in order of publishing. Invariants: a handle is in the table from the moment its message was accepted until
+it is resolved, and is resolved at most once; an answer to a message that is not in the table is ignored; the table
+never has more than ``max_outstanding`` entries.
+
+A lost session resolves exactly those messages that had been handed to the network: the number each had when it was
+accepted, compared with the numbers in ``Disconnected``, tells. The others are still in the connection's buffer, will
+be sent after the reconnect, and stay. ``ack_timeout`` does not run while there is no session, and begins anew with
+the next: nobody could have answered.
+
+Handles are the driver's, with the three methods of :class:`Handle`. A cancelled one is left alone; its place is free
+when its message is acknowledged or given up, like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Protocol
+
+from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
+from jetspark.core.headers import HeadersLike
+from jetspark.core.message import CoreMessage
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import (
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    JetStreamUnavailable,
+    PermissionDenied,
+    RequestTimeout,
+    WindowFull,
+)
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import read_pub_ack
+
+__all__ = ["ACK_TIMEOUT_S", "MAX_OUTSTANDING", "Handle", "WhenFull", "Window"]
+
+# On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
+# there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
+MAX_OUTSTANDING = 4000
+
+# Long enough for the election of a leader; what was under way to the old one may get no answer at all.
+ACK_TIMEOUT_S = 30.0
+
+WhenFull = Literal["wait", "raise"]
+
+# What nearly every acknowledgement looks like. Reading it this way takes 1 µs, as JSON 5.5 µs.
+_PLAIN_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([0-9]{1,19})\}')
+
+
+class Handle(Protocol):
+    """Who waits for an acknowledgement."""
+
+    def cancelled(self) -> bool: ...
+    def set_result(self, result: PubAck, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
+class Window:
+    """The outstanding messages of one publisher."""
+
+    def __init__(
+        self,
+        machine: Connection,
+        owner: Any,
+        *,
+        max_outstanding: int = MAX_OUTSTANDING,
+        ack_timeout: float = ACK_TIMEOUT_S,
+        when_full: WhenFull = "wait",
+    ) -> None:
+        """``owner`` is the driver's object that is woken when acknowledgements have arrived."""
+        if max_outstanding < 1:
+            raise ConfigError(f"max_outstanding={max_outstanding}: expected 1 or more")
+        if not ack_timeout > 0:
+            raise ConfigError(f"ack_timeout={ack_timeout}: expected more than 0 seconds")
+        if when_full not in ("wait", "raise"):
+            raise ConfigError(f"when_full={when_full!r}: expected 'wait' or 'raise'")
+        self.max_outstanding, self.ack_timeout_s, self.when_full = max_outstanding, ack_timeout, when_full
+        self._machine, self._owner = machine, owner
+        self._inbox: SubscriptionState | None = None
+        self._reply_prefix = ""
+        self._last_token = 0
+        self._waiting: dict[str, tuple[Handle, str, int, float]] = {}
+        """By reply subject: handle, subject, the connection's number of the message, when it was accepted."""
+        self._session_began = float("-inf")
+        self._overlooked = 0
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= self.max_outstanding
+
+    @property
+    def inbox(self) -> SubscriptionState | None:
+        """Where acknowledgements arrive; None before the first publish."""
+        return self._inbox
+
+    def check_may_wait(self) -> None:
+        """The window is full: may the caller wait for room?
+
+        Raises:
+            WindowFull: No, by its own wish.
+        """
+        if self.when_full == "raise":
+            raise WindowFull(self.max_outstanding)
+
+    def publish(self, handle: Handle, subject: str, data: bytes, headers: HeadersLike | None, now: float) -> bool:
+        """Accept a message for sending; False when the window is full.
+
+        What this raises, ``Connection.publish`` does; then nothing was accepted either.
+        """
+        waiting, machine = self._waiting, self._machine
+        if len(waiting) >= self.max_outstanding:
+            return False
+        if self._inbox is None:
+            self._open_inbox()
+        self._last_token += 1
+        reply = f"{self._reply_prefix}{self._last_token}"
+        machine.publish(subject, data, reply, headers)
+        waiting[reply] = (handle, subject, machine.published, now)
+        return True
+
+    def _open_inbox(self) -> None:
+        prefix = self._machine.new_inbox()
+        # No more can arrive than was asked for, so the window is the bound.
+        inbox = self._machine.subscribe(
+            f"{prefix}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
+        )
+        inbox.is_inbox = True
+        self._inbox, self._reply_prefix = inbox, f"{prefix}."
+
+    # ---- what comes back ---------------------------------------------------------------------------------------
+
+    def on_acks(self) -> None:
+        """Take everything that has arrived in the inbox."""
+        inbox = self._inbox
+        if inbox is None:
+            return
+        pending, forget = inbox.pending, self._waiting.pop
+        while pending:
+            message = pending.popleft()
+            known = forget(message.subject, None)
+            if known is None:
+                continue  # timed out before the answer came, or a second answer
+            handle = known[0]
+            if handle.cancelled():
+                continue
+            plain = _PLAIN_ACK.fullmatch(message.data)
+            if plain is not None:
+                handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
+            else:
+                _resolve(handle, known[1], message)
+        if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
+            self._inbox = None
+            self._fail_all(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
+
+    def on_event(self, event: ConnectionEvent, now: float) -> None:
+        """Something happened to the connection."""
+        match event:
+            case Disconnected():
+                self.on_acks()  # what was read before the end counts
+                self._on_disconnected(event)
+            case Reconnected():
+                self._session_began = now
+            case Closed(error, _):
+                self._fail_all(error or ConnectionClosed("closed before the acknowledgement came"))
+            case ErrorReported(PermissionDenied(operation="publish") as error):
+                denied = [reply for reply, known in self._waiting.items() if known[1] == error.subject]
+                self._fail(denied, error)
+
+    def _on_disconnected(self, event: Disconnected) -> None:
+        last_handed_over = event.published_messages - event.buffered_messages
+        lost = [reply for reply, known in self._waiting.items() if known[2] <= last_handed_over]
+        if lost:
+            self._fail(lost, ConnectionLost(event.reason, len(lost)))
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
+        if not self._waiting or not self._machine.is_connected:
+            return None
+        return self._deadline(next(iter(self._waiting.values())))
+
+    def on_time(self, now: float) -> None:
+        """Give up those that have waited too long."""
+        self.on_acks()  # what was read in time counts
+        if not self._machine.is_connected:
+            return
+        late = []
+        for reply, known in self._waiting.items():  # in order of publishing, so the first that has time ends it
+            if self._deadline(known) > now:
+                break
+            late.append(reply)
+        for reply in late:
+            handle, subject, _, _ = self._waiting.pop(reply)
+            _fail_one(handle, RequestTimeout(f"acknowledgement of a message to {subject!r}", self.ack_timeout_s))
+
+    def _deadline(self, known: tuple[Handle, str, int, float]) -> float:
+        return max(known[3], self._session_began) + self.ack_timeout_s
+
+    def overlooked(self) -> int:
+        """A future has failed and is gone without anybody having looked at it: returns the count if it is to be logged.
+
+        Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive a lost session.
+        """
+        self._overlooked += 1
+        return self._overlooked if self._overlooked.bit_count() == 1 else 0
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _fail(self, replies: list[str], error: Exception) -> None:
+        for reply in replies:
+            _fail_one(self._waiting.pop(reply)[0], error)
+
+    def _fail_all(self, error: Exception) -> None:
+        self._fail(list(self._waiting), error)
+
+
+_new_ack = PubAck.__new__
+_slots: Any = PubAck
+_set_stream, _set_sequence = _slots.stream.__set__, _slots.sequence.__set__
+_set_duplicate, _set_domain, _set_batch = _slots.duplicate.__set__, _slots.domain.__set__, _slots.batch.__set__
+_set_batch_size, _set_value, _set_extra = _slots.batch_size.__set__, _slots.value.__set__, _slots.extra.__set__
+
+
+def _plain_ack(stream: str, sequence: int) -> PubAck:
+    """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
+
+    It takes 0.4 µs instead of 1.1, which made publishing a tenth faster.
+    """
+    ack = _new_ack(PubAck)
+    _set_stream(ack, stream)
+    _set_sequence(ack, sequence)
+    _set_duplicate(ack, False)
+    _set_domain(ack, None)
+    _set_batch(ack, None)
+    _set_batch_size(ack, None)
+    _set_value(ack, None)
+    _set_extra(ack, {})
+    return ack
+
+
+def _resolve(handle: Handle, subject: str, message: CoreMessage) -> None:
+    if is_no_responders(message):
+        handle.set_exception(JetStreamUnavailable(subject))
+        return
+    try:
+        ack = read_pub_ack(message)
+    except JetSparkError as error:
+        handle.set_exception(error)
+    else:
+        handle.set_result(ack)
+
+
+def _fail_one(handle: Handle, error: Exception) -> None:
+    if not handle.cancelled():
+        handle.set_exception(error)

@@ -1,0 +1,423 @@
+"""Key-value buckets: what both drivers promise, on a real server and beside another client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from support.drivers import Driver, on_both_drivers
+from support.peers import Proxy
+
+import jetspark
+from jetspark import KVConfig, StreamSource
+from jetspark.server import NatsServer
+
+
+@pytest.fixture
+def js_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def url(js_server: NatsServer) -> str:
+    return js_server.url
+
+
+async def _take(changes: AsyncIterator[Any], count: int) -> list[Any]:
+    taken = []
+    async with asyncio.timeout(30):
+        async for change in changes:
+            taken.append(change)
+            if len(taken) == count:
+                break
+    return taken
+
+
+def _brief(entries: list[Any]) -> list[Any]:
+    return [entry and (entry.key, entry.value, entry.operation) for entry in entries]
+
+
+@on_both_drivers
+async def test_a_value_is_written_read_and_deleted(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="orders", history=5))
+        first = await kv.put("order.1", b"created")
+        second = await kv.put("order.1", b"paid")
+        entry = await kv.get("order.1")
+        assert (entry.bucket, entry.key, entry.value, entry.revision, entry.operation) == (
+            "orders",
+            "order.1",
+            b"paid",
+            second,
+            "put",
+        )
+        assert (await kv.get("order.1", revision=first)).value == b"created"
+        await kv.delete("order.1")
+        with pytest.raises(jetspark.KeyNotFound, match=r"no value for 'order\.1' in bucket 'orders'"):
+            await kv.get("order.1")
+        assert [entry.operation for entry in await kv.history("order.1")] == ["put", "put", "delete"]
+        await kv.purge("order.1")
+        assert [entry.operation for entry in await kv.history("order.1")] == ["purge"]
+        with pytest.raises(KeyError):
+            await kv.get("never.there")
+        other = await kv.put("order.2", b"x")
+        with pytest.raises(jetspark.KeyNotFound):
+            await kv.get("order.1", revision=other)
+
+
+@on_both_drivers
+async def test_create_and_update_compare_before_they_set(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="cas"))
+        first = await kv.create("k", b"1")
+        with pytest.raises(jetspark.KeyExists, match="'k' in bucket 'cas' already has a value"):
+            await kv.create("k", b"again")
+        second = await kv.update("k", b"2", revision=first)
+        with pytest.raises(jetspark.Conflict) as conflict:
+            await kv.update("k", b"late", revision=first)
+        assert conflict.value.keys == ("k",)
+        with pytest.raises(jetspark.Conflict):
+            await kv.delete("k", revision=first)
+        with pytest.raises(jetspark.Conflict):
+            await kv.purge("k", revision=first)
+        assert (await kv.get("k")).value == b"2"
+        await kv.delete("k", revision=second)
+        third = await kv.create("k", b"born again")
+        assert (await kv.get("k")).revision == third
+        await kv.purge("k", revision=third)
+        await kv.create("k", b"and again")
+
+
+@on_both_drivers
+async def test_many_writers_with_compare_and_set_lose_no_update(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="counter"))
+        await kv.put("n", b"0")
+
+        async def add_ten() -> None:
+            for _ in range(10):
+                while True:
+                    entry = await kv.get("n")
+                    try:
+                        await kv.update("n", b"%d" % (int(entry.value) + 1), revision=entry.revision)
+                        break
+                    except jetspark.Conflict:
+                        continue
+
+        await asyncio.gather(*(add_ten() for _ in range(5)))
+        assert (await kv.get("n")).value == b"50"
+
+
+@on_both_drivers
+async def test_keys_are_filtered_by_the_server(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="listing"))
+        assert [key async for key in kv.keys()] == []  # noqa: SIM118
+        for key in ("a.1", "a.2", "b.1", "c/d=e_f-g"):
+            await kv.put(key, b"x")
+        await kv.delete("a.2")
+        assert sorted([key async for key in kv.keys()]) == ["a.1", "b.1", "c/d=e_f-g"]  # noqa: SIM118
+        assert [key async for key in kv.keys("a.*")] == ["a.1"]
+        assert sorted([key async for key in kv.keys("a.>", "b.1")]) == ["a.1", "b.1"]
+        assert [key async for key in kv.keys("z.>")] == []
+
+
+@on_both_drivers
+async def test_bad_keys_are_refused_with_the_spelling_that_works(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="keys"))
+        with pytest.raises(jetspark.ConfigError, match=r"key='order:1'.*'order\.1' would do"):
+            await kv.put("order:1", b"")
+        for key in ("", ".a", "a.", "a..b", "a b", "a.*", "a.>", "ä"):
+            with pytest.raises(jetspark.ConfigError):
+                await kv.put(key, b"")
+            if "*" not in key and ">" not in key:
+                with pytest.raises(jetspark.ConfigError):
+                    [change async for change in kv.watch(key)]
+        for bucket in ("", "a.b", "a b", "ä"):
+            with pytest.raises(jetspark.ConfigError):
+                KVConfig(bucket=bucket)
+        with pytest.raises(jetspark.ConfigError, match="history=65: expected 1 to 64"):
+            KVConfig(bucket="a", history=65)
+
+
+@on_both_drivers
+async def test_a_watch_shows_the_present_and_then_every_change(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="watched", history=3))
+        await kv.put("a", b"1")
+        await kv.put("a", b"2")
+        await kv.put("b", b"1")
+        await kv.delete("b")
+        watching = asyncio.ensure_future(_take(kv.watch(initial_marker=True), 6))
+        await asyncio.sleep(0.2)
+        await kv.put("c", b"new")
+        await kv.purge("a")
+        await kv.put("a", b"3")
+        assert _brief(await watching) == [
+            ("a", b"2", "put"),
+            ("b", b"", "delete"),
+            None,
+            ("c", b"new", "put"),
+            ("a", b"", "purge"),
+            ("a", b"3", "put"),
+        ]
+
+
+@on_both_drivers
+async def test_a_watch_can_be_narrowed_in_every_way(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="narrow", history=5))
+        for key, value in (("a.1", b"1"), ("a.1", b"2"), ("b.1", b"3"), ("c.1", b"4")):
+            await kv.put(key, value)
+        await kv.delete("c.1")
+        assert _brief(await _take(kv.watch("a.*"), 1)) == [("a.1", b"2", "put")]
+        assert _brief(await _take(kv.watch("a.*", "b.>", initial_marker=True), 3)) == [
+            ("a.1", b"2", "put"),
+            ("b.1", b"3", "put"),
+            None,
+        ]
+        assert _brief(await _take(kv.watch("a.1", include_history=True), 2)) == [
+            ("a.1", b"1", "put"),
+            ("a.1", b"2", "put"),
+        ]
+        assert _brief(await _take(kv.watch(meta_only=True), 1)) == [("a.1", b"", "put")]
+        assert _brief(await _take(kv.watch(ignore_deletes=True, initial_marker=True), 3))[-1] is None
+        assert _brief(await _take(kv.watch(from_revision=3), 2)) == [("b.1", b"3", "put"), ("c.1", b"4", "put")]
+        assert await _take(kv.watch("z.>", initial_marker=True), 1) == [None]
+        updates = asyncio.ensure_future(_take(kv.watch(updates_only=True, initial_marker=True), 2))
+        await asyncio.sleep(0.2)
+        await kv.put("a.1", b"now")
+        assert _brief(await updates) == [None, ("a.1", b"now", "put")]
+        with pytest.raises(jetspark.ConfigError, match="include_history with updates_only"):
+            [change async for change in kv.watch(include_history=True, updates_only=True)]
+
+
+@on_both_drivers
+async def test_a_watch_misses_nothing_over_cuts_and_a_restart(driver: Driver, js_server: NatsServer) -> None:
+    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as writer:
+        kv = await writer.jetstream(timeout=10).create_kv(KVConfig(bucket="cut", history=64))
+        async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.01) as nc:
+            watched = await nc.jetstream().kv("cut")
+            watching = asyncio.ensure_future(_take(watched.watch(include_history=True), 200))
+            for number in range(200):
+                await kv.put(f"k.{number % 10}", b"%d" % number)
+                if number % 50 == 25:
+                    proxy.cut()
+                if number == 120:
+                    await asyncio.to_thread(js_server.restart)
+                    await writer.flush(timeout=20)
+            assert [int(entry.value) for entry in await watching] == list(range(200))
+
+
+@on_both_drivers
+async def test_a_snapshot_is_one_moment_now_or_then(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="moments", history=10))
+        await kv.put("a", b"a1")
+        then = await kv.put("b", b"b1")
+        await kv.put("a", b"a2")
+        await kv.delete("b")
+        now = await kv.snapshot(["a", "b", "missing"])
+        assert {key: entry.value for key, entry in now.items()} == {"a": b"a2"}
+        past = await kv.snapshot([">"], at=then)
+        assert {key: entry.value for key, entry in past.items()} == {"a": b"a1", "b": b"b1"}
+        assert (await kv.get_at("b", then)).value == b"b1"
+        assert set(await kv.snapshot([">"], at=10_000)) == {"a"}
+        with pytest.raises(jetspark.KeyNotFound):
+            await kv.get_at("b", then - 1)
+        with pytest.raises(jetspark.ConfigError, match="expected a list of keys"):
+            await kv.snapshot("a")
+
+
+@on_both_drivers
+async def test_a_key_with_a_ttl_goes_away_and_watchers_see_it(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="mortal", limit_marker_ttl_s=60))
+        await kv.create("short", b"life", ttl=1)
+        await kv.put("long", b"life")
+        entries = await _take(kv.watch(), 3)
+        assert _brief(entries) == [("short", b"life", "put"), ("long", b"life", "put"), ("short", b"", "purge")]
+        with pytest.raises(jetspark.KeyNotFound):
+            await kv.get("short")
+        await kv.create("short", b"again")
+
+
+@on_both_drivers
+async def test_purging_deletes_leaves_values_and_young_marks(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="tidy", history=5))
+        for key in ("a", "b", "c"):
+            await kv.put(key, b"1")
+            await kv.put(key, b"2")
+        await kv.delete("a")
+        await kv.delete("b")
+        assert await kv.purge_deletes(older_than=3600) == 4
+        assert (await kv.status()).values == 4
+        assert await kv.purge_deletes(older_than=0) == 2
+        assert (await kv.status()).values == 2
+        assert (await kv.get("c")).value == b"2"
+
+
+@on_both_drivers
+async def test_buckets_are_listed_described_changed_and_deleted(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        kv = await js.create_kv(KVConfig(bucket="one", history=3, ttl_s=60, max_value_bytes=100, description="first"))
+        await js.create_kv(KVConfig(bucket="two", storage="memory", compression="s2"))
+        assert sorted([name async for name in js.kv_names()]) == ["one", "two"]
+        status = await kv.status()
+        assert (status.bucket, status.history, status.ttl_s, status.values) == ("one", 3, 60, 0)
+        with pytest.raises(jetspark.ServerError):
+            await kv.put("k", bytes(200))
+        changed = await js.create_or_update_kv(KVConfig(bucket="one", history=7))
+        assert (await changed.status()).history == 7
+        await js.delete_kv("two")
+        with pytest.raises(jetspark.StreamNotFound):
+            await js.kv("two")
+
+
+@on_both_drivers
+async def test_a_mirror_reads_its_origin_and_writes_to_it(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        origin = await js.create_kv(KVConfig(bucket="origin"))
+        await origin.put("k", b"1")
+        mirror = await js.create_kv(KVConfig(bucket="copy", mirror=StreamSource(name="origin")))
+        assert _brief(await _take(mirror.watch("k"), 1)) == [("k", b"1", "put")]
+        assert (await mirror.get("k")).value == b"1"
+        revision = await mirror.put("k", b"2")
+        assert (await origin.get("k")).revision == revision
+
+
+@on_both_drivers
+async def test_another_client_reads_what_we_write_and_the_other_way_round(driver: Driver, url: str) -> None:
+    import nats
+    import nats.js.errors
+
+    theirs = await nats.connect(url)
+    try:
+        async with driver.connect(url) as nc:
+            ours = await nc.jetstream().create_kv(KVConfig(bucket="shared", history=5))
+            their_kv = await theirs.jetstream().key_value("shared")
+            revision = await ours.put("a.b", b"ours")
+            entry = await their_kv.get("a.b")
+            assert (entry.value, entry.revision) == (b"ours", revision)
+            await their_kv.put("a.b", b"theirs")
+            await their_kv.put("c", b"gone soon")
+            assert (await ours.get("a.b")).value == b"theirs"
+            await their_kv.delete("c")
+            await ours.delete("a.b")
+            with pytest.raises(jetspark.KeyNotFound):
+                await ours.get("c")
+            with pytest.raises(nats.js.errors.KeyNotFoundError):
+                await their_kv.get("a.b")
+            await their_kv.purge("c")
+            await ours.purge("a.b")
+            assert [entry.operation for entry in await ours.history("c")] == ["purge"]
+            their_bucket = await theirs.jetstream().create_key_value(bucket="their_own", history=2)
+            await their_bucket.put("x", b"1")
+            assert (await (await nc.jetstream().kv("their_own")).get("x")).value == b"1"
+    finally:
+        await theirs.close()
+
+
+@on_both_drivers
+async def test_a_transaction_writes_all_or_nothing(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="together", history=5))
+        first = await kv.put("a", b"1")
+        await kv.put("gone", b"1")
+        async with kv.transaction() as tx:
+            await tx.update("a", b"2", revision=first)
+            await tx.create("b", b"new")
+            await tx.put("c", b"3")
+            await tx.delete("gone")
+        assert {key: entry.value for key, entry in (await kv.snapshot([">"])).items()} == {
+            "a": b"2",
+            "b": b"new",
+            "c": b"3",
+        }
+        assert (await kv.get("c")).revision == tx.revisions["c"]
+        assert tx.revisions["a"] + 3 == tx.revisions["gone"]
+
+        before = (await kv.status()).values
+        with pytest.raises(jetspark.Conflict) as conflict:  # noqa: PT012 - the block is the transaction
+            async with kv.transaction() as tx:
+                await tx.put("x", b"never")
+                await tx.update("a", b"late", revision=first)
+                await tx.update("c", b"4", revision=(await kv.get("c")).revision)
+        assert conflict.value.keys == ("a",)
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with kv.transaction() as tx:
+                await tx.put("x", b"never")
+                raise ZeroDivisionError
+        async with kv.transaction():
+            pass
+        assert (await kv.status()).values == before
+
+
+@on_both_drivers
+async def test_a_transaction_refuses_what_it_cannot_do(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        kv = await js.create_kv(KVConfig(bucket="limits"))
+        await kv.put("here", b"1")
+        async with kv.transaction() as tx:
+            await tx.put("k", b"1")
+            with pytest.raises(jetspark.ConfigError, match="written twice"):
+                await tx.put("k", b"2")
+            with pytest.raises(jetspark.KeyExists):
+                await tx.create("here", b"2")
+            for number in range(999):
+                await tx.put(f"n.{number}", b"")
+            with pytest.raises(jetspark.ConfigError, match="more than 1000 keys"):
+                await tx.put("one.more", b"")
+        assert len(tx.revisions) == 1000
+        plain = await js.create_kv(KVConfig(bucket="plain", allow_atomic=False))
+        with pytest.raises(jetspark.ConfigError, match="does not allow transactions"):
+            async with plain.transaction() as tx:
+                await tx.put("k", b"1")
+
+
+@on_both_drivers
+async def test_concurrent_transactions_are_never_seen_half_done(driver: Driver, url: str) -> None:
+    """Two accounts, money moving between them: every snapshot adds up."""
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="bank", storage="memory"))
+        await kv.put("alice", b"100")
+        await kv.put("bob", b"100")
+        done = False
+
+        async def move(source: str, target: str) -> None:
+            for _ in range(15):
+                while True:
+                    accounts = await kv.snapshot([source, target])
+                    try:
+                        async with kv.transaction() as tx:
+                            for name, change in ((source, -1), (target, 1)):
+                                entry = accounts[name]
+                                await tx.update(name, b"%d" % (int(entry.value) + change), revision=entry.revision)
+                        break
+                    except jetspark.Conflict:
+                        continue
+
+        async def audit() -> int:
+            audits = 0
+            while not done:
+                accounts = await kv.snapshot([">"])
+                assert sum(int(entry.value) for entry in accounts.values()) == 200
+                audits += 1
+            return audits
+
+        auditing = asyncio.ensure_future(audit())
+        await asyncio.gather(move("alice", "bob"), move("alice", "bob"), move("bob", "alice"))
+        done = True
+        assert await auditing > 0
+        assert {key: entry.value for key, entry in (await kv.snapshot([">"])).items()} == {
+            "alice": b"85",
+            "bob": b"115",
+        }

@@ -1,0 +1,695 @@
+"""Pulling from a real server: every message that should come does, in time, once unless it says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.drivers import Driver, Recorder, on_both_drivers, until
+
+import jetspark
+from jetspark import ConsumerConfig, StreamConfig
+from jetspark.server import NatsCluster, NatsServer
+
+
+@pytest.fixture(scope="module")
+def js_server() -> Iterator[NatsServer]:
+    with NatsServer(jetstream=True) as server:
+        yield server
+
+
+@pytest.fixture
+def killable() -> Iterator[NatsServer]:
+    with NatsServer(jetstream=True) as server:
+        yield server
+
+
+_names = iter(range(1_000_000))
+
+
+async def stream_of(nc: Any, count: int = 0, data: bytes = b"%d", **config: Any) -> Any:
+    """A stream of its own with ``count`` messages, numbered from 0."""
+    name = f"S{next(_names)}"
+    config.setdefault("storage", "memory")
+    stream = await nc.jetstream().create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], **config))
+    for number in range(count):
+        await nc.publish(f"{name}.x", data % number if b"%d" in data else data)
+    await nc.flush(timeout=20)
+    await until_stored(stream, count)
+    return stream
+
+
+async def until_stored(stream: Any, count: int) -> None:
+    async with asyncio.timeout(20):
+        while (await stream.info()).state.messages < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def consumer_of(stream: Any, **config: Any) -> Any:
+    config.setdefault("ack_policy", "explicit")
+    return await stream.create_consumer(ConsumerConfig(durable_name="c", **config))
+
+
+async def all_acked(consumer: Any) -> None:
+    async with asyncio.timeout(20):
+        while (await consumer.info()).ack_pending:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def read(messages: Any, found: list[int] | None = None) -> None:
+    """Everything, until an error ends it."""
+    async for message in messages:
+        if found is not None:
+            found.append(int(message.data))
+
+
+def numbers(messages: list[Any]) -> list[int]:
+    return [int(message.data) for message in messages]
+
+
+# ---- fetch ---------------------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 25))
+        started = time.monotonic()
+        assert numbers(await consumer.fetch(10, timeout=20)) == list(range(10))
+        assert numbers(await consumer.fetch(timeout=20)) == [10]
+        assert (await consumer.next(timeout=20)).data == b"11"
+        assert time.monotonic() - started < 5
+
+
+@on_both_drivers
+async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 3))
+        started = time.monotonic()
+        assert numbers(await consumer.fetch(10, timeout=0.3)) == [0, 1, 2]
+        assert 0.2 < time.monotonic() - started < 2
+        assert await consumer.fetch(10, timeout=0.1) == []
+        assert await consumer.next(timeout=0.1) is None
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
+
+
+@on_both_drivers
+async def test_no_wait_takes_only_what_is_there(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 3))
+        started = time.monotonic()
+        assert numbers(await consumer.fetch(10, timeout=20, no_wait=True)) == [0, 1, 2]
+        assert await consumer.fetch(10, timeout=20, no_wait=True) == []
+        assert time.monotonic() - started < 0.9
+
+
+@on_both_drivers
+async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 5), max_ack_pending=2)
+        [first, second] = await consumer.fetch(2)
+        started = time.monotonic()
+        assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
+        assert time.monotonic() - started < 2
+        await first.ack()
+        await second.ack()
+        assert numbers(await consumer.fetch(2, timeout=5)) == [2, 3]
+
+
+@on_both_drivers
+async def test_max_bytes_bounds_a_fetch(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 20, b"x" * 1000))
+        started = time.monotonic()
+        assert len(await consumer.fetch(20, timeout=20, max_bytes=5000)) == 4
+        assert len(await consumer.fetch(2, timeout=20, max_bytes=5000)) == 2
+        with pytest.raises(jetspark.ConfigError, match="max_bytes=100"):
+            await consumer.fetch(20, timeout=20, max_bytes=100)
+        assert len(await consumer.fetch(20, timeout=0.2)) == 14  # the failure left nothing behind
+        assert time.monotonic() - started < 5
+
+
+@on_both_drivers
+async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 100))
+        batches = await asyncio.gather(*(consumer.fetch(10, timeout=10) for _ in range(10)))
+        assert [len(batch) for batch in batches] == [10] * 10
+        assert sorted(number for batch in batches for number in numbers(batch)) == list(range(100))
+
+
+@on_both_drivers
+async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream)
+        for number in range(30):
+            # It is published just when the fetch ends.
+            publishing = asyncio.ensure_future(_publish_later(nc, stream.name, number, 0.02 + number / 1000))
+            found = await consumer.fetch(1, timeout=0.04)
+            await publishing
+            found = found or await consumer.fetch(1, timeout=5)
+            assert numbers(found) == [number]
+            assert found[0].metadata.delivered == 1
+            await found[0].ack()
+
+
+async def _publish_later(nc: Any, name: str, number: int, delay_s: float) -> None:
+    await asyncio.sleep(delay_s)
+    await nc.publish(f"{name}.x", b"%d" % number)
+    await nc.flush()
+
+
+async def poll_with_short_timeouts(driver: Driver, server: NatsServer, rounds: int) -> None:
+    """Messages at random moments, fetched in a loop whose timeouts are of the same order."""
+    chance = random.Random(2)
+    timeout_s = 0.05
+    published_at: dict[int, float] = {}
+    async with driver.connect(server.url) as nc, driver.connect(server.url) as other:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream, ack_policy="none")
+
+        async def publish_all() -> None:
+            for number in range(rounds):
+                await asyncio.sleep(chance.uniform(0, 0.06))
+                published_at[number] = time.monotonic()
+                await other.publish(f"{stream.name}.x", b"%d" % number)
+
+        publishing = asyncio.ensure_future(publish_all())
+        received: list[int] = []
+        late = []
+        while len(received) < rounds:
+            found = await consumer.fetch(1, timeout=timeout_s)
+            ended = time.monotonic()
+            for number in numbers(found):
+                received.append(number)
+                late.append(ended - published_at[number])
+        await publishing
+        assert received == list(range(rounds))
+        # A fetch that missed a message which was there would have cost that message a whole timeout.
+        late.sort()
+        assert late[-max(1, rounds // 50) - 1] < timeout_s, late[-10:]
+        assert late[-1] < 1.0, late[-10:]
+
+
+@on_both_drivers
+async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(driver: Driver, js_server: NatsServer) -> None:
+    await poll_with_short_timeouts(driver, js_server, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@on_both_drivers
+async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch_for_long(
+    driver: Driver, js_server: NatsServer
+) -> None:
+    await poll_with_short_timeouts(driver, js_server, 1000)
+
+
+@on_both_drivers
+async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 5)
+        consumer = await consumer_of(stream)
+        late = await consumer.fetch(5)
+        # As if they had arrived after the fetch was over, which cannot be timed.
+        blocking = driver.name == "blocking"
+        source = (consumer._target if blocking else consumer)._source
+        source.puller.buffer.extend(each._target if blocking else each for each in late)
+        await consumer.close()
+        await consumer.close()
+        other = await stream.consumer("c")
+        again = await other.fetch(5, timeout=5)
+        assert sorted(numbers(again)) == [0, 1, 2, 3, 4]
+        assert [message.metadata.delivered for message in again] == [2] * 5
+        await nc.publish(f"{stream.name}.x", b"5")
+        assert numbers(await consumer.fetch(1, timeout=5)) == [5]  # a closed one may be used again
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc))
+        fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
+        await asyncio.sleep(0.1)
+        await consumer.delete()
+        with pytest.raises(jetspark.ConsumerNotFound) as caught:
+            await fetching
+        assert (caught.value.code, caught.value.err_code) == (404, 10014)
+        with pytest.raises(jetspark.JetStreamUnavailable):
+            await consumer.fetch(1, timeout=0.3)
+        with pytest.raises(jetspark.JetStreamUnavailable):
+            await consumer.fetch(1, timeout=0.3, no_wait=True)
+
+
+@on_both_drivers
+async def test_limits_of_the_consumer_are_named(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 5), max_batch=2, max_expires_s=1.0, max_batch_bytes=1000)
+        started = time.monotonic()
+        with pytest.raises(jetspark.ConfigError, match="MaxRequestBatch of 2"):
+            await consumer.fetch(3, timeout=1)
+        with pytest.raises(jetspark.ConfigError, match="MaxRequestExpires of 1s"):
+            await consumer.fetch(2, timeout=5)
+        with pytest.raises(jetspark.ConfigError, match="MaxRequestMaxBytes of 1000"):
+            await consumer.fetch(2, timeout=1, max_bytes=2000)
+        assert len(await consumer.fetch(2, timeout=1)) == 2
+        assert time.monotonic() - started < 3
+
+
+@on_both_drivers
+async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc))
+        for wrong in ({"n": 0}, {"timeout": 0}, {"max_bytes": 0}, {"priority": 3}, {"group": "g", "priority": 10}):
+            with pytest.raises(jetspark.ConfigError):
+                await consumer.fetch(**wrong)
+        for wrong in ({"max_messages": 0}, {"max_bytes": 0}, {"expires": 0}, {"expires": 1, "heartbeat": 0.6}):
+            with pytest.raises(jetspark.ConfigError):
+                consumer.messages(**wrong)
+
+
+@on_both_drivers
+async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, js_server: NatsServer) -> None:
+    nc = await driver.connect(js_server.url)
+    consumer = await consumer_of(await stream_of(nc))
+    fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
+    await asyncio.sleep(0.1)
+    await nc.close()
+    with pytest.raises(jetspark.ConnectionClosed):
+        await fetching
+    with pytest.raises(jetspark.ConnectionClosed):
+        await consumer.fetch(1, timeout=20)
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_metadata(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 3)
+        consumer = await consumer_of(stream, start_sequence=2, deliver_policy="by_start_sequence")
+        message = await consumer.next()
+        found = message.metadata
+        assert (found.stream, found.consumer, found.domain) == (stream.name, "c", None)
+        assert (found.delivered, found.stream_sequence, found.consumer_sequence, found.pending) == (1, 2, 1, 1)
+        age = datetime.datetime.now(datetime.UTC) - found.timestamp
+        assert abs(age) < datetime.timedelta(seconds=20)
+        assert (message.subject, message.data, dict(message.headers)) == (f"{stream.name}.x", b"1", {})
+
+
+@on_both_drivers
+async def test_headers_arrive(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc)
+        await nc.publish(f"{stream.name}.x", b"body", headers={"A": "1"})
+        message = await (await consumer_of(stream)).next()
+        assert (message.data, message.headers["A"], message.metadata.delivered) == (b"body", "1", 1)
+
+
+@on_both_drivers
+async def test_acked_messages_do_not_come_again(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 10), ack_wait_s=0.3)
+        for message in await consumer.fetch(10):
+            await message.ack()
+        await all_acked(consumer)
+        assert await consumer.fetch(10, timeout=0.6) == []
+
+
+@on_both_drivers
+async def test_ack_sync_returns_when_the_server_knows(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 5))
+        for message in await consumer.fetch(5):
+            await message.ack_sync(timeout=5)
+            assert message.is_answered
+        assert (await consumer.info()).ack_pending == 0
+
+
+@on_both_drivers
+async def test_a_nak_delivers_again_now_or_later(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 2))
+        first, second = await consumer.fetch(2)
+        naked_at = time.monotonic()
+        await first.nak()
+        await second.nak(delay=0.5)
+        [again] = await consumer.fetch(1, timeout=5)
+        assert (again.data, again.metadata.delivered) == (b"0", 2)
+        assert time.monotonic() - naked_at < 0.5
+        [later] = await consumer.fetch(1, timeout=5)
+        assert (later.data, later.metadata.delivered) == (b"1", 2)
+        assert time.monotonic() - naked_at >= 0.45
+
+
+@on_both_drivers
+async def test_a_terminated_message_never_comes_again(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 2)
+        advisories = await nc.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{stream.name}.c")
+        consumer = await consumer_of(stream, ack_wait_s=0.3)
+        first, second = await consumer.fetch(2)
+        await first.term()
+        await second.term(reason="no such order")
+        assert b"no such order" not in (await advisories.next(5)).data
+        assert b"no such order" in (await advisories.next(5)).data
+        assert await consumer.fetch(2, timeout=0.6) == []
+
+
+@on_both_drivers
+async def test_in_progress_extends_the_time_to_ack(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 1), ack_wait_s=0.5)
+        [message] = await consumer.fetch(1)
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            await message.in_progress()
+        assert await consumer.fetch(1, timeout=0.2) == []
+        await message.ack()
+        await all_acked(consumer)
+        assert await consumer.fetch(1, timeout=0.7) == []
+
+
+@on_both_drivers
+async def test_a_message_is_answered_once(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 4))
+        messages = await consumer.fetch(4)
+        for message, name in zip(messages, ("ack", "ack_sync", "nak", "term"), strict=True):
+            await message.in_progress()
+            await getattr(message, name)()
+            for other in ("ack", "ack_sync", "nak", "term", "in_progress"):
+                with pytest.raises(jetspark.UsageError, match="already answered"):
+                    await getattr(message, other)()
+
+
+# ---- messages() ----------------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_messages_gives_everything_once_and_in_order(driver: Driver, js_server: NatsServer) -> None:
+    count = 3_000 if driver.name == "blocking" else 10_000  # there, each step of the test is a thread's
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, count))
+        expected = 0
+        async for message in consumer.messages():
+            assert int(message.data) == expected
+            await message.ack()
+            expected += 1
+            if expected == count:
+                break
+        await all_acked(consumer)
+        info = await consumer.info()
+        assert (info.delivered.consumer_sequence, info.redelivered) == (count, 0)
+
+
+@on_both_drivers
+async def test_messages_waits_for_what_comes_later(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream)
+        async with consumer.messages(expires=0.2) as messages:
+            iterator = aiter(messages)
+            for number in range(5):
+                await asyncio.sleep(0.15)  # some requests expire meanwhile
+                await nc.publish(f"{stream.name}.x", b"%d" % number)
+                async with asyncio.timeout(1):
+                    assert (await anext(iterator)).data == b"%d" % number
+            await iterator.aclose()
+
+
+@on_both_drivers
+async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 300)
+        consumer = await consumer_of(stream)
+        async with consumer.messages(max_messages=100) as messages:
+            taken = 0
+            async for message in messages:
+                await message.ack()
+                taken += 1
+                if taken == 10:
+                    break
+        other = await stream.consumer("c")
+        started = time.monotonic()
+        rest = await other.fetch(290, timeout=10)
+        assert time.monotonic() - started < 5  # and not when ack_wait is over
+        assert sorted(numbers(rest)) == list(range(10, 300))
+        again = [message for message in rest if message.metadata.delivered > 1]
+        assert 0 < len(again) <= 100
+        assert (await consumer.info()).waiting_pulls == 0
+
+
+@on_both_drivers
+async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 50)
+        consumer = await consumer_of(stream)
+        async for message in consumer.messages():
+            await message.ack()
+            break
+        other = await stream.consumer("c")
+        rest: list[Any] = []
+        async with asyncio.timeout(10):
+            while len(rest) < 49:
+                rest += await other.fetch(49 - len(rest), timeout=0.5)
+        assert sorted(numbers(rest)) == list(range(1, 50))
+
+
+@on_both_drivers
+async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 20))
+        found = []
+        async with consumer.messages() as messages:
+            for _ in range(2):
+                async for message in messages:
+                    found.append(int(message.data))
+                    if len(found) % 10 == 0:
+                        break
+        assert found == list(range(20))
+        assert [message async for message in messages] == []  # after that it is over
+
+
+@on_both_drivers
+async def test_bytes_bound_what_is_received_ahead(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 60, b"x" * 1000))
+        found = 0
+        async with consumer.messages(max_bytes=5000) as messages:
+            async for message in messages:
+                if not found:
+                    await asyncio.sleep(0.1)
+                    assert (await consumer.info()).ack_pending <= 5
+                await message.ack()
+                found += 1
+                if found == 60:
+                    break
+        await nc.publish(f"{consumer.stream_name}.x", b"x" * 1000)
+        with pytest.raises(jetspark.ConfigError, match="max_bytes=500"):
+            await read(consumer.messages(max_bytes=500))
+
+
+@on_both_drivers
+async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 3))
+        found: list[int] = []
+        reading = asyncio.ensure_future(read(consumer.messages(), found))
+        await until(lambda: len(found) == 3)
+        await consumer.delete()
+        with pytest.raises(jetspark.ConsumerNotFound):
+            await reading
+        assert found == [0, 1, 2]
+
+
+@on_both_drivers
+async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 1)
+        found: list[int] = []
+        reading = asyncio.ensure_future(read((await consumer_of(stream)).messages(), found))
+        await until(lambda: len(found) == 1)
+        await stream.delete()
+        with pytest.raises(jetspark.ConsumerNotFound):
+            await reading
+
+
+@on_both_drivers
+async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 3))
+        await consumer.pause(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60))
+        assert await consumer.fetch(1, timeout=0.3) == []
+        fetching = asyncio.ensure_future(consumer.fetch(3, timeout=10))
+        await asyncio.sleep(0.2)
+        assert not fetching.done()
+        await consumer.resume()
+        async with asyncio.timeout(5):
+            assert numbers(await fetching) == [0, 1, 2]
+
+
+@on_both_drivers
+async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, killable: NatsServer) -> None:
+    count = 2_000
+    events = Recorder()
+    async with driver.connect(killable.url, on_event=events) as nc:
+        stream = await stream_of(nc, count, storage="file")
+        consumer = await consumer_of(stream, ack_wait_s=2.0)
+        seen: dict[int, list[int]] = {}
+        restarting: asyncio.Future[Any] | None = None
+        async with asyncio.timeout(50), consumer.messages(max_messages=100) as messages:
+            async for message in messages:
+                seen.setdefault(int(message.data), []).append(message.metadata.delivered)
+                await message.ack()
+                if len(seen) == count // 2 and restarting is None:
+                    await asyncio.to_thread(killable.kill)
+                    restarting = asyncio.ensure_future(asyncio.to_thread(killable.start))
+                if len(seen) == count:
+                    break
+        assert restarting is not None
+        await restarting
+        assert sorted(seen) == list(range(count))
+        assert len(events.of(jetspark.Reconnected)) == 1
+        # Acks that died with the server make their messages come again; in the end none is left.
+        async with asyncio.timeout(20):
+            while (info := await consumer.info()).ack_pending or info.pending:
+                for message in await consumer.fetch(100, timeout=0.5):
+                    seen[int(message.data)].append(message.metadata.delivered)
+                    await message.ack()
+        assert sum(map(len, seen.values())) <= count + count // 2 + 100
+
+
+@on_both_drivers
+async def test_a_fetch_goes_on_after_a_restart(driver: Driver, killable: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(killable.url, on_event=events) as nc:
+        stream = await stream_of(nc, 3, storage="file")
+        consumer = await consumer_of(stream)
+        assert len(await consumer.fetch(3)) == 3
+        fetching = asyncio.ensure_future(consumer.fetch(1, timeout=30))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(killable.kill)
+        await asyncio.to_thread(killable.start)
+        await events.wait_for(jetspark.Reconnected)
+        await nc.publish(f"{stream.name}.x", b"3")
+        started = time.monotonic()
+        assert numbers(await fetching) == [3]
+        assert time.monotonic() - started < 3
+
+
+# ---- priority groups -----------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_overflow_delivers_only_above_the_minimum(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 5)
+        consumer = await consumer_of(stream, priority_policy="overflow", priority_groups=["g"])
+        assert await consumer.fetch(1, timeout=0.3, group="g", min_pending=10) == []
+        assert numbers(await consumer.fetch(1, timeout=5, group="g", min_pending=5)) == [0]
+        with pytest.raises(jetspark.ServerError, match="Priority Group"):
+            await consumer.fetch(1, timeout=5)
+
+
+@on_both_drivers
+async def test_a_pinned_client_keeps_its_pin_until_it_is_taken_away(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 30)
+        consumer = await consumer_of(
+            stream, priority_policy="pinned_client", priority_groups=["g"], priority_timeout_s=30.0
+        )
+        standby = await stream.consumer("c")
+        [first] = await consumer.fetch(1, timeout=5, group="g")
+        assert first.headers["Nats-Pin-Id"]
+        assert await standby.fetch(1, timeout=0.3, group="g") == []
+        assert numbers(await consumer.fetch(5, timeout=5, group="g")) == [1, 2, 3, 4, 5]
+        await consumer.unpin("g")
+        assert numbers(await standby.fetch(1, timeout=5, group="g")) == [6]
+        assert await consumer.fetch(1, timeout=0.3, group="g") == []
+        await standby.unpin("g")
+        assert numbers(await consumer.fetch(1, timeout=5, group="g")) == [7]
+
+
+# ---- a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_leaders_may_change_while_messages_flow() -> None:
+    with NatsCluster(3) as cluster:
+        for name in ("asyncio", "blocking"):
+            driver = Driver(name)
+            driver.run(_follow_leaders(driver, cluster))
+
+
+async def _follow_leaders(driver: Driver, cluster: NatsCluster) -> None:
+    count = 3_000
+    async with driver.connect(cluster.urls) as nc, driver.connect(cluster.urls) as other:
+        stream = await stream_of(nc, replicas=3, storage="file")
+        consumer = await consumer_of(stream, ack_wait_s=5.0)
+        js = other.jetstream()
+
+        async def publish_all() -> None:
+            for number in range(count):
+                while True:
+                    try:
+                        await js.publish(f"{stream.name}.x", b"%d" % number, msg_id=str(number), timeout=2)
+                        break
+                    except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
+                        continue  # the same id, so that it is stored once
+
+        async def step_down() -> None:
+            for _ in range(3):
+                for step in (consumer.step_down, stream.step_down):
+                    await asyncio.sleep(0.5)
+                    try:
+                        await step()
+                    except (jetspark.ServerError, jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
+                        continue  # an election is under way already
+
+        background = [asyncio.ensure_future(publish_all()), asyncio.ensure_future(step_down())]
+        seen: dict[int, list[int]] = {}
+        async with asyncio.timeout(80), consumer.messages(max_messages=100) as messages:
+            async for message in messages:
+                seen.setdefault(int(message.data), []).append(message.metadata.delivered)
+                await message.ack()
+                if len(seen) == count:
+                    break
+        await asyncio.gather(*background)
+        assert sorted(seen) == list(range(count))
+        # Whatever came twice says so itself.
+        assert all(counts == sorted(set(counts)) for counts in seen.values())
+        assert await _count_when_there_is_a_leader(stream) == count
+
+
+async def _count_when_there_is_a_leader(stream: Any) -> int:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return int((await stream.info()).state.messages)
+            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                await asyncio.sleep(0.1)  # an election swallows requests
+
+
+@on_both_drivers
+async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await stream_of(nc, 20)
+        await consumer_of(stream)
+        for number in range(20):
+            consumer = await stream.consumer("c")
+            assert numbers(await consumer.fetch(1, timeout=5)) == [number]
+            del consumer
+        client = nc._target if driver.name == "blocking" else nc
+        await until(lambda: len(client._machine.subscriptions) <= 4)

@@ -1,0 +1,150 @@
+"""Push consumers: what both drivers promise, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from support.drivers import Driver, Recorder, on_both_drivers
+
+import jetspark
+from jetspark import ConsumerConfig, StreamConfig
+from jetspark.server import NatsServer
+
+
+@pytest.fixture
+def js_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+async def _stream(nc: jetspark.Client, count: int) -> jetspark.Stream:
+    js = nc.jetstream()
+    stream = await js.create_stream(StreamConfig(name="P", subjects=["p.>"]))
+    for number in range(count):
+        await js.publish("p.n", b"%d" % number)
+    return stream
+
+
+async def _take(messages: AsyncIterator[jetspark.JetStreamMessage], count: int) -> list[int]:
+    numbers: list[int] = []
+    async with asyncio.timeout(30):
+        async for message in messages:
+            numbers.append(int(message.data))
+            await message.ack()
+            if len(numbers) == count:
+                break
+    return numbers
+
+
+@on_both_drivers
+async def test_messages_are_pushed_and_acknowledged(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await _stream(nc, 200)
+        consumer = await stream.create_consumer(
+            ConsumerConfig(durable_name="c", deliver_subject="to.us", flow_control=True, idle_heartbeat_s=1)
+        )
+        assert await _take(consumer.pushed_messages(), 200) == list(range(200))
+        await nc.flush()
+        async with asyncio.timeout(20):
+            while (await consumer.info()).ack_floor.stream_sequence < 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+@on_both_drivers
+async def test_what_was_pushed_and_not_read_is_given_back(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await _stream(nc, 10)
+        consumer = await stream.create_consumer(
+            ConsumerConfig(durable_name="c", deliver_subject="to.us", ack_wait_s=60, idle_heartbeat_s=1)
+        )
+        assert await _take(consumer.pushed_messages(), 3) == [0, 1, 2]
+        # Sooner than ack_wait: they were naked. Redelivery is in no particular order.
+        again = await _take(consumer.pushed_messages(), 7)
+        assert sorted(again) == [3, 4, 5, 6, 7, 8, 9]
+
+
+@on_both_drivers
+async def test_a_group_shares_the_messages(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc, driver.connect(js_server.url) as other:
+        stream = await _stream(nc, 0)
+        config = ConsumerConfig(durable_name="c", deliver_subject="to.us", deliver_group="workers")
+        consumer = await stream.create_consumer(config)
+        same = await (await other.jetstream().stream("P")).consumer("c")
+        shares: list[list[int]] = [[], []]
+
+        async def work(who: int, consumer: jetspark.Consumer) -> None:
+            async for message in consumer.pushed_messages():
+                shares[who].append(int(message.data))
+                await message.ack()
+                if len(shares[0]) + len(shares[1]) == 100:
+                    done.set()
+
+        done = asyncio.Event()
+        working = [asyncio.ensure_future(work(0, consumer)), asyncio.ensure_future(work(1, same))]
+        await asyncio.sleep(0.2)
+        js = nc.jetstream()
+        for number in range(100):
+            await js.publish("p.n", b"%d" % number)
+        async with asyncio.timeout(20):
+            await done.wait()
+        assert sorted(shares[0] + shares[1]) == list(range(100))
+        assert min(len(share) for share in shares) > 0
+        await nc.close()
+        await other.close()
+        await asyncio.gather(*working)
+
+
+@on_both_drivers
+async def test_a_push_consumer_lives_through_a_restart(driver: Driver, js_server: NatsServer) -> None:
+    events = Recorder()
+    async with driver.connect(js_server.url, on_event=events) as nc:
+        stream = await _stream(nc, 50)
+        consumer = await stream.create_consumer(
+            ConsumerConfig(durable_name="c", deliver_subject="to.us", ack_wait_s=1, idle_heartbeat_s=0.5)
+        )
+        received: set[int] = set()
+        done = asyncio.Event()
+
+        async def read() -> None:
+            async for message in consumer.pushed_messages():
+                received.add(int(message.data))
+                await message.ack()
+                if len(received) == 100:
+                    done.set()
+
+        reading = asyncio.ensure_future(read())
+        await asyncio.to_thread(js_server.restart)
+        await events.wait_for(jetspark.Reconnected)
+        js = nc.jetstream(timeout=10)
+        for number in range(50, 100):
+            await js.publish("p.n", b"%d" % number)
+        async with asyncio.timeout(30):
+            await done.wait()
+        assert received == set(range(100))
+        await nc.close()
+        await reading
+
+
+@on_both_drivers
+async def test_a_deleted_consumer_ends_the_iteration_with_an_error(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await _stream(nc, 0)
+        consumer = await stream.create_consumer(
+            ConsumerConfig(durable_name="c", deliver_subject="to.us", idle_heartbeat_s=0.2)
+        )
+        reading = asyncio.ensure_future(_take(consumer.pushed_messages(), 1))
+        await asyncio.sleep(0.1)
+        await consumer.delete()
+        with pytest.raises(jetspark.ConsumerNotFound):
+            await reading
+
+
+@on_both_drivers
+async def test_a_pull_consumer_does_not_push(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        stream = await _stream(nc, 0)
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
+        with pytest.raises(jetspark.UsageError, match="use messages"):
+            consumer.pushed_messages()

@@ -1,0 +1,144 @@
+"""What matters most, again, on three nodes: leaders step down and die, and the counts stay exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from support.drivers import Driver, on_both_drivers
+
+import jetspark
+from jetspark import StreamConfig
+from jetspark.server import NatsCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NatsCluster]:
+    with NatsCluster(3) as cluster:
+        yield cluster
+
+
+async def _leader(stream: jetspark.Stream) -> str:
+    """Wait for one; its name."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                info = await stream.info()
+                if info.cluster is not None and info.cluster.leader:
+                    return info.cluster.leader
+            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def _until_stored(js: jetspark.JetStream, subject: str, data: bytes, msg_id: str) -> jetspark.PubAck:
+    """Publish until acknowledged. The id makes that safe: a message that had been stored is not stored again."""
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                return await js.publish(subject, data, msg_id=msg_id, timeout=2)
+            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
+@pytest.mark.parametrize("storage", ["file", "memory"])
+@on_both_drivers
+async def test_a_publisher_with_ids_loses_and_doubles_nothing_when_leaders_go(
+    driver: Driver, cluster: NatsCluster, storage: str
+) -> None:
+    name = f"R3_{driver.name}_{storage}"
+    async with driver.connect(cluster.urls) as nc:
+        js = nc.jetstream(timeout=5)
+        stream = await js.create_stream(
+            StreamConfig(name=name, subjects=[f"{name}.>"], replicas=3, storage=storage, allow_direct=True)  # type: ignore[arg-type]
+        )
+        published = 0
+
+        async def publish(count: int) -> None:
+            nonlocal published
+            for _ in range(count):
+                ack = await _until_stored(js, f"{name}.n", b"%d" % published, f"{name}-{published}")
+                assert ack.stream == name
+                published += 1
+
+        await publish(50)
+        publishing = asyncio.ensure_future(publish(300))
+        await asyncio.sleep(0.05)
+        await stream.step_down()
+        await publishing
+        leader = await _leader(stream)
+        [node] = [node for node in cluster.nodes if node.config.server_name == leader]
+        publishing = asyncio.ensure_future(publish(300))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(node.kill)
+        await publishing
+        await asyncio.to_thread(node.start)
+        await asyncio.to_thread(cluster.wait_until_ready)
+        await publish(50)
+        await _leader(stream)
+        stored: list[int] = []
+        async with asyncio.timeout(30):
+            while len(stored) < 700:  # any replica may answer, and one may be a moment behind
+                stored = [int(message.data) async for message in stream.get_messages()]
+        assert stored == list(range(700))
+        await stream.delete()
+
+
+async def _kill_leader(cluster: NatsCluster, stream: jetspark.Stream) -> None:
+    leader = await _leader(stream)
+    [node] = [node for node in cluster.nodes if node.config.server_name == leader]
+    await asyncio.to_thread(node.kill)
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(node.start)
+    await asyncio.to_thread(cluster.wait_until_ready)
+
+
+@pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
+@on_both_drivers
+async def test_ordered_reading_and_watching_miss_nothing_when_leaders_go(driver: Driver, cluster: NatsCluster) -> None:
+    name = f"ordered_{driver.name}"
+    async with driver.connect(cluster.urls) as writer, driver.connect(cluster.urls) as reader:
+        js = writer.jetstream(timeout=5)
+        kv = await js.create_kv(jetspark.KVConfig(bucket=name, history=64, replicas=3))
+        stream = await js.stream(f"KV_{name}")
+        ordered: list[int] = []
+        watched: list[int] = []
+
+        async def read() -> None:
+            source = await reader.jetstream(timeout=10).stream(f"KV_{name}")
+            async for message in source.ordered_consumer().messages():
+                ordered.append(int(message.data))
+                if len(ordered) == 300:
+                    return
+
+        async def watch() -> None:
+            bucket = await reader.jetstream(timeout=10).kv(name)
+            async for entry in bucket.watch(include_history=True):
+                watched.append(int(entry.value))
+                if len(watched) == 300:
+                    return
+
+        async def write(first: int, count: int) -> None:
+            for number in range(first, first + count):
+                await _until_stored(js, f"$KV.{name}.k.{number % 10}", b"%d" % number, f"{name}-{number}")
+
+        reading = asyncio.gather(read(), watch())
+        await write(0, 100)
+        writing = asyncio.ensure_future(write(100, 100))
+        await asyncio.sleep(0.05)
+        await stream.step_down()
+        await writing
+        writing = asyncio.ensure_future(write(200, 100))
+        await asyncio.sleep(0.02)
+        await _kill_leader(cluster, stream)
+        await writing
+        async with asyncio.timeout(90):
+            await reading
+        assert ordered == list(range(300))
+        assert watched == list(range(300))
+        assert (await kv.get("k.9")).value == b"299"
+        await stream.delete()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jetspark.core.message import CoreMessage
+from jetspark.errors import ConfigError, JetStreamUnavailable, ServerError
+from jetspark.jetstream.batchget import BATCH_MESSAGES, BatchGet, LastGet
+
+
+def stored(sequence: int, before: int, *more: str) -> CoreMessage:
+    lines = [
+        "NATS/1.0",
+        *more,
+        "Nats-Stream: S",
+        "Nats-Subject: s.a",
+        f"Nats-Sequence: {sequence}",
+        "Nats-Time-Stamp: 2026-01-01T00:00:00Z",
+        "Nats-Num-Pending: 5",
+        f"Nats-Last-Sequence: {before}",
+        "",
+        "",
+    ]
+    return CoreMessage("inbox", b"%d" % sequence, None, "\r\n".join(lines).encode(), None)
+
+
+def ended(line: str, *headers: str) -> CoreMessage:
+    return CoreMessage("inbox", b"", None, "\r\n".join([f"NATS/1.0 {line}", *headers, "", ""]).encode(), None)
+
+
+def reading(start: int = 1, subject: str | None = None, count: int | None = None) -> BatchGet:
+    return BatchGet("$JS.API", "S", start_sequence=start, subject=subject, max_messages=count)
+
+
+def body(get: BatchGet | LastGet) -> dict[str, object]:
+    request = get.request()
+    assert request.subject == "$JS.API.DIRECT.GET.S"
+    fields: dict[str, object] = json.loads(request.data)
+    return fields
+
+
+def test_a_stream_is_read_batch_by_batch() -> None:
+    get = reading(5, "s.>")
+    assert body(get) == {"batch": BATCH_MESSAGES, "seq": 5, "next_by_subj": "s.>"}
+    assert [get.accept(stored(5, 0)), get.accept(stored(8, 5))] != [None, None]
+    assert get.accept(ended("204 EOB", "Nats-Num-Pending: 3", "Nats-Last-Sequence: 8")) is None
+    assert (get.is_over, get.is_done) == (True, False)
+    assert body(get)["seq"] == 9
+    assert get.accept(ended("204 EOB", "Nats-Num-Pending: 0", "Nats-Last-Sequence: 0")) is None
+    assert get.is_done
+
+
+def test_a_message_lost_on_the_way_is_asked_for_again() -> None:
+    get = reading()
+    get.request()
+    assert get.accept(stored(1, 0)) is not None
+    assert get.accept(stored(3, 2)) is None
+    assert (get.is_over, get.is_done) == (True, False)
+    assert body(get)["seq"] == 2
+
+
+def test_a_loss_at_the_end_is_noticed_too() -> None:
+    get = reading()
+    get.request()
+    get.accept(stored(1, 0))
+    get.accept(ended("204 EOB", "Nats-Num-Pending: 0", "Nats-Last-Sequence: 2"))
+    assert (get.is_over, get.is_done) == (True, False)
+
+
+def test_the_messages_own_headers_do_not_confuse_it() -> None:
+    get = reading()
+    get.request()
+    message = get.accept(stored(1, 0, "Nats-Last-Sequence: 77", "Nats-Subject: other"))
+    assert message is not None
+    assert (message.subject, message.headers.get_all("Nats-Subject")) == ("s.a", ["other"])
+
+
+def test_a_count_is_kept() -> None:
+    get = reading(count=2)
+    assert body(get)["batch"] == 2
+    get.accept(stored(1, 0))
+    assert not get.is_done
+    get.accept(stored(2, 1))
+    assert get.is_done
+
+
+def test_silence_is_borne_only_so_often() -> None:
+    get = reading()
+    outcomes = []
+    for _ in range(3):
+        get.request()
+        outcomes.append(get.stalled())
+    assert outcomes == [True, True, False]
+
+
+def test_nothing_there_and_nobody_there_are_told_apart() -> None:
+    get = reading()
+    get.request()
+    assert get.accept(ended("404 Message Not Found")) is None
+    assert get.is_done
+    for kind, line in ((JetStreamUnavailable, "503"), (ServerError, "408 Bad Request")):
+        get = reading()
+        get.request()
+        with pytest.raises(kind):
+            get.accept(ended(line))
+    for arguments in ({"start": 0}, {"count": 0}):
+        with pytest.raises(ConfigError):
+            reading(**arguments)
+
+
+def test_the_last_messages_are_whole_or_asked_for_again() -> None:
+    get = LastGet("$JS.API", "S", ["s.a", "s.>"], 9)
+    assert body(get) == {"multi_last": ["s.a", "s.>"], "up_to_seq": 9}
+    get.accept(stored(3, 0))
+    get.accept(stored(7, 5))
+    get.accept(ended("204 EOB", "Nats-Num-Pending: 0", "Nats-Last-Sequence: 7"))
+    assert (get.is_over, get.is_broken) == (True, True)
+    get.request()
+    assert (get.is_over, get.is_broken, get.messages) == (False, False, [])
+    get.accept(stored(3, 0))
+    get.accept(ended("204 EOB", "Nats-Num-Pending: 0", "Nats-Last-Sequence: 3"))
+    assert (get.is_broken, [message.sequence for message in get.messages]) == (False, [3])
+
+
+def test_too_many_subjects_at_once_say_so() -> None:
+    get = LastGet("$JS.API", "S", [">"], None)
+    get.request()
+    with pytest.raises(ConfigError, match="more than 1024 subjects"):
+        get.accept(ended("413 Too Many Results"))
+    for filters in ("abc", []):
+        with pytest.raises(ConfigError, match="expected a list"):
+            LastGet("$JS.API", "S", filters, None)

@@ -1,0 +1,912 @@
+from __future__ import annotations
+
+import base64
+import copy
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jetspark.core.message import CoreMessage
+from jetspark.errors import (
+    ConfigError,
+    ConsumerNameInUse,
+    ConsumerNotFound,
+    FeatureUnavailable,
+    InvalidSubject,
+    JetStreamNotEnabled,
+    MessageNotFound,
+    ProtocolError,
+    ServerError,
+    StreamNameInUse,
+    StreamNotFound,
+)
+from jetspark.jetstream.config import ConsumerConfig, ConsumerLimits, Placement, StreamConfig, StreamSource
+from jetspark.jetstream.operations import Api, Operation, Request, api_prefix, message_query
+
+UTC = datetime.UTC
+STAMP = "2026-11-15T10:25:48.893408446Z"
+SERVER = (5, "2.15.1")
+API = Api()
+
+# What nats-server 2.15.1 answers, field for field.
+STREAM_CONFIG: dict[str, Any] = {
+    "name": "S",
+    "description": "kept",
+    "subjects": ["s.>"],
+    "retention": "limits",
+    "max_consumers": -1,
+    "max_msgs": 10,
+    "max_bytes": -1,
+    "max_age": 9_007_199_254_740_991,
+    "max_msgs_per_subject": -1,
+    "max_msg_size": -1,
+    "discard": "old",
+    "storage": "file",
+    "num_replicas": 1,
+    "duplicate_window": 120_000_000_000,
+    "compression": "none",
+    "allow_direct": True,
+    "mirror_direct": False,
+    "sealed": False,
+    "deny_delete": False,
+    "deny_purge": False,
+    "allow_rollup_hdrs": False,
+    "consumer_limits": {"inactive_threshold": 5_000_000_000, "max_ack_pending": 7},
+    "allow_msg_ttl": False,
+    "sources": [{"name": "A", "opt_start_time": "2026-01-02T03:04:05.123456789Z", "future": 1}],
+    "metadata": {"_nats.level": "5", "_nats.req.level": "0", "_nats.ver": "2.15.1", "team": "a"},
+    "future": {"deep": [1]},
+}
+STATE: dict[str, Any] = {
+    "messages": 0,
+    "bytes": 0,
+    "first_seq": 0,
+    "first_ts": "0001-01-01T00:00:00Z",
+    "last_seq": 0,
+    "last_ts": "0001-01-01T00:00:00Z",
+    "consumer_count": 0,
+}
+CONSUMER_CONFIG: dict[str, Any] = {
+    "durable_name": "c",
+    "name": "c",
+    "description": "kept",
+    "deliver_policy": "by_start_time",
+    "opt_start_time": "2026-01-02T03:04:05.123456789Z",
+    "ack_policy": "none",
+    "max_deliver": -1,
+    "filter_subject": "s.paid",
+    "replay_policy": "instant",
+    "max_waiting": 512,
+    "inactive_threshold": 9_007_199_254_740_991,
+    "num_replicas": 0,
+    "metadata": {"_nats.level": "5", "_nats.req.level": "0", "_nats.ver": "2.15.1", "team": "a"},
+    "future": {"deep": [1]},
+}
+
+
+def _stream(**config: Any) -> dict[str, Any]:
+    return {
+        "type": "io.nats.jetstream.api.v1.stream_info_response",
+        "total": 0,
+        "offset": 0,
+        "limit": 0,
+        "config": STREAM_CONFIG | config,
+        "created": STAMP,
+        "state": STATE,
+        "cluster": {"leader": "n1"},
+        "ts": STAMP,
+    }
+
+
+def _consumer(**config: Any) -> dict[str, Any]:
+    return {
+        "type": "io.nats.jetstream.api.v1.consumer_info_response",
+        "stream_name": "S",
+        "name": "c",
+        "created": STAMP,
+        "config": CONSUMER_CONFIG | config,
+        "delivered": {"consumer_seq": 0, "stream_seq": 4},
+        "ack_floor": {"consumer_seq": 0, "stream_seq": 4},
+        "num_ack_pending": 0,
+        "num_redelivered": 0,
+        "num_waiting": 0,
+        "num_pending": 3,
+        "ts": STAMP,
+    }
+
+
+def _failed(code: int, err_code: int, description: str) -> dict[str, Any]:
+    return {
+        "type": "io.nats.jetstream.api.v1.stream_info_response",
+        "error": {"code": code, "err_code": err_code, "description": description},
+    }
+
+
+def _direct(data: bytes, own_headers: str = "") -> CoreMessage:
+    place = f"Nats-Stream: S\r\nNats-Subject: s.1\r\nNats-Sequence: 4\r\nNats-Time-Stamp: {STAMP}\r\n"
+    return CoreMessage("_INBOX.x.1", data, None, f"NATS/1.0\r\n{own_headers}{place}\r\n".encode(), None)
+
+
+NO_STREAM = _failed(404, 10059, "stream not found")
+NO_CONSUMER = _failed(404, 10014, "consumer not found")
+SUCCESS = {"type": "io.nats.jetstream.api.v1.stream_delete_response", "success": True}
+
+
+def _message(reply: Any) -> CoreMessage:
+    if isinstance(reply, CoreMessage):
+        return reply
+    data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+    return CoreMessage("_INBOX.x.1", data, None, None, None)
+
+
+class Conversation:
+    """Runs an operation against replies prepared in advance, and keeps what it asked."""
+
+    def __init__(self, operation: Operation[Any], *replies: Any) -> None:
+        self.asked: list[Request] = []
+        self.result: Any = None
+        self._operation = operation
+        # Operations may change what they are given, and the replies are shared by all tests.
+        self._replies = [_message(copy.deepcopy(reply) if isinstance(reply, dict) else reply) for reply in replies]
+
+    def run(self) -> Conversation:
+        try:
+            self.asked.append(next(self._operation))
+            for reply in self._replies:
+                self.asked.append(self._operation.send(reply))
+        except StopIteration as finished:
+            assert len(self.asked) == len(self._replies), "not every reply was asked for"
+            self.result = finished.value
+            return self
+        raise AssertionError(f"one request too many: {self.asked[-1]}")
+
+    @property
+    def requests(self) -> list[tuple[str, Any]]:
+        """Subject and JSON body of each; None for an empty one."""
+        return [(each.subject, json.loads(each.data) if each.data else None) for each in self.asked]
+
+
+def _ask(operation: Operation[Any], *replies: Any) -> Conversation:
+    return Conversation(operation, *replies).run()
+
+
+def _answer_always(operation: Operation[Any], reply: Any) -> None:
+    next(operation)
+    for _ in range(10):
+        operation.send(_message(reply))
+    raise AssertionError("still asking")
+
+
+def _refused(operation: Operation[Any]) -> Callable[[], Any]:
+    """Starting an operation, which must not get as far as asking anything."""
+    return lambda: next(operation)
+
+
+# ---- the prefix ----------------------------------------------------------------------------------------------------
+
+
+def test_the_api_is_found_below_a_prefix() -> None:
+    assert api_prefix(None, None) == "$JS.API"
+    assert api_prefix("hub", None) == "$JS.hub.API"
+    assert api_prefix(None, "from.acc") == "from.acc"
+    assert api_prefix(None, "from.acc.") == "from.acc"
+
+
+def test_a_domain_or_a_prefix_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^domain='hub' with prefix='x': expected one of the two$"):
+        api_prefix("hub", "x")
+    for domain in ("", "a.b", "a b", "*", ">"):
+        with pytest.raises(ConfigError, match=r"^domain="):
+            api_prefix(domain, None)
+    for prefix in ("", ".", "a..b", "a b", "a.*", "a.>"):
+        with pytest.raises(InvalidSubject):
+            api_prefix(None, prefix)
+
+
+@pytest.mark.parametrize(
+    ("operation", "reply", "subject"),
+    [
+        (lambda api: api.account_info(), {}, "INFO"),
+        (lambda api: api.stream_info("S"), _stream(), "STREAM.INFO.S"),
+        (lambda api: api.consumer_info("S", "c"), _consumer(), "CONSUMER.INFO.S.c"),
+        (lambda api: api.delete_stream("S"), SUCCESS, "STREAM.DELETE.S"),
+        (
+            lambda api: api.get_message("S", {"seq": 1}, direct=True),
+            _direct(b""),
+            "DIRECT.GET.S",
+        ),
+    ],
+)
+def test_every_request_goes_below_the_prefix(operation: Callable[[Api], Any], reply: Any, subject: str) -> None:
+    for prefix in ("$JS.API", "$JS.hub.API", "from.acc"):
+        assert _ask(operation(Api(prefix)), reply).asked[0].subject == f"{prefix}.{subject}"
+
+
+# ---- the account ---------------------------------------------------------------------------------------------------
+
+
+def test_account_info_is_asked_on_info_without_a_body() -> None:
+    done = _ask(
+        API.account_info(),
+        {
+            "type": "io.nats.jetstream.api.v1.account_info_response",
+            "memory": 0,
+            "storage": 38,
+            "reserved_memory": 0,
+            "reserved_storage": 0,
+            "streams": 8,
+            "consumers": 7,
+            "limits": {"max_memory": -1, "max_storage": -1, "max_streams": -1, "max_consumers": -1},
+            "api": {"level": 5, "total": 25, "errors": 4},
+        },
+    )
+    assert done.requests == [("$JS.API.INFO", None)]
+    assert (done.result.storage, done.result.streams, done.result.api_level) == (38, 8, 5)
+    assert done.result.extra == {"reserved_memory": 0, "reserved_storage": 0}
+
+
+def test_an_account_without_jetstream_says_so() -> None:
+    with pytest.raises(JetStreamNotEnabled):
+        _ask(API.account_info(), _failed(503, 10039, "JetStream not enabled for account"))
+
+
+# ---- streams -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_created_with_what_is_mentioned_and_nothing_else() -> None:
+    config = StreamConfig(name="S", subjects=["s.>"], max_age_s=0.1, sources=[StreamSource(name="A")])
+    done = _ask(API.create_stream(config, *SERVER), _stream() | {"did_create": True})
+    assert done.requests == [
+        (
+            "$JS.API.STREAM.CREATE.S",
+            {"name": "S", "subjects": ["s.>"], "max_age": 100_000_000, "sources": [{"name": "A"}]},
+        )
+    ]
+    assert done.result.config.description == "kept"
+    assert done.result.extra == {"did_create": True}
+
+
+def test_creating_what_exists_otherwise_raises() -> None:
+    reply = _failed(400, 10058, "stream name already in use with a different configuration")
+    with pytest.raises(StreamNameInUse):
+        _ask(API.create_stream(StreamConfig(name="S"), *SERVER), reply)
+
+
+def test_an_update_sends_the_present_configuration_with_the_changes_on_top() -> None:
+    config = StreamConfig(name="S", max_messages=20, description="")
+    done = _ask(API.update_stream(config, *SERVER), _stream(), _stream(max_msgs=20))
+    assert done.requests == [
+        ("$JS.API.STREAM.INFO.S", None),
+        ("$JS.API.STREAM.UPDATE.S", STREAM_CONFIG | {"max_msgs": 20, "description": ""}),
+    ]
+    assert done.result.config.max_messages == 20
+
+
+def test_an_update_that_mentions_nothing_changes_no_digit() -> None:
+    done = _ask(API.update_stream(StreamConfig(name="S"), *SERVER), _stream(), _stream())
+    assert done.requests[1] == ("$JS.API.STREAM.UPDATE.S", STREAM_CONFIG)
+
+
+def test_an_update_of_a_nested_object_keeps_what_it_does_not_mention() -> None:
+    config = StreamConfig(name="S", consumer_limits=ConsumerLimits(max_ack_pending=9))
+    done = _ask(API.update_stream(config, *SERVER), _stream(), _stream())
+    assert done.requests[1][1]["consumer_limits"] == {"inactive_threshold": 5_000_000_000, "max_ack_pending": 9}
+
+
+def test_an_update_of_a_missing_stream_asks_once_and_raises() -> None:
+    talk = Conversation(API.update_stream(StreamConfig(name="S"), *SERVER), NO_STREAM)
+    with pytest.raises(StreamNotFound):
+        talk.run()
+    assert [subject for subject, _ in talk.requests] == ["$JS.API.STREAM.INFO.S"]
+
+
+def test_an_update_the_server_refuses_raises_its_error() -> None:
+    with pytest.raises(ServerError, match="can not change retention policy"):
+        _ask(
+            API.update_stream(StreamConfig(name="S", retention="workqueue"), *SERVER),
+            _stream(),
+            _failed(500, 10052, "stream configuration update can not change retention policy to/from workqueue"),
+        )
+
+
+def test_create_or_update_updates_what_exists() -> None:
+    done = _ask(API.create_or_update_stream(StreamConfig(name="S", max_bytes=5), *SERVER), _stream(), _stream())
+    assert done.requests == [
+        ("$JS.API.STREAM.INFO.S", None),
+        ("$JS.API.STREAM.UPDATE.S", STREAM_CONFIG | {"max_bytes": 5}),
+    ]
+
+
+def test_create_or_update_creates_what_does_not_exist() -> None:
+    done = _ask(API.create_or_update_stream(StreamConfig(name="S", max_bytes=5), *SERVER), NO_STREAM, _stream())
+    assert done.requests == [
+        ("$JS.API.STREAM.INFO.S", None),
+        ("$JS.API.STREAM.CREATE.S", {"name": "S", "max_bytes": 5}),
+    ]
+    assert done.result.config.name == "S"
+
+
+def test_create_or_update_hides_no_other_error() -> None:
+    with pytest.raises(JetStreamNotEnabled):
+        _ask(
+            API.create_or_update_stream(StreamConfig(name="S"), *SERVER),
+            _failed(503, 10076, "JetStream not enabled"),
+        )
+    with pytest.raises(StreamNameInUse):
+        _ask(
+            API.create_or_update_stream(StreamConfig(name="S"), *SERVER),
+            NO_STREAM,
+            _failed(400, 10058, "stream name already in use with a different configuration"),
+        )
+
+
+def test_a_feature_the_server_lacks_is_refused_before_anything_is_asked() -> None:
+    config = StreamConfig(name="S", allow_batched=True)
+    for make in (API.create_stream, API.update_stream, API.create_or_update_stream):
+        with pytest.raises(FeatureUnavailable) as failure:
+            next(make(config, 2, "2.12.3"))
+        assert (failure.value.feature, failure.value.needed, failure.value.present) == (
+            "allow_batched",
+            "2.14",
+            "2.12.3",
+        )
+        next(make(config, 4, "2.14.0"))
+    with pytest.raises(FeatureUnavailable, match=r"allow_message_ttl needs nats-server 2\.11 .* this is 2\.10\.29"):
+        next(API.create_stream(StreamConfig(name="S", allow_message_ttl=True), 0, "2.10.29"))
+    with pytest.raises(FeatureUnavailable, match=r"priority_groups needs nats-server 2\.11"):
+        next(API.create_consumer("S", ConsumerConfig(priority_groups=["g"]), 0, "2.10.29"))
+
+
+def test_stream_info_without_details_has_no_body() -> None:
+    done = _ask(API.stream_info("S"), _stream())
+    assert done.requests == [("$JS.API.STREAM.INFO.S", None)]
+    assert done.result.cluster.leader == "n1"
+    assert done.result.extra == {}
+
+
+def test_stream_info_asks_for_the_details_it_was_told_to() -> None:
+    done = _ask(API.stream_info("S", "s.>", True), _stream())
+    assert done.requests == [("$JS.API.STREAM.INFO.S", {"deleted_details": True, "subjects_filter": "s.>"})]
+    assert done.result.state.subjects == {}
+
+
+def _page_of_subjects(total: int, subjects: dict[str, int]) -> dict[str, Any]:
+    return _stream() | {"total": total, "limit": 100_000, "state": STATE | {"subjects": subjects}}
+
+
+def test_subjects_are_asked_for_until_all_are_there() -> None:
+    done = _ask(
+        API.stream_info("S", ">"),
+        _page_of_subjects(5, {"s.a": 1, "s.b": 2}),
+        _page_of_subjects(5, {"s.c": 3, "s.d": 4}),
+        _page_of_subjects(5, {"s.e": 5}),
+    )
+    assert done.requests == [
+        ("$JS.API.STREAM.INFO.S", {"subjects_filter": ">"}),
+        ("$JS.API.STREAM.INFO.S", {"subjects_filter": ">", "offset": 2}),
+        ("$JS.API.STREAM.INFO.S", {"subjects_filter": ">", "offset": 4}),
+    ]
+    assert done.result.state.subjects == {"s.a": 1, "s.b": 2, "s.c": 3, "s.d": 4, "s.e": 5}
+
+
+def test_subjects_that_went_away_between_pages_end_the_asking() -> None:
+    done = _ask(API.stream_info("S", ">"), _page_of_subjects(3, {"s.a": 1, "s.b": 2}), _page_of_subjects(2, {}))
+    assert done.result.state.subjects == {"s.a": 1, "s.b": 2}
+
+
+def test_subjects_that_come_again_do_not_keep_the_asking_up_for_ever() -> None:
+    # Subjects made between two pages push known ones back; the second page may then bring nothing new.
+    with pytest.raises(StopIteration) as finished:
+        _answer_always(API.stream_info("S", ">"), _page_of_subjects(4, {"s.a": 1, "s.b": 2}))
+    assert finished.value.value.state.subjects == {"s.a": 1, "s.b": 2}
+
+
+def test_a_stream_is_deleted_by_name() -> None:
+    done = _ask(API.delete_stream("S"), SUCCESS)
+    assert done.requests == [("$JS.API.STREAM.DELETE.S", None)]
+    assert done.result is None
+    with pytest.raises(StreamNotFound):
+        _ask(API.delete_stream("S"), NO_STREAM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        ({}, None),
+        ({"subject": "s.a"}, {"filter": "s.a"}),
+        ({"up_to_sequence": 7}, {"seq": 8}),
+        ({"up_to_sequence": 0}, {"seq": 1}),
+        ({"keep": 3}, {"keep": 3}),
+        ({"subject": "s.*", "up_to_sequence": 7}, {"filter": "s.*", "seq": 8}),
+        ({"subject": "s.>", "keep": 1}, {"filter": "s.>", "keep": 1}),
+    ],
+)
+def test_a_purge_says_what_to_remove(arguments: dict[str, Any], body: Any) -> None:
+    reply = {"type": "io.nats.jetstream.api.v1.stream_purge_response", "success": True, "purged": 4}
+    done = _ask(API.purge_stream("S", **arguments), reply)
+    assert done.requests == [("$JS.API.STREAM.PURGE.S", body)]
+    assert done.result == 4
+
+
+def test_a_purge_up_to_a_sequence_and_one_that_keeps_some_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"^up_to_sequence=0 with keep=0: expected one of the two$"):
+        _refused(API.purge_stream("S", None, 0, 0))()
+    with pytest.raises(InvalidSubject):
+        _refused(API.purge_stream("S", "a..b"))()
+
+
+@pytest.mark.parametrize("arguments", [{"up_to_sequence": -1}, {"up_to_sequence": -2}, {"keep": -1}])
+def test_a_purge_never_sends_a_number_below_zero(arguments: dict[str, int]) -> None:
+    # "Up to -1" would become `{"seq":0}`, which the server takes for no limit: it removes every message.
+    with pytest.raises(ConfigError, match="expected 0 or more"):
+        _refused(API.purge_stream("S", **arguments))()
+
+
+def test_a_leader_steps_down_for_a_placement_or_for_anyone() -> None:
+    assert _ask(API.step_down_stream("S"), SUCCESS).requests == [("$JS.API.STREAM.LEADER.STEPDOWN.S", None)]
+    placement = Placement(cluster="east", tags=["ssd"], preferred="n2")
+    assert _ask(API.step_down_stream("S", placement), SUCCESS).requests == [
+        (
+            "$JS.API.STREAM.LEADER.STEPDOWN.S",
+            {"placement": {"cluster": "east", "tags": ["ssd"], "preferred": "n2"}},
+        )
+    ]
+    assert _ask(API.step_down_consumer("S", "c"), SUCCESS).requests == [("$JS.API.CONSUMER.LEADER.STEPDOWN.S.c", None)]
+
+
+# ---- pages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_streams_has_its_infos_and_the_total() -> None:
+    reply = {
+        "type": "io.nats.jetstream.api.v1.stream_list_response",
+        "total": 258,
+        "offset": 256,
+        "limit": 256,
+        "streams": [_stream(name="A"), _stream(name="B")],
+    }
+    done = _ask(API.stream_page(256, None), reply)
+    assert done.requests == [("$JS.API.STREAM.LIST", {"offset": 256})]
+    infos, total = done.result
+    assert ([info.config.name for info in infos], total) == (["A", "B"], 258)
+    done = _ask(API.stream_page(0, "s.*"), reply)
+    assert done.requests == [("$JS.API.STREAM.LIST", {"offset": 0, "subject": "s.*"})]
+
+
+def test_a_page_of_stream_names_has_the_names_and_the_total() -> None:
+    reply = {"total": 3, "offset": 0, "limit": 1024, "streams": ["A", "B"]}
+    done = _ask(API.stream_name_page(0, "s.>"), reply)
+    assert done.requests == [("$JS.API.STREAM.NAMES", {"offset": 0, "subject": "s.>"})]
+    assert done.result == (["A", "B"], 3)
+
+
+def test_a_page_of_consumers_has_its_infos_and_the_total() -> None:
+    reply = {"total": 1, "offset": 0, "limit": 256, "consumers": [_consumer()]}
+    done = _ask(API.consumer_page("S", 0), reply)
+    assert done.requests == [("$JS.API.CONSUMER.LIST.S", {"offset": 0})]
+    infos, total = done.result
+    assert ([info.name for info in infos], total) == (["c"], 1)
+    done = _ask(API.consumer_name_page("S", 5), {"total": 7, "offset": 5, "limit": 1024, "consumers": ["x", "y"]})
+    assert done.requests == [("$JS.API.CONSUMER.NAMES.S", {"offset": 5})]
+    assert done.result == (["x", "y"], 7)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda: API.stream_page(0, None),
+        lambda: API.stream_name_page(0, None),
+        lambda: API.consumer_page("S", 0),
+        lambda: API.consumer_name_page("S", 0),
+    ],
+)
+def test_a_page_may_be_empty(operation: Callable[[], Any]) -> None:
+    assert _ask(operation(), {"total": 0, "offset": 0, "limit": 256, "streams": None, "consumers": None}).result == (
+        [],
+        0,
+    )
+    assert _ask(operation(), {"total": 0, "offset": 0, "limit": 256}).result == ([], 0)
+
+
+def test_a_subject_nobody_can_store_is_refused() -> None:
+    for operation in (API.stream_page(0, "a..b"), API.stream_name_page(0, ""), API.stream_info("S", "a b")):
+        with pytest.raises(InvalidSubject):
+            _refused(operation)()
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        ({"sequence": 1}, {"seq": 1}),
+        ({"sequence": 2**63}, {"seq": 2**63}),
+        ({"last_for": "s.a"}, {"last_by_subj": "s.a"}),
+        ({"last_for": "s.>"}, {"last_by_subj": "s.>"}),
+        ({"next_for": "s.*"}, {"seq": 1, "next_by_subj": "s.*"}),
+        ({"next_for": "s.*", "sequence": 7}, {"seq": 7, "next_by_subj": "s.*"}),
+    ],
+)
+def test_a_query_names_one_message(arguments: dict[str, Any], body: dict[str, Any]) -> None:
+    assert message_query(**arguments) == body
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "sequence=None: expected 1 or more"),
+        ({"sequence": 0}, "sequence=0: expected 1 or more"),
+        ({"sequence": -1}, "sequence=-1: expected 1 or more"),
+        ({"sequence": -1, "next_for": "a"}, "sequence=-1: expected 1 or more"),
+        ({"sequence": 0, "next_for": "a"}, "sequence=0: expected 1 or more"),
+        ({"sequence": 1, "last_for": "a"}, "last_for: expected neither sequence nor next_for beside it"),
+        ({"next_for": "b", "last_for": "a"}, "last_for: expected neither sequence nor next_for beside it"),
+        ({"last_for": "a..b"}, "subject 'a..b'"),
+        ({"last_for": ""}, "subject ''"),
+        ({"next_for": "a b"}, "subject 'a b'"),
+    ],
+)
+def test_a_query_that_names_none_or_several_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        message_query(**arguments)
+
+
+def test_a_message_is_asked_from_the_leader() -> None:
+    reply = {
+        "type": "io.nats.jetstream.api.v1.stream_msg_get_response",
+        "message": {"subject": "s.1", "seq": 4, "data": base64.b64encode(b"x").decode(), "time": STAMP},
+    }
+    done = _ask(API.get_message("S", {"seq": 4}, direct=False), reply)
+    assert done.requests == [("$JS.API.STREAM.MSG.GET.S", {"seq": 4})]
+    assert (done.result.stream, done.result.subject, done.result.sequence) == ("S", "s.1", 4)
+    with pytest.raises(MessageNotFound):
+        _ask(API.get_message("S", {"seq": 4}, direct=False), _failed(404, 10037, "no message found"))
+
+
+def test_a_message_is_asked_from_any_replica() -> None:
+    reply = _direct(b"not { json", "A: 1\r\n")
+    done = _ask(API.get_message("S", {"last_by_subj": "s.1"}, direct=True), reply)
+    assert done.requests == [("$JS.API.DIRECT.GET.S", {"last_by_subj": "s.1"})]
+    assert (done.result.data, done.result.headers) == (b"not { json", {"A": "1"})
+    missing = CoreMessage("_INBOX.x.1", b"", None, b"NATS/1.0 404 Message Not Found\r\n\r\n", None)
+    with pytest.raises(MessageNotFound):
+        _ask(API.get_message("S", {"seq": 4}, direct=True), missing)
+
+
+def test_a_message_is_deleted_and_erased_only_when_asked_to() -> None:
+    subject = "$JS.API.STREAM.MSG.DELETE.S"
+    assert _ask(API.delete_message("S", 4, erase=False), SUCCESS).requests == [(subject, {"seq": 4, "no_erase": True})]
+    assert _ask(API.delete_message("S", 4, erase=True), SUCCESS).requests == [(subject, {"seq": 4})]
+
+
+# ---- consumers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "subject", "fields"),
+    [
+        (ConsumerConfig(), "CONSUMER.CREATE.S", {}),
+        (ConsumerConfig(filter_subject="s.a"), "CONSUMER.CREATE.S", {"filter_subject": "s.a"}),
+        (ConsumerConfig(name="c"), "CONSUMER.CREATE.S.c", {"name": "c"}),
+        (ConsumerConfig(durable_name="c"), "CONSUMER.CREATE.S.c", {"durable_name": "c"}),
+        (
+            ConsumerConfig(durable_name="c", filter_subject="s.*.>"),
+            "CONSUMER.CREATE.S.c.s.*.>",
+            {"durable_name": "c", "filter_subject": "s.*.>"},
+        ),
+        (
+            ConsumerConfig(name="c", filter_subjects=["s.a"]),
+            "CONSUMER.CREATE.S.c",
+            {"name": "c", "filter_subjects": ["s.a"]},
+        ),
+        (
+            ConsumerConfig(name="c", filter_subject="", filter_subjects=["s.a", "s.b"]),
+            "CONSUMER.CREATE.S.c",
+            {"name": "c", "filter_subject": "", "filter_subjects": ["s.a", "s.b"]},
+        ),
+        (
+            ConsumerConfig(name="c", filter_subject="s.a", filter_subjects=[]),
+            "CONSUMER.CREATE.S.c.s.a",
+            {"name": "c", "filter_subject": "s.a", "filter_subjects": []},
+        ),
+    ],
+)
+def test_a_consumer_is_created_where_name_and_filter_say(
+    config: ConsumerConfig, subject: str, fields: dict[str, Any]
+) -> None:
+    done = _ask(API.create_consumer("S", config, *SERVER), _consumer())
+    assert done.requests == [
+        (
+            f"$JS.API.{subject}",
+            {"stream_name": "S", "config": {"ack_policy": "explicit"} | fields, "action": "create"},
+        )
+    ]
+    assert (done.result.name, done.result.pending) == ("c", 3)
+
+
+def test_create_or_update_changes_only_what_is_mentioned_or_creates() -> None:
+    """The server's own "either" would reset everything else."""
+    present = _consumer()
+    operation = API.create_or_update_consumer("S", ConsumerConfig(name="c", max_deliver=7), *SERVER)
+    done = _ask(operation, present, present)
+    assert done.requests[0][0] == "$JS.API.CONSUMER.INFO.S.c"
+    assert done.requests[1][0].startswith("$JS.API.CONSUMER.CREATE.S.c")
+    assert (done.requests[1][1]["action"], done.requests[1][1]["config"]["max_deliver"]) == ("update", 7)
+    operation = API.create_or_update_consumer("S", ConsumerConfig(name="c", max_deliver=7), *SERVER)
+    done = _ask(operation, NO_CONSUMER, present)
+    assert done.requests[-1][1]["action"] == "create"
+
+
+@pytest.mark.parametrize("policy", ["none", "all", "explicit"])
+def test_an_ack_policy_that_is_mentioned_is_sent_as_it_is(policy: Any) -> None:
+    config = ConsumerConfig(name="c", ack_policy=policy)
+    done = _ask(API.create_consumer("S", config, *SERVER), _consumer())
+    assert done.requests[0][1]["config"] == {"name": "c", "ack_policy": policy}
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (ConsumerConfig(start_sequence=7), {"opt_start_seq": 7, "deliver_policy": "by_start_sequence"}),
+        (
+            ConsumerConfig(start_sequence=7, deliver_policy="by_start_sequence"),
+            {"opt_start_seq": 7, "deliver_policy": "by_start_sequence"},
+        ),
+        (
+            ConsumerConfig(start_time=datetime.datetime(2026, 1, 2, tzinfo=UTC)),
+            {"opt_start_time": "2026-01-02T00:00:00Z", "deliver_policy": "by_start_time"},
+        ),
+        (ConsumerConfig(deliver_policy="new"), {"deliver_policy": "new"}),
+        (ConsumerConfig(), {}),
+    ],
+)
+def test_a_start_implies_its_deliver_policy(config: ConsumerConfig, fields: dict[str, Any]) -> None:
+    done = _ask(API.create_consumer("S", config, *SERVER), _consumer())
+    assert done.requests[0][1]["config"] == {"ack_policy": "explicit"} | fields
+
+
+def test_creating_a_consumer_that_exists_otherwise_raises() -> None:
+    with pytest.raises(ConsumerNameInUse):
+        _ask(
+            API.create_consumer("S", ConsumerConfig(name="c"), *SERVER),
+            _failed(400, 10148, "consumer already exists"),
+        )
+    with pytest.raises(StreamNotFound):
+        _ask(API.create_consumer("S", ConsumerConfig(name="c"), *SERVER), NO_STREAM)
+
+
+def test_a_consumer_update_sends_the_present_configuration_with_the_changes_on_top() -> None:
+    config = ConsumerConfig(durable_name="c", max_deliver=9)
+    done = _ask(API.update_consumer("S", config, *SERVER), _consumer(), _consumer(max_deliver=9))
+    (first, second) = done.requests
+    assert first == ("$JS.API.CONSUMER.INFO.S.c", None)
+    subject, body = second
+    assert subject == "$JS.API.CONSUMER.CREATE.S.c.s.paid"
+    assert body["action"] == "update"
+    assert body["stream_name"] == "S"
+    assert body["config"]["max_deliver"] == 9
+    assert done.result.config.max_deliver == 9
+
+
+def test_a_consumer_update_does_not_reset_how_messages_are_acknowledged() -> None:
+    for policy in ("none", "all", "explicit"):
+        present = _consumer(ack_policy=policy)
+        done = _ask(API.update_consumer("S", ConsumerConfig(name="c", description="x"), *SERVER), present, present)
+        assert done.requests[1][1]["config"]["ack_policy"] == policy
+
+
+def test_a_consumer_update_changes_no_digit_of_what_it_does_not_mention() -> None:
+    # nats-server 2.15.1 refuses a start time whose nanoseconds were cut off: "start time can not be updated" (10012).
+    config = ConsumerConfig(durable_name="c", description="changed")
+    done = _ask(API.update_consumer("S", config, *SERVER), _consumer(), _consumer())
+    assert done.requests[1][1]["config"] == CONSUMER_CONFIG | {"description": "changed"}
+
+
+def test_a_consumer_update_may_go_from_one_filter_to_several_and_back() -> None:
+    several = ConsumerConfig(durable_name="c", filter_subjects=["s.a", "s.b"])
+    done = _ask(API.update_consumer("S", several, *SERVER), _consumer(), _consumer())
+    subject, body = done.requests[1]
+    assert subject == "$JS.API.CONSUMER.CREATE.S.c"
+    assert body["config"]["filter_subjects"] == ["s.a", "s.b"]
+    assert not body["config"].get("filter_subject")
+
+    present = _consumer(filter_subjects=["s.a", "s.b"])
+    del present["config"]["filter_subject"]
+    one = ConsumerConfig(durable_name="c", filter_subject="s.paid")
+    done = _ask(API.update_consumer("S", one, *SERVER), present, _consumer())
+    subject, body = done.requests[1]
+    assert subject == "$JS.API.CONSUMER.CREATE.S.c.s.paid"
+    assert body["config"]["filter_subject"] == "s.paid"
+    assert not body["config"].get("filter_subjects")
+
+
+def test_a_consumer_update_that_contradicts_the_start_is_not_the_peers_fault() -> None:
+    config = ConsumerConfig(durable_name="c", start_sequence=5)
+    refusal = _failed(500, 10012, "deliver policy can not be updated")
+    with pytest.raises((ConfigError, ServerError)):
+        _ask(API.update_consumer("S", config, *SERVER), _consumer(), refusal)
+
+
+def test_a_consumer_update_needs_to_know_which_one() -> None:
+    with pytest.raises(ConfigError, match=r"^update_consumer: expected name or durable_name to say which one$"):
+        _refused(API.update_consumer("S", ConsumerConfig(max_deliver=3), *SERVER))()
+
+
+def test_an_update_of_a_missing_consumer_asks_once_and_raises() -> None:
+    talk = Conversation(API.update_consumer("S", ConsumerConfig(name="c"), *SERVER), NO_CONSUMER)
+    with pytest.raises(ConsumerNotFound):
+        talk.run()
+    assert talk.requests == [("$JS.API.CONSUMER.INFO.S.c", None)]
+
+
+def test_an_update_of_a_consumer_with_a_feature_the_server_lacks_is_refused() -> None:
+    config = ConsumerConfig(name="c", priority_groups=["g"], priority_policy="overflow")
+    talk = Conversation(API.update_consumer("S", config, 0, "2.10.29"), _consumer())
+    with pytest.raises(FeatureUnavailable):
+        talk.run()
+    assert [subject for subject, _ in talk.requests] in ([], ["$JS.API.CONSUMER.INFO.S.c"])
+
+
+def test_a_consumer_is_looked_up_and_deleted_by_name() -> None:
+    done = _ask(API.consumer_info("S", "c"), _consumer())
+    assert done.requests == [("$JS.API.CONSUMER.INFO.S.c", None)]
+    assert done.result.config.filter_subject == "s.paid"
+    assert _ask(API.delete_consumer("S", "c"), SUCCESS).requests == [("$JS.API.CONSUMER.DELETE.S.c", None)]
+    with pytest.raises(ConsumerNotFound):
+        _ask(API.delete_consumer("S", "c"), NO_CONSUMER)
+
+
+def test_a_consumer_is_paused_until_a_time_and_resumed_without_one() -> None:
+    reply = {"type": "io.nats.jetstream.api.v1.consumer_pause_response", "paused": True, "pause_until": STAMP}
+    until = datetime.datetime(2099, 1, 1, tzinfo=UTC)
+    assert _ask(API.pause_consumer("S", "c", until), reply).requests == [
+        ("$JS.API.CONSUMER.PAUSE.S.c", {"pause_until": "2099-01-01T00:00:00Z"})
+    ]
+    assert _ask(API.pause_consumer("S", "c", None), reply).requests == [("$JS.API.CONSUMER.PAUSE.S.c", None)]
+
+
+def test_a_consumer_is_reset_to_a_sequence_or_to_its_start() -> None:
+    reply = _consumer() | {"reset_seq": 5}
+    done = _ask(API.reset_consumer("S", "c", 5), reply)
+    assert done.requests == [("$JS.API.CONSUMER.RESET.S.c", {"seq": 5})]
+    assert (done.result.name, done.result.extra) == ("c", {"reset_seq": 5})
+    assert _ask(API.reset_consumer("S", "c", None), reply).requests == [("$JS.API.CONSUMER.RESET.S.c", None)]
+
+
+def test_a_group_of_a_consumer_is_unpinned() -> None:
+    assert _ask(API.unpin_consumer("S", "c", "jobs"), SUCCESS).requests == [
+        ("$JS.API.CONSUMER.UNPIN.S.c", {"group": "jobs"})
+    ]
+
+
+# ---- everything ----------------------------------------------------------------------------------------------------
+
+BAD = "a.b"
+WITH_BAD_NAMES: list[Callable[[], Operation[Any]]] = [
+    lambda: API.stream_info(BAD),
+    lambda: API.delete_stream(BAD),
+    lambda: API.purge_stream(BAD),
+    lambda: API.step_down_stream(BAD),
+    lambda: API.get_message(BAD, {"seq": 1}, direct=True),
+    lambda: API.get_message(BAD, {"seq": 1}, direct=False),
+    lambda: API.delete_message(BAD, 1, erase=False),
+    lambda: API.create_consumer(BAD, ConsumerConfig(), *SERVER),
+    lambda: API.update_consumer(BAD, ConsumerConfig(name="c"), *SERVER),
+    lambda: API.consumer_info(BAD, "c"),
+    lambda: API.consumer_info("S", BAD),
+    lambda: API.delete_consumer(BAD, "c"),
+    lambda: API.delete_consumer("S", BAD),
+    lambda: API.pause_consumer(BAD, "c", None),
+    lambda: API.pause_consumer("S", BAD, None),
+    lambda: API.reset_consumer(BAD, "c", None),
+    lambda: API.reset_consumer("S", BAD, None),
+    lambda: API.unpin_consumer(BAD, "c", "g"),
+    lambda: API.unpin_consumer("S", BAD, "g"),
+    lambda: API.step_down_consumer(BAD, "c"),
+    lambda: API.step_down_consumer("S", BAD),
+    lambda: API.consumer_page(BAD, 0),
+    lambda: API.consumer_name_page(BAD, 0),
+]
+
+
+@pytest.mark.parametrize("operation", WITH_BAD_NAMES)
+def test_a_name_that_would_change_the_subject_is_refused_before_anything_is_asked(
+    operation: Callable[[], Operation[Any]],
+) -> None:
+    with pytest.raises(ConfigError, match=r"'a\.b'"):
+        next(operation())
+
+
+OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
+    "account_info": lambda: API.account_info(),
+    "create_stream": lambda: API.create_stream(StreamConfig(name="S"), *SERVER),
+    "update_stream": lambda: API.update_stream(StreamConfig(name="S"), *SERVER),
+    "create_or_update_stream": lambda: API.create_or_update_stream(StreamConfig(name="S"), *SERVER),
+    "stream_info": lambda: API.stream_info("S", ">"),
+    "delete_stream": lambda: API.delete_stream("S"),
+    "purge_stream": lambda: API.purge_stream("S"),
+    "step_down_stream": lambda: API.step_down_stream("S"),
+    "stream_page": lambda: API.stream_page(0, None),
+    "stream_name_page": lambda: API.stream_name_page(0, None),
+    "get_message": lambda: API.get_message("S", {"seq": 1}, direct=False),
+    "get_message_direct": lambda: API.get_message("S", {"seq": 1}, direct=True),
+    "delete_message": lambda: API.delete_message("S", 1, erase=False),
+    "create_consumer": lambda: API.create_consumer("S", ConsumerConfig(), *SERVER),
+    "create_or_update_consumer": lambda: API.create_or_update_consumer("S", ConsumerConfig(), *SERVER),
+    "update_consumer": lambda: API.update_consumer("S", ConsumerConfig(name="c"), *SERVER),
+    "consumer_info": lambda: API.consumer_info("S", "c"),
+    "delete_consumer": lambda: API.delete_consumer("S", "c"),
+    "pause_consumer": lambda: API.pause_consumer("S", "c", None),
+    "reset_consumer": lambda: API.reset_consumer("S", "c", None),
+    "unpin_consumer": lambda: API.unpin_consumer("S", "c", "g"),
+    "step_down_consumer": lambda: API.step_down_consumer("S", "c"),
+    "consumer_page": lambda: API.consumer_page("S", 0),
+    "consumer_name_page": lambda: API.consumer_name_page("S", 0),
+}
+
+
+def test_every_operation_is_in_the_table() -> None:
+    public = {name for name in vars(Api) if not name.startswith("_") and name != "prefix"}
+    assert public <= OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"get_message_direct"}))
+def test_every_operation_raises_the_error_of_a_reply(name: str) -> None:
+    with pytest.raises(ServerError, match=r"^insufficient resources \(code 503, err_code 10023\)$"):
+        _ask(OPERATIONS[name](), _failed(503, 10023, "insufficient resources"))
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_a_reply_that_is_no_object_is_a_protocol_error(name: str) -> None:
+    for reply in (b"", b"null", b"[1]", b"not json", b"\xff"):
+        with pytest.raises(ProtocolError):
+            _answer_always(OPERATIONS[name](), reply)
+
+
+WRONG_SHAPES: list[dict[str, Any]] = [
+    {},
+    {"config": None},
+    {"config": 5},
+    {"config": [], "state": {}},
+    _stream() | {"state": None},
+    _stream() | {"state": 5},
+    _stream() | {"state": {"subjects": 5}},
+    _stream() | {"state": {"subjects": ["s.a"]}},
+    _stream() | {"total": "many", "state": {"subjects": {"s.a": 1}}},
+    _stream() | {"total": None, "state": {"subjects": {"s.a": 1}}},
+    {"streams": 5, "consumers": 5, "total": 1},
+    {"streams": [5], "consumers": [5], "total": 1},
+    {"streams": [None], "consumers": [None], "total": 1},
+    {"streams": [{}], "consumers": [{}], "total": 1},
+    {"streams": [], "consumers": [], "total": "many"},
+    {"streams": [], "consumers": [], "total": None},
+    {"purged": "many", "success": True},
+    {"purged": None, "success": True},
+    {"message": {"seq": "x", "time": STAMP}},
+    {"message": {"seq": 1, "time": STAMP, "data": 5}},
+    {"error": {"code": None}},
+]
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_a_reply_of_the_wrong_shape_is_read_or_an_error_of_ours(name: str) -> None:
+    raw: dict[str, str] = {}
+    for reply in WRONG_SHAPES:
+        try:
+            _answer_always(OPERATIONS[name](), reply)
+        except (StopIteration, ProtocolError, ServerError):
+            pass
+        except Exception as error:
+            raw[json.dumps(reply)] = repr(error)
+    assert raw == {}
+
+
+def test_requests_are_compact_json() -> None:
+    operation = API.create_stream(StreamConfig(name="S", subjects=["ä", "b"], max_messages=1), *SERVER)
+    request = next(operation)
+    assert b" " not in request.data
+    assert json.loads(request.data) == {"name": "S", "subjects": ["ä", "b"], "max_msgs": 1}

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import io
+import json
+from typing import Any
+
+import pytest
+
+from jetspark.core.headers import Headers
+from jetspark.core.message import CoreMessage
+from jetspark.errors import ConfigError, DigestMismatch, KeyExists, ObjectNotFound, ProtocolError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.objects import (
+    MAX_LINKS,
+    READ_AHEAD_BYTES,
+    Download,
+    ObjectInfo,
+    ObjectLink,
+    ObjectMeta,
+    Objects,
+    ObjectStoreConfig,
+    Upload,
+    lag_pauses,
+    link_to,
+    meta_subject,
+    next_link,
+    steps,
+    watch_options,
+    write_chunks,
+)
+from jetspark.jetstream.operations import Api, Operation, Request
+
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+META = ObjectMeta(name="report.pdf")
+
+
+def _info(**fields: Any) -> ObjectInfo:
+    return ObjectInfo(**{"bucket": "files", "name": "report.pdf", "nuid": "N1"} | fields)
+
+
+def test_the_stream_is_the_one_every_client_makes() -> None:
+    config = ObjectStoreConfig(bucket="files", ttl_s=60.0, max_bytes=1000, replicas=3).to_stream()
+    assert config.name == "OBJ_files"
+    assert config.subjects == ["$O.files.C.>", "$O.files.M.>"]
+    assert (config.allow_rollup, config.allow_direct, config.discard) == (True, True, "new")
+    assert (config.max_age_s, config.duplicate_window_s, config.max_bytes, config.replicas) == (60.0, 60.0, 1000, 3)
+    assert ObjectStoreConfig.of("files") == ObjectStoreConfig(bucket="files")
+    with pytest.raises(ConfigError, match="bucket"):
+        ObjectStoreConfig(bucket="a.b")
+
+
+def test_a_name_is_base64_with_padding_in_the_subject() -> None:
+    assert meta_subject("files", "a") == "$O.files.M.YQ=="
+    assert meta_subject("files", "ÿ?>/x y") == "$O.files.M." + base64.urlsafe_b64encode("ÿ?>/x y".encode()).decode()
+    with pytest.raises(ConfigError, match="name=''"):
+        meta_subject("files", "")
+    with pytest.raises(ConfigError, match="name=''"):
+        ObjectMeta(name="")
+
+
+def test_metadata_survives_the_wire() -> None:
+    info = _info(
+        description="yearly",
+        headers=Headers({"A": ["1", "2"], "b": "3"}),
+        metadata={"k": "v"},
+        size_bytes=10,
+        chunks=2,
+        chunk_bytes=8,
+        digest="SHA-256=abc=",
+        mtime=NOW,
+        sequence=7,
+        extra={"future": 1},
+    )
+    written = json.loads(info.encode())
+    assert written == {
+        "name": "report.pdf",
+        "description": "yearly",
+        "headers": {"A": ["1", "2"], "b": ["3"]},
+        "metadata": {"k": "v"},
+        "options": {"max_chunk_size": 8},
+        "bucket": "files",
+        "nuid": "N1",
+        "size": 10,
+        "mtime": "2026-01-02T03:04:05Z",
+        "chunks": 2,
+        "digest": "SHA-256=abc=",
+        "future": 1,
+    }
+    assert ObjectInfo.decode(info.encode(), NOW, 7) == info
+
+
+def test_links_and_deletions_survive_the_wire() -> None:
+    for link in (ObjectLink(bucket="other", name="x"), ObjectLink(bucket="other")):
+        info = _info(link=link, mtime=NOW)
+        assert ObjectInfo.decode(info.encode(), NOW, 0) == info
+    gone = _info(is_deleted=True)
+    written = json.loads(gone.encode())
+    assert written["deleted"] is True
+    assert written["mtime"] == "0001-01-01T00:00:00Z"
+    assert ObjectInfo.decode(gone.encode(), NOW, 3).is_deleted
+
+
+def test_what_other_clients_leave_out_or_write_empty_is_read() -> None:
+    theirs = {"name": "x", "bucket": "b", "nuid": "n", "mtime": "", "digest": "", "options": None, "headers": None}
+    info = ObjectInfo.decode(json.dumps(theirs | {"headers": {"A": "1"}}).encode(), NOW, 1)
+    assert (info.size_bytes, info.chunks, info.digest, info.mtime, dict(info.headers)) == (0, 0, "", NOW, {"A": "1"})
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"{}", b'{"name":"x","bucket":"b","options":{"link":{"name":"y"}}}', b"\xff"]
+)
+def test_metadata_that_is_none_is_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="object metadata"):
+        ObjectInfo.decode(data, NOW, 1)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 3, 4, 5, 8, 1000])
+@pytest.mark.parametrize("size_bytes", [0, 1, 3, 4, 5, 8, 41])
+def test_pieces_of_any_size_become_chunks_of_one_size(size_bytes: int, piece_bytes: int) -> None:
+    data = bytes(range(size_bytes))
+    upload = Upload("N1", 4)
+    pieces = [data[start : start + piece_bytes] for start in range(0, size_bytes, piece_bytes)]
+    chunks = [chunk for some in steps(upload, iter(pieces)) for chunk in some]
+    assert chunks == [data[start : start + 4] for start in range(0, size_bytes, 4)]
+    info = upload.info("files", META, NOW)
+    assert (info.size_bytes, info.chunks, info.chunk_bytes, info.nuid) == (size_bytes, len(chunks), 4, "N1")
+    assert info.digest == "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+    download = Download(info)
+    assert [download.feed(chunk) for chunk in chunks] == chunks
+    download.finish()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"0123456789",
+        bytearray(b"0123456789"),
+        memoryview(b"0123456789"),
+        io.BytesIO(b"0123456789"),
+        [b"01234", b"56789"],
+    ],
+    ids=["bytes", "bytearray", "memoryview", "file", "list"],
+)
+def test_every_kind_of_source_gives_the_same_chunks(source: Any) -> None:
+    chunks = [chunk for some in steps(Upload("N1", 4), source) for chunk in some]
+    assert chunks == [b"0123", b"4567", b"89"]
+    assert {type(chunk) for chunk in chunks} == {bytes}
+
+
+def test_a_step_reads_no_more_than_a_block() -> None:
+    upload = Upload("N1", 128 * 1024)
+    assert upload.block_bytes == 1 << 20
+    assert Upload("N1", 300_000).block_bytes == 900_000
+    assert Upload("N1", 8 << 20).block_bytes == 8 << 20
+    assert [len(some) for some in steps(upload, bytes(5 << 19))] == [8, 8, 4, 0]
+
+
+def test_a_source_without_bytes_is_refused_with_what_would_do() -> None:
+    class NonBlocking:
+        def read(self, size: int) -> None:
+            return None
+
+    for source, message in (
+        ("text", r"text\.encode"),
+        (io.StringIO("text"), "binary mode"),
+        (["text"], "gives str"),
+        (NonBlocking(), "non-blocking"),
+        (5, "source is int"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            list(steps(Upload("N1", 4), source))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="chunk_bytes=0"):
+        Upload("N1", 0)
+
+
+def _uploaded(*chunks: bytes) -> ObjectInfo:
+    upload = Upload("N1", 4)
+    assert [chunk for some in steps(upload, list(chunks)) for chunk in some] == list(chunks)
+    return upload.info("files", META, NOW)
+
+
+def _download(info: ObjectInfo, chunks: list[bytes]) -> None:
+    download = Download(info)
+    for chunk in chunks:
+        download.feed(chunk)
+    download.finish()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([b"abcd"], "1 of 2 chunks"),
+        ([b"abcd", b"e", b"x"], "more than 2 chunks"),
+        ([b"abcd", b"efg"], "7 bytes instead of 5"),
+        ([b"abcd", b"x"], "digest SHA-256=.* instead of SHA-256="),
+        ([b"e", b"abcd"], "digest"),
+    ],
+)
+def test_what_is_not_what_was_put_is_an_error(chunks: list[bytes], reason: str) -> None:
+    with pytest.raises(DigestMismatch, match=reason):
+        _download(_uploaded(b"abcd", b"e"), chunks)
+
+
+def test_a_digest_may_lack_its_padding_or_be_missing_but_not_be_of_another_kind() -> None:
+    info = _uploaded(b"abcd")
+    for digest in (info.digest.rstrip("="), info.digest.replace("SHA", "sha"), ""):
+        _download(_info(size_bytes=4, chunks=1, digest=digest), [b"abcd"])
+    with pytest.raises(DigestMismatch, match="kind 'MD5'"):
+        _download(_info(size_bytes=4, chunks=1, digest="MD5=abc"), [b"abcd"])
+
+
+def test_a_download_asks_for_a_bounded_part_and_at_the_end_for_one_more() -> None:
+    download = Download(_info(chunks=100, size_bytes=100 << 20, chunk_bytes=1 << 20))
+    assert download.max_messages == READ_AHEAD_BYTES >> 20
+    download = Download(_info(chunks=2, size_bytes=2))
+    assert download.max_messages == 3
+    download.feed(b"a")
+    assert (download.max_messages, download.is_short) == (2, True)
+    assert Download(_info(chunks=9, size_bytes=9 << 30, chunk_bytes=1 << 30)).max_messages == 1
+
+
+def test_an_unbuffered_file_that_takes_a_part_gets_the_rest() -> None:
+    taken = bytearray()
+
+    class Slow:
+        def write(self, data: bytes) -> int:
+            taken.extend(data[:3])
+            return min(3, len(data))
+
+    write_chunks(Slow(), [b"0123456789", b"", b"ab"])
+    assert taken == b"0123456789ab"
+
+
+def test_only_replicas_can_be_behind() -> None:
+    assert lag_pauses(StreamConfig(name="S", replicas=1)) == []
+    assert lag_pauses(StreamConfig(name="S", replicas=3))
+
+
+def test_a_watch_begins_with_the_present_or_with_the_next_change() -> None:
+    assert watch_options("files").deliver_policy == "last_per_subject"
+    assert watch_options("files", updates_only=True).deliver_policy == "new"
+    assert watch_options("files").filter_subjects == ("$O.files.M.>",)
+
+
+def test_links_lead_to_objects_that_are_there() -> None:
+    assert link_to(_info()) == ObjectLink(bucket="files", name="report.pdf")
+    for target in (_info(is_deleted=True), _info(link=ObjectLink(bucket="b", name="x"))):
+        with pytest.raises(ConfigError, match="target"):
+            link_to(target)
+    assert next_link(_info(link=ObjectLink(bucket="b", name="x")), 0) == ("b", "x")
+    with pytest.raises(ConfigError, match="link to bucket 'b'"):
+        next_link(_info(link=ObjectLink(bucket="b")), 0)
+    with pytest.raises(ConfigError, match="in a row"):
+        next_link(_info(link=ObjectLink(bucket="b", name="x")), MAX_LINKS)
+
+
+# ---- operations, with a server of a few lines ------------------------------------------------------------------------
+
+
+class _Server:
+    """Keeps the last message of each subject, and refuses a write that expects another."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[int, bytes]] = {}
+        self.sequence = 0
+        self.purged: list[Any] = []
+
+    def run(self, operation: Operation[Any], *, before_write: Any = None) -> Any:
+        try:
+            request = next(operation)
+            while True:
+                if request.subject.startswith("$O.") and before_write:
+                    before_write, action = None, before_write
+                    action()
+                request = operation.send(self._answer(request))
+        except StopIteration as finished:
+            return finished.value
+
+    def store(self, subject: str, data: bytes) -> int:
+        self.sequence += 1
+        self.last[subject] = (self.sequence, data)
+        return self.sequence
+
+    def _answer(self, request: Request) -> CoreMessage:
+        return CoreMessage("", json.dumps(self._reply(request)).encode(), None, None, None)
+
+    def _reply(self, request: Request) -> dict[str, Any]:
+        if request.subject.startswith("$O."):
+            headers = Headers(request.headers)
+            assert headers["Nats-Rollup"] == "sub"
+            if int(headers["Nats-Expected-Last-Subject-Sequence"]) != self.last.get(request.subject, (0,))[0]:
+                return {"error": {"code": 400, "err_code": 10071, "description": "wrong last sequence"}}
+            return {"stream": "OBJ_files", "seq": self.store(request.subject, request.data)}
+        body = json.loads(request.data)
+        if ".PURGE." in request.subject:
+            self.purged.append(body)
+            return {"purged": 1}
+        found = self.last.get(body["last_by_subj"])
+        if found is None:
+            return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
+        data = base64.b64encode(found[1]).decode()
+        return {"message": {"seq": found[0], "data": data, "subject": "s", "time": "2026-01-01T00:00:00Z"}}
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return Objects(Api(), StreamConfig(name="OBJ_files"))
+
+
+def _put(server: _Server, objects: Objects, nuid: str, name: str = "a", **hooks: Any) -> Upload:
+    upload = Upload(nuid, 4)
+    server.run(objects.commit(upload, upload.info("files", ObjectMeta(name=name), NOW)), **hooks)
+    return upload
+
+
+def test_an_object_replaces_what_is_there_when_it_is_written_not_what_was_there_before(objects: Objects) -> None:
+    server = _Server()
+    assert _put(server, objects, "N1").replaced_nuid == ""
+    upload = _put(server, objects, "N3", before_write=lambda: _put(server, objects, "N2"))
+    assert upload.replaced_nuid == "N2"
+    assert server.run(objects.info("a")).nuid == "N3"
+
+
+def test_a_write_whose_acknowledgement_was_lost_is_found_when_it_is_repeated(objects: Objects) -> None:
+    server = _Server()
+    _put(server, objects, "N1")
+    upload = Upload("N2", 4)
+    info = upload.info("files", ObjectMeta(name="a"), NOW)
+    stored = server.run(objects.commit(upload, info))
+    again = server.run(objects.commit(upload, info))
+    assert (again.sequence, again.nuid, upload.replaced_nuid) == (stored.sequence, "N2", "N1")
+    assert server.sequence == 2
+
+
+def test_deleting_leaves_a_mark_and_tells_whose_chunks_are_free(objects: Objects) -> None:
+    server = _Server()
+    _put(server, objects, "N1")
+    assert server.run(objects.delete("a"), before_write=lambda: _put(server, objects, "N2")) == "N2"
+    for operation in (objects.info("a"), objects.delete("a"), objects.info("never there")):
+        with pytest.raises(ObjectNotFound):
+            server.run(operation)
+    assert server.run(objects.info("a", include_deleted=True)).is_deleted
+    assert _put(server, objects, "N3").replaced_nuid == ""
+
+
+def test_renaming_takes_a_free_name_and_removes_the_old_one_as_far_as_it_was_seen(objects: Objects) -> None:
+    server = _Server()
+    _put(server, objects, "N1")
+    _put(server, objects, "N2", "taken")
+    with pytest.raises(KeyExists):
+        server.run(objects.update_meta("a", ObjectMeta(name="taken")))
+    with pytest.raises(KeyExists):
+        server.run(
+            objects.update_meta("a", ObjectMeta(name="b")), before_write=lambda: _put(server, objects, "N4", "b")
+        )
+    assert not server.purged
+    renamed = server.run(objects.update_meta("a", ObjectMeta(name="c", description="d")))
+    assert (renamed.name, renamed.nuid, renamed.description) == ("c", "N1", "d")
+    assert server.purged == [{"filter": meta_subject("files", "a"), "seq": 2}]

@@ -1,0 +1,566 @@
+"""The ledger of pull requests: every status, and that nobody ever waits for nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
+from jetspark.jetstream import pull
+from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.pull import Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
+
+SUBJECT = "$JS.API.CONSUMER.MSG.NEXT.S.c"
+
+
+def message(number: int = 0, size: int = 10, headers: bytes | None = None) -> AckableMessage:
+    reply = b"$JS.ACK.S.c.1.%d.%d.1626818873482533000.0" % (number, number)
+    return AckableMessage("s", b"x" * size, reply, headers, None)
+
+
+def status(ask: Ask, line: str, undelivered: int | None = None) -> AckableMessage:
+    pending = "" if undelivered is None else f"Nats-Pending-Messages: {undelivered}\r\nNats-Pending-Bytes: 0\r\n"
+    return AckableMessage(ask.reply, b"", None, f"NATS/1.0 {line}\r\n{pending}\r\n".encode(), None)
+
+
+def puller() -> Puller[AckableMessage]:
+    return Puller("_INBOX.1", SUBJECT)
+
+
+def fetch(
+    machine: Puller[AckableMessage], count: int = 1, now: float = 0.0, timeout_s: float = 1.0, **options: Any
+) -> Fetch[AckableMessage]:
+    return Fetch(machine, count, now=now, timeout_s=timeout_s, **options)
+
+
+def asked(step: object) -> Ask:
+    assert isinstance(step, Ask)
+    return step
+
+
+def body(step: object) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(asked(step).body)
+    return result
+
+
+# ---- a fetch -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fetch_asks_waits_and_ends_when_it_has_enough() -> None:
+    machine = puller()
+    reader = fetch(machine, 3, timeout_s=1.0)
+    ask = asked(reader.step(0.0, 1))
+    assert ask.reply == "_INBOX.1.1"
+    assert json.loads(ask.body) == {"batch": 3, "expires": 950_000_000}
+    assert reader.step(0.0, 1) == Wait(1.0)
+    machine.absorb([message(1), message(2)], 0.1)
+    assert not machine.wants_wake()
+    assert reader.step(0.1, 1) == Wait(1.0)
+    machine.absorb([message(3)], 0.2)
+    assert machine.wants_wake()
+    assert reader.step(0.2, 1) is None
+    assert len(reader.messages) == 3
+    assert (machine.owed, machine.outstanding) == (0, 0)
+
+
+def test_the_request_ends_before_the_fetch_and_its_408_ends_the_fetch() -> None:
+    machine = puller()
+    reader = fetch(machine, 3, timeout_s=1.0)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([message(1)], 0.1)
+    machine.absorb([status(ask, "408 Request Timeout", 2)], 0.951)
+    assert machine.wants_wake()
+    assert reader.step(0.951, 1) is None
+    assert len(reader.messages) == 1
+
+
+def test_a_long_fetch_wants_heartbeats_and_asks_again_when_they_stay_away() -> None:
+    machine = puller()
+    reader = fetch(machine, 1, timeout_s=20.05)
+    ask = asked(reader.step(0.0, 1))
+    assert body(ask) == {"batch": 1, "expires": 20_000_000_000, "idle_heartbeat": 5_000_000_000}
+    assert reader.step(0.0, 1) == Wait(10.0)
+    machine.absorb([status(ask, "100 Idle Heartbeat")], 5.0)
+    assert not machine.wants_wake()
+    assert reader.step(5.0, 1) == Wait(15.0)
+    machine.on_time(14.9)
+    assert machine.outstanding == 1
+    machine.on_time(15.0)
+    assert body(reader.step(15.0, 1))["expires"] == 5_000_000_000
+
+
+def test_a_status_of_an_earlier_request_ends_nothing_of_the_present_one() -> None:
+    machine = puller()
+    early = fetch(machine, 1, timeout_s=0.1)
+    old = asked(early.step(0.0, 1))
+    early.leave(is_cancelled=True)
+    machine.on_time(5.0)
+    reader = fetch(machine, 1, now=5.0, timeout_s=1.0)
+    asked(reader.step(5.0, 1))
+    machine.absorb([status(old, "408 Request Timeout", 1)], 5.1)
+    assert (machine.owed, machine.outstanding) == (1, 1)
+    assert reader.step(5.1, 1) == Wait(6.0)
+
+
+def test_late_messages_are_there_for_the_next_fetch() -> None:
+    machine = puller()
+    early = fetch(machine, 2, timeout_s=1.0)
+    asked(early.step(0.0, 1))
+    assert early.step(1.0, 1) is None
+    early.leave(is_cancelled=False)
+    machine.absorb([message(1), message(2)], 1.01)
+    reader = fetch(machine, 1, now=2.0)
+    assert reader.step(2.0, 1) is None
+    assert len(machine.buffer) == 1
+
+
+def test_a_cancelled_fetch_gives_back_in_order() -> None:
+    machine = puller()
+    reader = fetch(machine, 3)
+    asked(reader.step(0.0, 1))
+    first, second, third = message(1), message(2), message(3)
+    machine.absorb([first, second], 0.1)
+    reader.step(0.1, 1)
+    machine.absorb([third], 0.2)
+    reader.leave(is_cancelled=True)
+    assert list(machine.buffer) == [first, second, third]
+    assert (reader.messages, machine.fetches) == ([], [])
+
+
+def test_what_an_abandoned_request_will_bring_is_not_asked_for_again() -> None:
+    machine = puller()
+    early = fetch(machine, 1, timeout_s=10.0)
+    ask = asked(early.step(0.0, 1))
+    early.leave(is_cancelled=True)
+    reader = fetch(machine, 1, now=1.0, timeout_s=30.0)
+    assert isinstance(reader.step(1.0, 1), Wait)
+    machine.absorb([status(ask, "408 Request Timeout", 1)], 10.0)
+    assert body(reader.step(10.0, 1))["batch"] == 1
+
+
+def test_two_fetches_ask_for_both_together() -> None:
+    machine = puller()
+    one, other = fetch(machine, 3), fetch(machine, 4)
+    batches = [body(one.step(0.0, 1))["batch"], body(one.step(0.0, 1))["batch"]]
+    assert batches == [3, 3]
+    assert body(other.step(0.0, 1))["batch"] == 1
+    assert isinstance(other.step(0.0, 1), Wait)
+    assert machine.wake_at == 3
+
+
+def test_no_wait_ends_with_its_status_or_when_the_server_says_nothing() -> None:
+    for line in ("404 No Messages", "408 Requests Pending"):
+        machine = puller()
+        reader = fetch(machine, 5, timeout_s=30, no_wait=True)
+        ask = asked(reader.step(0.0, 1))
+        assert json.loads(ask.body) == {"batch": 5, "no_wait": True}
+        machine.absorb([message(1), status(ask, line)], 0.1)
+        assert machine.wants_wake()
+        assert reader.step(0.1, 1) is None
+        assert len(reader.messages) == 1
+    machine = puller()
+    reader = fetch(machine, 5, timeout_s=30, no_wait=True)
+    asked(reader.step(0.0, 1))
+    assert reader.step(0.0, 1) == Wait(pull.NO_WAIT_S)
+    machine.on_time(pull.NO_WAIT_S)
+    assert reader.step(pull.NO_WAIT_S, 1) is None
+
+
+def test_no_wait_does_not_wait_for_what_others_asked_for() -> None:
+    machine = puller()
+    early = fetch(machine, 5, timeout_s=30)
+    asked(early.step(0.0, 1))
+    early.leave(is_cancelled=True)
+    reader = fetch(machine, 1, no_wait=True)
+    ask = asked(reader.step(0.1, 1))
+    machine.absorb([status(ask, "404 No Messages")], 0.2)
+    assert reader.step(0.2, 1) is None
+
+
+def test_bytes_bound_a_fetch() -> None:
+    machine = puller()
+    reader = fetch(machine, 10, max_bytes=1000)
+    ask = asked(reader.step(0.0, 1))
+    assert body(ask)["max_bytes"] == 1000
+    machine.absorb([message(1, 400), status(ask, "409 Message Size Exceeds MaxBytes", 9)], 0.1)
+    assert reader.step(0.1, 1) is None
+    assert len(reader.messages) == 1
+
+
+def test_bytes_bound_what_a_fetch_takes_from_the_buffer() -> None:
+    machine = puller()
+    machine.absorb([message(number, 400) for number in range(3)], 0.0)
+    reader = fetch(machine, 10, max_bytes=1000)
+    assert reader.step(0.0, 1) is None
+    assert (len(reader.messages), len(machine.buffer)) == (2, 1)
+
+
+def test_bytes_too_few_for_any_message_are_an_error() -> None:
+    machine = puller()
+    reader = fetch(machine, 10, max_bytes=100)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([status(ask, "409 Message Size Exceeds MaxBytes", 10)], 0.1)
+    with pytest.raises(ConfigError, match="max_bytes=100"):
+        reader.step(0.1, 1)
+
+
+def test_bytes_left_over_that_are_too_few_end_a_fetch() -> None:
+    machine = puller()
+    machine.absorb([message(1, 400)], 0.0)
+    reader = fetch(machine, 10, max_bytes=1000)
+    ask = asked(reader.step(0.0, 1))
+    assert 0 < body(ask)["max_bytes"] < 600
+    machine.absorb([status(ask, "409 Message Size Exceeds MaxBytes", 9)], 0.1)
+    assert reader.step(0.1, 1) is None
+    assert len(reader.messages) == 1
+
+
+# ---- statuses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "409 Leadership Change",
+        "409 Server Shutdown",
+        "409 Exceeded MaxWaiting",
+        "404 No Messages",
+        "408 Requests Pending",
+        "423 Nats-Pin-Id mismatch",
+        "503",
+        "418 I'm a teapot",
+        "409 Something New",
+    ],
+)
+def test_these_ask_again_after_a_pause_that_grows(line: str) -> None:
+    machine = puller()
+    reader = fetch(machine, 1, timeout_s=100)
+    now = 0.0
+    pauses = []
+    for _ in range(8):
+        ask = asked(reader.step(now, 1))
+        machine.absorb([status(ask, line)], now)
+        step = reader.step(now, 1)
+        assert isinstance(step, Wait)
+        assert step.until is not None
+        pauses.append(round(step.until - now, 3))
+        now = step.until
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    ask = asked(reader.step(now, 1))
+    machine.absorb([message(1)], now)
+    assert machine.may_ask_at() < now
+
+
+@pytest.mark.parametrize("line", ["408 Request Timeout", "409 Batch Completed"])
+def test_these_ask_again_at_once(line: str) -> None:
+    machine = puller()
+    reader = fetch(machine, 5, timeout_s=100)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([message(1), status(ask, line, 4)], 1.0)
+    assert body(reader.step(1.0, 1))["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "text"),
+    [
+        ("409 Exceeded MaxRequestBatch of 5", ConfigError, "MaxRequestBatch of 5"),
+        ("409 Exceeded MaxRequestExpires of 1s", ConfigError, "MaxRequestExpires of 1s"),
+        ("409 Exceeded MaxRequestMaxBytes of 1000", ConfigError, "MaxRequestMaxBytes of 1000"),
+        ("409 Consumer is push based", ServerError, "push based"),
+        ("400 Bad Request - heartbeat value too large", ServerError, "heartbeat value too large"),
+        ("412 Required Api Level", ServerError, "Required Api Level"),
+        ("409 Consumer Deleted", ConsumerNotFound, "10014"),
+    ],
+)
+def test_these_are_errors(line: str, kind: type[Exception], text: str) -> None:
+    machine = puller()
+    reader = fetch(machine, 1)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([status(ask, line)], 0.1)
+    assert machine.wants_wake()
+    with pytest.raises(kind, match=text):
+        reader.step(0.1, 1)
+    reader.leave(is_cancelled=True)
+    assert isinstance(fetch(machine, 1).step(0.2, 1), Ask)  # the next one starts from nothing
+
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=10))
+    ask = asked(flow.step(0.0, 1))
+    machine.absorb([message(1), status(ask, line)], 0.1)
+    assert flow.step(0.1, 1) == 1
+    machine.buffer.clear()
+    with pytest.raises(kind, match=text):
+        flow.step(0.2, 1)
+
+
+def test_an_error_does_not_take_away_messages() -> None:
+    machine = puller()
+    reader = fetch(machine, 2)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([message(1), status(ask, "409 Consumer Deleted")], 0.1)
+    assert reader.step(0.1, 1) is None
+    assert len(reader.messages) == 1
+
+
+def test_nobody_there_is_bearable_for_a_time() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    now = 0.0
+    while machine.error is None:
+        step = flow.step(now, 1)
+        if isinstance(step, Ask):
+            machine.absorb([status(step, "503")], now)
+        else:
+            assert isinstance(step, Wait)
+            assert step.until is not None
+            now = step.until
+    with pytest.raises(JetStreamUnavailable):
+        flow.step(now, 1)
+    assert pull.UNAVAILABLE_S <= now < pull.UNAVAILABLE_S + 2
+
+
+def test_a_fetch_whose_whole_time_nobody_was_there_says_so() -> None:
+    machine = puller()
+    reader = fetch(machine, 1, timeout_s=0.3)
+    machine.absorb([status(asked(reader.step(0.0, 1)), "503")], 0.0)
+    assert reader.step(0.29, 1) == Wait(0.3)
+    with pytest.raises(JetStreamUnavailable):
+        reader.step(0.3, 1)
+
+
+def test_what_is_neither_message_nor_status_changes_nothing() -> None:
+    machine = puller()
+    ask = asked(fetch(machine, 1).step(0.0, 1))
+    machine.absorb([AckableMessage(ask.reply, b"?", None, None, None)], 0.1)
+    assert (machine.owed, len(machine.buffer)) == (1, 0)
+
+
+# ---- sessions ------------------------------------------------------------------------------------------------------
+
+
+def test_requests_end_with_their_session() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=10))
+    asked(flow.step(0.0, 1))
+    assert isinstance(flow.step(0.1, None), Wait)
+    assert machine.owed == 10
+    assert body(flow.step(5.0, 2))["batch"] == 10
+    assert isinstance(flow.step(5.0, 2), Wait)
+
+
+def test_nothing_is_asked_while_there_is_no_session() -> None:
+    machine = puller()
+    assert fetch(machine, 1, timeout_s=1.0).step(0.0, None) == Wait(1.0)
+    assert Flow(machine, PullLimits()).step(0.0, None) == Wait(None)
+
+
+def test_a_request_that_was_not_published_is_taken_back() -> None:
+    machine = puller()
+    machine.take_back(asked(fetch(machine, 7).step(0.0, 1)))
+    assert (machine.owed, machine.outstanding) == (0, 0)
+
+
+# ---- a flow --------------------------------------------------------------------------------------------------------
+
+
+def test_a_flow_keeps_its_window_filled() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100))
+    assert body(flow.step(0.0, 1)) == {"batch": 100, "expires": 30_000_000_000, "idle_heartbeat": 5_000_000_000}
+    assert flow.step(0.0, 1) == Wait(10.0)
+    machine.absorb([message(number) for number in range(60)], 0.1)
+    assert flow.step(0.1, 1) == 50  # then 50 are owed or buffered, and it is time to ask
+    for _ in range(50):
+        machine.buffer.popleft()
+    assert body(flow.step(0.2, 1))["batch"] == 50
+    assert machine.owed == 90
+    assert flow.step(0.2, 1) == 10
+
+
+def test_a_window_of_one() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=1))
+    assert body(flow.step(0.0, 1))["batch"] == 1
+    machine.absorb([message()], 0.1)
+    assert flow.step(0.1, 1) == 1
+    machine.buffer.clear()
+    assert body(flow.step(0.2, 1))["batch"] == 1
+
+
+def test_bytes_bound_a_flow() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=1000))
+    ask = asked(flow.step(0.0, 1))
+    assert body(ask)["max_bytes"] == 1000
+    machine.absorb([message(1, 400), message(2, 400)], 0.1)
+    assert flow.step(0.1, 1) == 1  # one request at a time
+    machine.absorb([status(ask, "409 Message Size Exceeds MaxBytes", 98)], 0.2)
+    assert flow.step(0.2, 1) == 1  # more than half of the bytes are here
+    machine.buffer.popleft()
+    ask = asked(flow.step(0.3, 1))
+    assert 400 < body(ask)["max_bytes"] < 600
+    machine.absorb([status(ask, "409 Message Size Exceeds MaxBytes", 99)], 0.4)
+    assert flow.step(0.4, 1) == 1  # what is left is too little: it waits until the buffer is empty
+    machine.buffer.popleft()
+    ask = asked(flow.step(0.5, 1))
+    assert body(ask)["max_bytes"] == 1000
+    machine.absorb([status(ask, "409 Message Size Exceeds MaxBytes", 100)], 0.6)
+    with pytest.raises(ConfigError, match="max_bytes=1000"):
+        flow.step(0.6, 1)
+
+
+def test_release_tells_what_to_give_back() -> None:
+    machine = puller()
+    asked(Flow(machine, PullLimits()).step(0.0, 1))
+    machine.absorb([message(1), message(2)], 0.1)
+    assert machine.release() == [message(1).raw_reply, message(2).raw_reply]
+    assert (len(machine.buffer), machine.owed, machine.outstanding) == (0, 0, 0)
+
+
+# ---- priority groups -----------------------------------------------------------------------------------------------
+
+
+def test_a_pin_is_remembered_and_forgotten() -> None:
+    machine = puller()
+    group = Priority(group="g")
+    pinned = message(1, headers=b"NATS/1.0\r\nNats-Pin-Id: p1\r\n\r\n")
+    reader = fetch(machine, 1, priority=group)
+    assert body(reader.step(0.0, 1)).get("id") is None
+    machine.absorb([pinned], 0.1)
+    reader.step(0.1, 1)
+    reader.leave(is_cancelled=False)
+    reader = fetch(machine, 1, now=1.0, priority=group)
+    ask = asked(reader.step(1.0, 1))
+    assert (body(ask)["group"], body(ask)["id"]) == ("g", "p1")
+    machine.absorb([status(ask, "423 Nats-Wrong-Pin-Id", 1)], 1.1)
+    assert "id" not in body(reader.step(1.2, 1))
+
+
+def test_priorities_are_passed_on() -> None:
+    machine = puller()
+    options = Priority(group="g", min_pending=5, min_ack_pending=6, priority=7)
+    found = body(Flow(machine, PullLimits(), options).step(0.0, 1))
+    assert {name: found[name] for name in ("group", "min_pending", "min_ack_pending", "priority")} == {
+        "group": "g",
+        "min_pending": 5,
+        "min_ack_pending": 6,
+        "priority": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_pending": 1}, {"group": "g", "priority": 10}, {"group": "g", "min_ack_pending": 0}]
+)
+def test_priorities_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Priority(**wrong)
+
+
+# ---- a server that does anything -----------------------------------------------------------------------------------
+
+_STATUSES = [
+    "404 No Messages",
+    "408 Request Timeout",
+    "409 Leadership Change",
+    "409 Server Shutdown",
+    "409 Exceeded MaxWaiting",
+    "423 Nats-Pin-Id mismatch",
+    "503",
+    "418 ?",
+    "100 Idle Heartbeat",
+]
+_EVENTS = st.one_of(
+    st.tuples(st.just("messages"), st.integers(1, 40), st.integers(0, 5)),
+    st.tuples(st.just("status"), st.sampled_from(_STATUSES), st.integers(0, 5)),
+    st.tuples(st.just("forget"), st.just(0), st.integers(0, 5)),
+    st.tuples(st.just("session"), st.just(0), st.just(0)),
+    st.tuples(st.just("time"), st.integers(1, 40), st.just(0)),
+)
+
+
+class _Server:
+    """Keeps requests as a server does: each with what it still has to deliver; ends any of them as it likes."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, int] = {}
+        self.delivered = 0
+
+    def accept(self, ask: Ask) -> None:
+        self.waiting[ask.reply] = json.loads(ask.body)["batch"]
+
+    def deliver(self, reply: str, count: int) -> list[AckableMessage]:
+        count = min(count, self.waiting[reply])
+        self.waiting[reply] -= count
+        if not self.waiting[reply]:
+            del self.waiting[reply]
+        self.delivered += count
+        return [message(number) for number in range(count)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.booleans(), st.lists(_EVENTS, max_size=60), st.integers(1, 50))
+def test_nobody_ever_waits_for_nothing(is_flow: bool, events: list[tuple[str, Any, int]], window: int) -> None:
+    machine = puller()
+    server = _Server()
+    now, session, taken = 0.0, 1, 0
+    reader: Fetch[AckableMessage] | Flow[AckableMessage] = (
+        Flow(machine, PullLimits(max_messages=window)) if is_flow else fetch(machine, window, timeout_s=1e6)
+    )
+
+    def settle() -> Wait | None:
+        nonlocal taken
+        for _ in range(10_000):
+            try:
+                step = reader.step(now, session)
+            except JetStreamUnavailable:
+                return None
+            if isinstance(step, Ask):
+                server.accept(step)
+            elif isinstance(step, int):
+                assert 1 <= step <= len(machine.buffer)
+                for _ in range(step):
+                    machine.buffer.popleft()
+                taken += step
+            else:
+                return step
+        raise AssertionError("it never waits")
+
+    for kind, value, which in [*events, ("time", 0, 0)]:
+        wait = settle()
+        if wait is None:
+            return
+        # It has a request at the server, or knows when it will give up believing so, or when it will ask again.
+        assert server.waiting or wait.until is not None
+        replies = list(server.waiting)
+        reply = replies[which % len(replies)] if replies else ""
+        if kind == "messages" and reply:
+            machine.absorb(server.deliver(reply, value), now)
+        elif kind == "status" and reply:
+            undelivered = server.waiting[reply] if "408" in value else None
+            if not value.startswith("100"):
+                del server.waiting[reply]
+            machine.absorb([status(Ask(reply, b""), value, undelivered)], now)
+        elif kind == "forget" and reply:
+            del server.waiting[reply]
+        elif kind == "session":
+            server.waiting.clear()
+            session += 1
+        elif kind == "time":
+            now += value
+            if wait.until is not None and now >= wait.until:
+                machine.on_time(now)
+    # Once the server behaves, everything it has is delivered within the time a request may be believed in.
+    for _ in range(200):
+        wait = settle()
+        if wait is None:
+            return
+        if server.waiting:
+            return
+        assert wait.until is not None
+        now = max(now, wait.until)
+        machine.on_time(now)
+    raise AssertionError("no request ever came")

@@ -1,0 +1,483 @@
+"""The window against the bytes a server would send; time is stated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetspark.core.connection import Connection, Ready
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.options import ConnectOptions
+from jetspark.core.reconnect import Server
+from jetspark.errors import (
+    BufferFull,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    InvalidSubject,
+    JetStreamUnavailable,
+    PermissionDenied,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    WindowFull,
+    WrongLastSequence,
+)
+from jetspark.jetstream.info import PubAck
+from jetspark.publish.window import Window
+
+A = Server("a", 4222)
+NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
+
+
+class Ack:
+    """A handle that remembers; being resolved twice is the one thing that must not happen."""
+
+    def __init__(self) -> None:
+        self.outcome: PubAck | Exception | None = None
+        self.is_cancelled = False
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def set_result(self, result: PubAck, /) -> None:
+        assert self.outcome is None
+        assert not self.is_cancelled
+        self.outcome = result
+
+    def set_exception(self, exception: Exception, /) -> None:
+        assert self.outcome is None
+        assert not self.is_cancelled
+        self.outcome = exception
+
+
+class Bench:
+    """A connection, a window on it, and the server's side of the conversation."""
+
+    def __init__(self, options: dict[str, Any] | None = None, **bounds: Any) -> None:
+        self.now = 100.0
+        self.machine = Connection(ConnectOptions(**(options or {})), [A], inbox="_INBOX.me", jitter=lambda: 0.0)
+        self.connect()
+        self.window = Window(self.machine, "owner", **bounds)
+
+    def connect(self) -> None:
+        machine = self.machine
+        machine.begin(A)
+        machine.receive_data(b'INFO {"max_payload": 1024}\r\n')
+        machine.login(None)
+        machine.data_to_send()
+        machine.receive_data(b"PONG\r\n")
+        self.settle()
+
+    def settle(self) -> None:
+        """What the drivers do with events."""
+        for event in self.machine.events():
+            if isinstance(event, Ready):
+                assert event.subscription.handle == "owner"
+                self.window.on_acks()
+            elif hasattr(self, "window"):
+                self.window.on_event(event, self.now)  # type: ignore[arg-type]
+
+    def publish(self, subject: str = "orders", headers: dict[str, str] | None = None) -> Ack:
+        ack = Ack()
+        assert self.window.publish(ack, subject, b"x", headers, self.now)
+        return ack
+
+    def send(self) -> list[str]:
+        """Hand over what is buffered; returns the reply subjects in it."""
+        frames = self.machine.data_to_send().split(b"\r\n")
+        return [frame.split(b" ")[2].decode() for frame in frames if frame.startswith((b"PUB ", b"HPUB "))]
+
+    def answer(self, reply: str, payload: bytes = b"", block: bytes = b"") -> None:
+        if block:
+            frame = b"HMSG %b 1 %d %d\r\n%b%b\r\n" % (
+                reply.encode(),
+                len(block),
+                len(block) + len(payload),
+                block,
+                payload,
+            )
+        else:
+            frame = b"MSG %b 1 %d\r\n%b\r\n" % (reply.encode(), len(payload), payload)
+        self.machine.receive_data(frame)
+        self.settle()
+
+    def end(self, reason: str = "gone") -> None:
+        self.machine.end(reason)
+        self.settle()
+
+
+def plain(sequence: int) -> bytes:
+    return b'{"stream":"ORDERS","seq":%d}' % sequence
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------
+
+
+def test_each_acknowledgement_resolves_its_own_handle_in_any_order() -> None:
+    bench = Bench()
+    acks = [bench.publish() for _ in range(3)]
+    replies = bench.send()
+    assert len(set(replies)) == 3
+    for position in (2, 0, 1):
+        bench.answer(replies[position], plain(position + 1))
+    assert [ack.outcome for ack in acks] == [PubAck(stream="ORDERS", sequence=number) for number in (1, 2, 3)]
+    assert bench.window.outstanding == 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        (b'{"stream":"A","seq":2}', PubAck(stream="A", sequence=2)),
+        (b'{"stream":"A", "seq":2}', PubAck(stream="A", sequence=2)),
+        (b'{"stream":"A","seq":18446744073709551615}', PubAck(stream="A", sequence=2**64 - 1)),
+        (b'{"stream":"A","seq":2,"duplicate": true}', PubAck(stream="A", sequence=2, duplicate=True)),
+        (b'{"stream":"A","domain":"hub","seq":2}', PubAck(stream="A", sequence=2, domain="hub")),
+        (b'{"stream":"\xc3\xa4 \\"","seq":2}', PubAck(stream='ä "', sequence=2)),
+        (b'{"stream":"A","seq":2,"val":"5"}', PubAck(stream="A", sequence=2, value="5")),
+        (b' { "seq" : 2 , "stream" : "A" } ', PubAck(stream="A", sequence=2)),
+    ],
+)
+def test_every_form_of_an_acknowledgement_is_read(payload: bytes, expected: PubAck) -> None:
+    bench = Bench()
+    ack = bench.publish()
+    bench.answer(bench.send()[0], payload)
+    assert ack.outcome == expected
+    assert repr(ack.outcome) == repr(expected)  # every field is there, whichever way it was read
+
+
+@given(st.text("ABCxyz019_-", min_size=1, max_size=8), st.integers(0, 2**64 - 1))
+@settings(max_examples=50)
+def test_the_fast_way_to_read_and_json_agree(stream: str, sequence: int) -> None:
+    bench = Bench()
+    fast, slow = bench.publish(), bench.publish()
+    replies = bench.send()
+    bench.answer(replies[0], json.dumps({"stream": stream, "seq": sequence}, separators=(",", ":")).encode())
+    bench.answer(replies[1], json.dumps({"seq": sequence, "stream": stream}, indent=1).encode())
+    assert fast.outcome == slow.outcome == PubAck(stream=stream, sequence=sequence)
+
+
+def test_an_error_reply_fails_its_own_handle_only() -> None:
+    bench = Bench()
+    before, bad, after = (bench.publish() for _ in range(3))
+    replies = bench.send()
+    bench.answer(replies[0], plain(1))
+    bench.answer(
+        replies[1],
+        b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"},"stream":"A","seq":0}',
+    )
+    bench.answer(replies[2], plain(2))
+    assert isinstance(before.outcome, PubAck)
+    assert isinstance(bad.outcome, WrongLastSequence)
+    assert isinstance(after.outcome, PubAck)
+
+
+def test_an_error_with_a_status_beside_it_is_the_error() -> None:
+    bench = Bench()
+    ack = bench.publish()
+    payload = b'{"error":{"code":429,"err_code":10167,"description":"too many requests"}}'
+    bench.answer(bench.send()[0], payload, b"NATS/1.0 429 Too Many Requests\r\n\r\n")
+    assert isinstance(ack.outcome, ServerError)
+    assert ack.outcome.code == 429
+
+
+def test_no_responders_says_that_nothing_was_stored() -> None:
+    bench = Bench()
+    ack = bench.publish("orders")
+    bench.answer(bench.send()[0], b"", NO_RESPONDERS)
+    assert isinstance(ack.outcome, JetStreamUnavailable)
+    assert ack.outcome.subject == "orders"
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"nonsense", b"{}", b'{"stream":"A","seq":', b"\xff"])
+def test_an_answer_that_is_none_is_a_protocol_error_of_that_publish(payload: bytes) -> None:
+    bench = Bench()
+    ack, other = bench.publish(), bench.publish()
+    replies = bench.send()
+    bench.answer(replies[0], payload)
+    bench.answer(replies[1], plain(1))
+    assert isinstance(ack.outcome, ProtocolError)
+    assert isinstance(other.outcome, PubAck)
+
+
+def test_second_and_unknown_answers_are_ignored() -> None:
+    bench = Bench()
+    ack, other = bench.publish(), bench.publish()
+    replies = bench.send()
+    bench.answer(replies[0], plain(1))
+    bench.answer(replies[0], plain(7))
+    bench.answer(replies[0] + "9", plain(8))
+    assert ack.outcome == PubAck(stream="ORDERS", sequence=1)
+    assert other.outcome is None
+    assert bench.window.outstanding == 1
+
+
+def test_a_cancelled_handle_keeps_its_place_until_the_answer() -> None:
+    bench = Bench(max_outstanding=1)
+    ack = bench.publish()
+    ack.is_cancelled = True
+    assert bench.window.is_full
+    bench.answer(bench.send()[0], plain(1))
+    assert not bench.window.is_full
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_window_accepts_nothing_until_an_answer_makes_room() -> None:
+    bench = Bench(max_outstanding=2)
+    bench.publish()
+    bench.publish()
+    assert bench.window.is_full
+    assert not bench.window.publish(Ack(), "orders", b"", None, bench.now)
+    replies = bench.send()
+    assert len(replies) == 2
+    bench.answer(replies[1], plain(1))
+    bench.publish()
+    assert bench.window.is_full
+    bench.window.check_may_wait()
+
+
+def test_a_window_that_raises_says_how_large_it_is() -> None:
+    bench = Bench(max_outstanding=1, when_full="raise")
+    bench.publish()
+    with pytest.raises(WindowFull) as caught:
+        bench.window.check_may_wait()
+    assert caught.value.max_outstanding == 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({"max_outstanding": 0}, "max_outstanding=0: expected 1 or more"),
+        ({"ack_timeout": 0}, "ack_timeout=0: expected more than 0 seconds"),
+        ({"ack_timeout": float("nan")}, "ack_timeout=nan: expected more than 0 seconds"),
+        ({"when_full": "drop"}, "when_full='drop': expected 'wait' or 'raise'"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(bounds: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Bench(**bounds)
+
+
+def test_what_the_connection_does_not_accept_is_not_outstanding() -> None:
+    bench = Bench({"send_buffer_bytes": 70})
+    with pytest.raises(InvalidSubject):
+        bench.window.publish(Ack(), "a b", b"", None, bench.now)
+    bench.send()  # the subscription
+    bench.publish()
+    with pytest.raises(BufferFull):
+        bench.window.publish(Ack(), "orders", b"", None, bench.now)
+    assert bench.window.outstanding == 1
+
+
+# ---- time ------------------------------------------------------------------------------------------------------
+
+
+def test_those_without_an_answer_are_given_up_in_order() -> None:
+    bench = Bench(ack_timeout=30.0)
+    assert bench.window.next_deadline() is None
+    first = bench.publish()
+    bench.now = 101.0
+    second = bench.publish()
+    replies = bench.send()
+    assert bench.window.next_deadline() == 130.0
+    bench.window.on_time(129.9)
+    assert first.outcome is None
+    bench.window.on_time(130.0)
+    assert isinstance(first.outcome, RequestTimeout)
+    assert (first.outcome.timeout_s, second.outcome) == (30.0, None)
+    assert bench.window.next_deadline() == 131.0
+    bench.answer(replies[1], plain(2))
+    bench.answer(replies[0], plain(1))  # late: nobody is told
+    assert isinstance(second.outcome, PubAck)
+    assert bench.window.next_deadline() is None
+
+
+def test_an_answer_that_is_here_counts_even_after_the_deadline() -> None:
+    bench = Bench(ack_timeout=1.0)
+    ack = bench.publish()
+    reply = bench.send()[0].encode()
+    bench.machine.receive_data(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(plain(1)), plain(1)))
+    bench.window.on_time(200.0)
+    assert isinstance(ack.outcome, PubAck)
+
+
+def test_a_cancelled_handle_gives_its_place_back_in_time() -> None:
+    bench = Bench(max_outstanding=1, ack_timeout=1.0)
+    bench.publish().is_cancelled = True
+    bench.window.on_time(101.0)
+    assert bench.window.outstanding == 0
+
+
+def test_the_clock_stands_still_without_a_session_and_begins_anew_with_the_next() -> None:
+    bench = Bench(ack_timeout=30.0)
+    bench.send()
+    ack = bench.publish()
+    bench.end()
+    assert bench.window.next_deadline() is None
+    bench.window.on_time(1000.0)
+    assert ack.outcome is None
+    bench.now = 2000.0
+    bench.connect()
+    assert bench.window.next_deadline() == 2030.0
+    bench.window.on_time(2029.0)
+    assert ack.outcome is None
+    bench.window.on_time(2030.0)
+    assert isinstance(ack.outcome, RequestTimeout)
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_session_leaves_in_doubt_what_had_left_and_keeps_the_rest() -> None:
+    bench = Bench()
+    acked, doubtful = bench.publish(), bench.publish()
+    replies = bench.send()
+    bench.answer(replies[0], plain(1))
+    buffered = bench.publish()
+    bench.end("the cable was pulled")
+    assert isinstance(acked.outcome, PubAck)
+    assert isinstance(doubtful.outcome, ConnectionLost)
+    assert doubtful.outcome.reason == "the cable was pulled"
+    assert doubtful.outcome.unconfirmed_messages == 1
+    assert buffered.outcome is None
+    while_down = bench.publish()
+    bench.connect()
+    again = bench.send()
+    assert len(again) == 2
+    bench.answer(replies[1], plain(2))  # the late answer of the one in doubt
+    for number, reply in enumerate(again, 3):
+        bench.answer(reply, plain(number))
+    assert [ack.outcome for ack in (buffered, while_down)] == [
+        PubAck(stream="ORDERS", sequence=number) for number in (3, 4)
+    ]
+
+
+def test_publishes_of_others_on_the_connection_do_not_confuse_the_count() -> None:
+    bench = Bench()
+    bench.machine.publish("plain")
+    left = bench.publish()
+    bench.machine.publish("plain")
+    bench.send()
+    bench.machine.publish("plain")
+    stayed = bench.publish()
+    bench.machine.publish("plain")
+    bench.end()
+    assert isinstance(left.outcome, ConnectionLost)
+    assert stayed.outcome is None
+
+
+def test_what_a_session_brought_before_it_ended_counts() -> None:
+    bench = Bench()
+    ack = bench.publish()
+    reply = bench.send()[0].encode()
+    bench.machine.receive_data(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(plain(1)), plain(1)))
+    bench.machine.end("gone")
+    events = [event for event in bench.machine.events() if not isinstance(event, Ready)]  # another thread has those
+    for event in events:
+        assert not hasattr(event, "handle")
+        _tell(bench, event)
+    assert isinstance(ack.outcome, PubAck)
+
+
+def _tell(bench: Bench, event: Any) -> None:
+    told: ConnectionEvent = event
+    bench.window.on_event(told, bench.now)
+
+
+@pytest.mark.parametrize("error", [None, ConnectionLost("no server left")])
+def test_closing_resolves_everything_and_nothing_more_is_accepted(error: Exception | None) -> None:
+    bench = Bench()
+    sent = bench.publish()
+    bench.send()
+    unsent = bench.publish()
+    bench.machine.close(error)
+    bench.settle()
+    for ack in (sent, unsent):
+        if error is None:
+            assert isinstance(ack.outcome, ConnectionClosed)
+        else:
+            assert ack.outcome is error
+    assert bench.window.outstanding == 0
+    with pytest.raises(ConnectionClosed):
+        bench.window.publish(Ack(), "orders", b"", None, bench.now)
+
+
+def test_a_publish_we_may_not_make_fails_at_once_and_alone() -> None:
+    bench = Bench()
+    denied, other = bench.publish("secret"), bench.publish("orders")
+    replies = bench.send()
+    bench.machine.receive_data(b"-ERR 'Permissions Violation for Publish to \"secret\"'\r\n")
+    bench.settle()
+    assert isinstance(denied.outcome, PermissionDenied)
+    bench.answer(replies[1], plain(1))
+    assert isinstance(other.outcome, PubAck)
+
+
+def test_an_inbox_we_may_not_subscribe_to_is_asked_for_again_by_the_next_publish() -> None:
+    bench = Bench()
+    ack = bench.publish()
+    inbox = bench.window.inbox
+    assert inbox is not None
+    bench.send()
+    bench.machine.receive_data(b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % inbox.subject.encode())
+    bench.settle()
+    assert isinstance(ack.outcome, PermissionDenied)
+    bench.publish()
+    assert bench.window.inbox not in (None, inbox)
+    assert b"SUB _INBOX.me.many." in bench.machine.data_to_send()
+
+
+def test_overlooked_failures_are_told_at_each_doubling() -> None:
+    window = Bench().window
+    assert [count for _ in range(9) if (count := window.overlooked())] == [1, 2, 4, 8]
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.sampled_from(["publish", "send", "ack", "error", "503", "twice", "lose", "connect", "time", "drop"]))
+)
+@settings(max_examples=300)
+def test_whatever_happens_every_handle_is_resolved_once_and_the_window_keeps_its_bound(steps: list[str]) -> None:
+    bench = Bench(max_outstanding=5, ack_timeout=3.0)
+    acks: list[Ack] = []
+    under_way: list[str] = []
+    answered: list[str] = []
+    for step in steps:
+        bench.now += 1
+        is_up = bench.machine.is_connected
+        if step == "publish":
+            if not bench.window.is_full:
+                acks.append(bench.publish())
+        elif step == "send" and is_up:
+            under_way += bench.send()
+        elif step in ("ack", "error", "503") and is_up and under_way:
+            reply = under_way.pop(0)
+            answered.append(reply)
+            if step == "503":
+                bench.answer(reply, b"", NO_RESPONDERS)
+            else:
+                bench.answer(reply, plain(1) if step == "ack" else b'{"error":{"code":500}}')
+        elif step == "twice" and is_up and answered:
+            bench.answer(answered[0], plain(9))
+        elif step == "lose" and is_up:
+            bench.end()
+        elif step == "connect" and not is_up:
+            bench.connect()
+        elif step == "time":
+            bench.window.on_time(bench.now)
+        elif step == "drop" and acks and acks[-1].outcome is None:
+            acks[-1].is_cancelled = True
+        assert bench.window.outstanding <= 5
+        assert sum(ack.outcome is None and not ack.is_cancelled for ack in acks) <= bench.window.outstanding
+    bench.machine.close()
+    bench.settle()
+    assert bench.window.outstanding == 0
+    assert all(ack.is_cancelled or ack.outcome is not None for ack in acks)
