@@ -592,7 +592,6 @@ async def test_a_bucket_they_made_to_gather_another_is_read_by_both(
         await _gathered(nc, f"{name}J", witness)
 
 
-@pytest.mark.xfail(raises=jetspark.KeyNotFound, reason="KVConfig(sources=...) leaves the other bucket's subjects as is")
 @on_both_drivers
 async def test_a_bucket_we_made_to_gather_another_is_read_by_both(
     driver: Driver, url: str, witness: Any, name: str

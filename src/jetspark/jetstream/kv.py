@@ -6,6 +6,7 @@ Deleting writes a marker, purging writes a marker that also removes what was bef
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from jetspark.jetstream.config import (
     Storage,
     StreamConfig,
     StreamSource,
+    SubjectTransform,
     check_name,
 )
 from jetspark.jetstream.info import StoredMessage, StreamInfo
@@ -123,26 +125,27 @@ class KVConfig:
             allow_direct=True,
             mirror_direct=True if is_mirror else None,
             mirror=None if self.mirror is None else _bucket_source(self.mirror),
-            sources=None if self.sources is None else [_bucket_source(each) for each in self.sources],
+            sources=None if self.sources is None else [self._gathered(each) for each in self.sources],
             allow_message_ttl=None if self.limit_marker_ttl_s is None else True,
             subject_delete_marker_ttl_s=self.limit_marker_ttl_s,
             allow_atomic=True if self.allow_atomic is None and api_level >= 2 and not is_mirror else self.allow_atomic,
             metadata=self.metadata,
         )
 
+    def _gathered(self, source: StreamSource) -> StreamSource:
+        """A source whose keys become keys of this bucket, as other NATS clients make it."""
+        source = _bucket_source(source)
+        origin = source.name.removeprefix("KV_")
+        if source.subject_transforms or source.external is not None or origin == self.bucket:
+            return source
+        transform = SubjectTransform(source=subject_of(origin, ">"), destination=subject_of(self.bucket, ">"))
+        return dataclasses.replace(source, subject_transforms=[transform])
+
 
 def _bucket_source(source: StreamSource) -> StreamSource:
     if source.name.startswith("KV_"):
         return source
-    return StreamSource(
-        name=f"KV_{source.name}",
-        start_sequence=source.start_sequence,
-        start_time=source.start_time,
-        filter_subject=source.filter_subject,
-        subject_transforms=source.subject_transforms,
-        external=source.external,
-        extra=source.extra,
-    )
+    return dataclasses.replace(source, name=f"KV_{source.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
