@@ -68,7 +68,7 @@ class Api:
     # ---- the account -------------------------------------------------------------------------------------------
 
     def account_info(self) -> Operation[AccountInfo]:
-        # Seed 001 calls this ACCOUNT.INFO; nats-server answers on INFO, and not at all on anything unknown.
+        # Some descriptions say ACCOUNT.INFO; nats-server answers on INFO, and not at all on anything unknown.
         reply = yield from self._ask("INFO")
         return wire.decode(AccountInfo, _untyped(reply))
 
