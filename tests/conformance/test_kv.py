@@ -26,11 +26,14 @@ def url(js_server: NatsServer) -> str:
     return js_server.url
 
 
-async def _take(changes: AsyncIterator[Any], count: int) -> list[Any]:
+async def _take(changes: AsyncIterator[Any], count: int, present_is_over: asyncio.Event | None = None) -> list[Any]:
+    """The first ``count`` changes; the event is set at the marker between the present and the future."""
     taken = []
     async with asyncio.timeout(30):
         async for change in changes:
             taken.append(change)
+            if change is None and present_is_over is not None:
+                present_is_over.set()
             if len(taken) == count:
                 break
     return taken
@@ -152,8 +155,10 @@ async def test_a_watch_shows_the_present_and_then_every_change(driver: Driver, u
         await kv.put("a", b"2")
         await kv.put("b", b"1")
         await kv.delete("b")
-        watching = asyncio.ensure_future(_take(kv.watch(initial_marker=True), 6))
-        await asyncio.sleep(0.2)
+        present_is_over = asyncio.Event()
+        watching = asyncio.ensure_future(_take(kv.watch(initial_marker=True), 6, present_is_over))
+        async with asyncio.timeout(20):
+            await present_is_over.wait()
         await kv.put("c", b"new")
         await kv.purge("a")
         await kv.put("a", b"3")
@@ -188,8 +193,11 @@ async def test_a_watch_can_be_narrowed_in_every_way(driver: Driver, url: str) ->
         assert _brief(await _take(kv.watch(ignore_deletes=True, initial_marker=True), 3))[-1] is None
         assert _brief(await _take(kv.watch(from_revision=3), 2)) == [("b.1", b"3", "put"), ("c.1", b"4", "put")]
         assert await _take(kv.watch("z.>", initial_marker=True), 1) == [None]
-        updates = asyncio.ensure_future(_take(kv.watch(updates_only=True, initial_marker=True), 2))
-        await asyncio.sleep(0.2)
+        present_is_over = asyncio.Event()
+        changes = kv.watch(updates_only=True, initial_marker=True)
+        updates = asyncio.ensure_future(_take(changes, 2, present_is_over))
+        async with asyncio.timeout(20):
+            await present_is_over.wait()
         await kv.put("a.1", b"now")
         assert _brief(await updates) == [None, ("a.1", b"now", "put")]
         with pytest.raises(jetspark.ConfigError, match="include_history with updates_only"):
