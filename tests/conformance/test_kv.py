@@ -429,3 +429,21 @@ async def test_concurrent_transactions_are_never_seen_half_done(driver: Driver, 
             "alice": b"85",
             "bob": b"115",
         }
+
+
+@on_both_drivers
+async def test_a_watch_for_changes_only_misses_none_that_came_before_its_first(
+    driver: Driver, js_server: NatsServer
+) -> None:
+    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as writer:
+        kv = await writer.jetstream().create_kv(KVConfig(bucket="empty", history=5))
+        async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.5) as nc:
+            changes = (await nc.jetstream().kv("empty")).watch(updates_only=True, initial_marker=True)
+            present_is_over = asyncio.Event()
+            watching = asyncio.ensure_future(_take(changes, 3, present_is_over))
+            async with asyncio.timeout(20):
+                await present_is_over.wait()
+            proxy.cut()
+            await kv.put("a", b"1")  # while the watcher is away, and before it has seen anything
+            await kv.put("a", b"2")
+            assert _brief(await watching) == [None, ("a", b"1", "put"), ("a", b"2", "put")]

@@ -6,10 +6,17 @@ import itertools
 import pytest
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, ConsumerNotFound, ServerError
-from jetspark.jetstream.config import ConsumerConfig
-from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.ordered import OrderedOptions, OrderedReader, Verdict, retry_pauses
+from jetspark.errors import (
+    ConfigError,
+    ConsumerNotFound,
+    JetStreamUnavailable,
+    RequestTimeout,
+    ServerError,
+    StreamNotFound,
+)
+from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy
+from jetspark.jetstream.info import ConsumerInfo, SequencePair
+from jetspark.jetstream.ordered import OrderedOptions, OrderedReader, Verdict, retry_pauses, will_pass
 from jetspark.jetstream.push import answer_to, check_status, silence_s
 
 
@@ -56,11 +63,27 @@ def test_a_gap_or_a_repetition_asks_for_a_new_consumer(consumer_sequence: int) -
     assert reader.config("two").start_sequence == 12
 
 
-def test_where_new_begins_is_remembered_before_anything_came() -> None:
+@pytest.mark.parametrize("policy", ["new", "last"])
+@pytest.mark.parametrize("place", [0, 50])
+def test_where_it_begins_is_remembered_before_anything_came(policy: DeliverPolicy, place: int) -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy=policy))
+    reader.config("one")
+    reader.created(SequencePair(stream_sequence=place))
+    assert reader.config("two").start_sequence == place + 1
+
+
+def test_a_place_that_was_left_before_we_heard_of_it_is_not_taken_for_the_beginning() -> None:
     reader = OrderedReader(OrderedOptions(deliver_policy="new"))
     reader.config("one")
-    reader.created(50)
-    assert reader.config("two").start_sequence == 51
+    reader.created(SequencePair(stream_sequence=51, consumer_sequence=1))
+    assert reader.config("two").deliver_policy == "new"
+
+
+def test_only_what_passes_is_waited_for() -> None:
+    for error in (RequestTimeout("x", 1), JetStreamUnavailable("x"), ServerError(503, 10008, "no leader")):
+        assert will_pass(error)
+    for error in (StreamNotFound(404, 10059, "stream not found"), ServerError(400, 10094, "bad")):
+        assert not will_pass(error)
 
 
 def test_heartbeats_show_what_was_missed() -> None:

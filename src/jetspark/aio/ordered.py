@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from jetspark.aio.jsmessage import JetStreamMessage
 from jetspark.aio.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
-from jetspark.errors import ConnectionClosed, JetSparkError, JetStreamUnavailable, RequestTimeout, ServerError
+from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (
     CLEAN_UP_TIMEOUT_S,
@@ -18,6 +18,7 @@ from jetspark.jetstream.ordered import (
     OrderedReader,
     Verdict,
     retry_pauses,
+    will_pass,
 )
 
 if TYPE_CHECKING:
@@ -114,20 +115,14 @@ class Reading:
             subscription._state.message_class = JetStreamMessage
             try:
                 info = await self._create(inbox)
-            except (RequestTimeout, JetStreamUnavailable):
+            except BaseException as error:
                 await subscription.unsubscribe()
-                await asyncio.sleep(pause_s)
-            except ServerError as error:
-                await subscription.unsubscribe()
-                if error.code != 503:
+                if not (isinstance(error, JetSparkError) and will_pass(error)):
                     raise
                 await asyncio.sleep(pause_s)
-            except BaseException:
-                await subscription.unsubscribe()
-                raise
             else:
                 self._subscription, self._consumer = subscription, info.name
-                self._reader.created(info.delivered.stream_sequence)
+                self._reader.created(info.delivered)
                 if self.initial_pending is None:
                     self.initial_pending = info.pending + info.delivered.consumer_sequence
                 return

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import validate_filter
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, JetStreamUnavailable, RequestTimeout, ServerError
 from jetspark.jetstream.acks import Metadata, parse_metadata
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy
+from jetspark.jetstream.info import SequencePair
 from jetspark.jetstream.push import answer_to
 
-__all__ = ["CLEAN_UP_TIMEOUT_S", "SILENCE_S", "OrderedOptions", "OrderedReader", "Verdict", "retry_pauses"]
+__all__ = ["CLEAN_UP_TIMEOUT_S", "SILENCE_S", "OrderedOptions", "OrderedReader", "Verdict", "retry_pauses", "will_pass"]
 
 # The server says every so often that there is nothing to say; silence for longer means that nobody is there.
 HEARTBEAT_S = 5.0
@@ -72,7 +73,8 @@ class OrderedReader:
 
     def __init__(self, options: OrderedOptions) -> None:
         self._options = options
-        self._last_stream_sequence = 0
+        self._last_stream_sequence: int | None = None
+        """None until it is known where we are; 0 is a place: before the first message of an empty stream."""
         self._last_consumer_sequence = 0
         self.metadata: Metadata | None = None
         self.respond_to = ""
@@ -100,7 +102,7 @@ class OrderedReader:
             start_sequence=options.start_sequence,
             start_time=options.start_time,
         )
-        if self._last_stream_sequence:
+        if self._last_stream_sequence is not None:
             config = dataclasses.replace(
                 config,
                 deliver_policy="by_start_sequence",
@@ -109,13 +111,15 @@ class OrderedReader:
             )
         return config
 
-    def created(self, delivered_stream_sequence: int) -> None:
-        """A consumer exists; for ``new`` and its like the server has decided where it begins.
+    def created(self, delivered: SequencePair) -> None:
+        """A consumer exists; for ``new`` and ``last`` the server has decided where it begins.
 
-        Remembering that keeps messages that arrive before the first delivery, should this consumer be lost.
+        Remembering that keeps what is published before the first delivery, should this consumer be lost: another
+        ``new`` one would begin after it.
         """
-        if not self._last_stream_sequence and self._options.deliver_policy == "new":
-            self._last_stream_sequence = delivered_stream_sequence
+        has_a_place = self._options.deliver_policy in ("new", "last") and not delivered.consumer_sequence
+        if self._last_stream_sequence is None and has_a_place:
+            self._last_stream_sequence = delivered.stream_sequence
 
     def accept(self, message: CoreMessage) -> Verdict:
         status = message.status if message.raw_headers is not None else None
@@ -140,6 +144,13 @@ class OrderedReader:
                 return Verdict.RESPOND
             return Verdict.IGNORE
         return Verdict.RESTART  # 409: the consumer was deleted, or its leader changed
+
+
+def will_pass(error: Exception) -> bool:
+    """Whether a consumer that could not be made may be made later: nobody is there, or nobody leads, right now."""
+    return isinstance(error, RequestTimeout | JetStreamUnavailable) or (
+        isinstance(error, ServerError) and error.code == 503
+    )
 
 
 def retry_pauses() -> Iterator[float]:

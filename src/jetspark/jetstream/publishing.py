@@ -17,7 +17,10 @@ __all__ = ["Expect", "publish", "publish_headers", "read_pub_ack"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """What must be true of the stream for the message to be stored; else ``WrongLastSequence``, and nothing is."""
+    """What must be true of the stream for the message to be stored; else nothing is, and ``WrongLastSequence`` says so.
+
+    A ``stream`` that is not the one that stores the subject is a plain ``ServerError``: that will not change.
+    """
 
     stream: str | None = None
     last_sequence: int | None = None
