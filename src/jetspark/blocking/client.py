@@ -222,9 +222,10 @@ class Client(ClientFace):
 
     def _windowed_publisher(self) -> WindowedPublisher:
         """Of all ``publish_async``: one window and one inbox, however many contexts there are."""
-        if self._publisher is None:
-            self._publisher = WindowedPublisher(self)
-        return self._publisher
+        with self._link.lock:  # two threads must not make two, of which close() would know one
+            if self._publisher is None:
+                self._publisher = WindowedPublisher(self)
+            return self._publisher
 
     # ---- flush, drain, close -----------------------------------------------------------------------------------
 
