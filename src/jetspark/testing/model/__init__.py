@@ -1,0 +1,9 @@
+"""nats-server 2.15 as a publisher sees it: plain publishes, atomic batches and fast ingest. No socket, no clock."""
+
+from jetspark.testing.model.fast import OpenFastBatch
+from jetspark.testing.model.limits import BatchLimits
+from jetspark.testing.model.replies import Delivery
+from jetspark.testing.model.server import ModelServer
+from jetspark.testing.model.store import StoredMessage
+
+__all__ = ["BatchLimits", "Delivery", "ModelServer", "OpenFastBatch", "StoredMessage"]

@@ -1,0 +1,233 @@
+"""The model's face: streams by name, messages in, what the server says out.
+
+Pure: no socket, clock, thread or randomness. Time is an argument, in seconds of any epoch, and never goes back; what
+falls due between two calls falls due in the next one, before anything else happens. So two models that are told the
+same say the same, and a simulation can try a thousand courses of events in the time of one real election.
+
+The model answers what nats-server 2.15.1 was measured to answer, byte for byte: where the design documents say
+otherwise, the server is right. What is not here is refused rather than ignored (`create_stream`): mirrors and sources,
+counters, schedules, message TTLs, ages, transforms, retention by interest. Nor is the server's impatience: its
+inbound queue never overflows here, and a replicated stream stores at once, so that replies come in the order of their
+causes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jetspark.core.headers import HeadersLike
+from jetspark.core.subjects import matches, overlaps, validate_subject
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.errors import server_error
+from jetspark.testing.model import replies
+from jetspark.testing.model.fast import OpenFastBatch
+from jetspark.testing.model.limits import BatchLimits
+from jetspark.testing.model.replies import Delivery
+from jetspark.testing.model.store import StoredMessage
+from jetspark.testing.model.stream import ModelStream
+
+__all__ = ["ModelServer"]
+
+# Where subjects lead is remembered for this many of them.
+_MAX_ROUTES = 65536
+
+_NOT_MODELLED = (
+    "mirror",
+    "sources",
+    "subject_transform",
+    "republish",
+    "max_age_s",
+    "allow_message_ttl",
+    "subject_delete_marker_ttl_s",
+    "allow_message_counter",
+    "allow_message_schedules",
+)
+
+
+class ModelServer:
+    """A nats-server with JetStream, as far as publishing goes.
+
+    ``publish`` and whatever else makes the server speak return what it says, in order, advisories included; who is
+    subscribed to what is the caller's business.
+    """
+
+    def __init__(self, *, limits: BatchLimits | None = None) -> None:
+        self._limits = BatchLimits() if limits is None else limits
+        self._streams: dict[str, ModelStream] = {}
+        self._routes: dict[str, ModelStream] = {}
+        self._advisories = 0
+        # No batch and no election is due before; a lower bound, because deadlines of batches move on with each message.
+        self._quiet_until = math.inf
+
+    # Streams
+
+    def create_stream(self, config: StreamConfig) -> None:
+        """Create a stream; one that is there with the same configuration is left alone.
+
+        Raises:
+            ServerError: As the server refuses it.
+            ConfigError: It has something the model does not know.
+        """
+        config = dataclasses.replace(config, subjects=list(config.subjects or [config.name]))
+        known = self._streams.get(config.name)
+        if known is not None:
+            if known.config == config:
+                return
+            raise server_error(400, 10058, "stream name already in use with a different configuration")
+        self._check(config)
+        self._streams[config.name] = ModelStream(
+            config, self._limits, self._count_atomic, self._count_fast, self._abandon
+        )
+        self._routes.clear()
+
+    def update_stream(self, config: StreamConfig) -> None:
+        """Change a stream; what ``config`` does not mention stays as it is."""
+        stream = self._stream(config.name)
+        mentioned = {
+            each.name: value
+            for each in dataclasses.fields(config)
+            if (value := getattr(config, each.name)) is not None and value != {}
+        }
+        merged = dataclasses.replace(stream.config, **mentioned)
+        self._check(merged)
+        stream.configure(merged)
+        self._routes.clear()
+
+    def delete_stream(self, name: str) -> None:
+        self._stream(name)
+        del self._streams[name]
+        self._routes.clear()
+
+    def purge_stream(self, name: str) -> None:
+        """Remove every message. Sequences go on, message ids stay known, open batches stay open."""
+        self._stream(name).store.purge()
+
+    def messages(self, stream: str) -> Sequence[StoredMessage]:
+        """What is stored, oldest first."""
+        return self._stream(stream).store.messages()
+
+    def last_sequence(self, stream: str) -> int:
+        """Of the newest message there was."""
+        return self._stream(stream).store.last_sequence
+
+    def flow(self, stream: str) -> Sequence[OpenFastBatch]:
+        """The open fast-ingest batches, oldest first, and how fast each may go."""
+        return self._stream(stream).fast.open_batches()
+
+    # Publishing
+
+    def publish(
+        self, subject: str, data: bytes, *, reply: str | None = None, headers: HeadersLike | None = None, now: float
+    ) -> list[Delivery]:
+        """A message comes in; returns what the server says to it, and to whatever fell due until ``now``."""
+        due = self.on_time(now) if now >= self._quiet_until else []
+        stream = self._routes.get(subject) or self._route(subject)
+        if stream is None:
+            return [*due, replies.no_responders(subject, reply)] if reply else due
+        said = stream.publish(subject, data, reply, headers, now)
+        if self._quiet_until > now + self._limits.timeout_s:
+            self._quiet_until = now + self._limits.timeout_s
+        return due + said if due else said
+
+    # Time
+
+    def next_deadline(self) -> float | None:
+        """When ``on_time`` has something to do, None if nothing is open."""
+        deadlines = (stream.next_deadline() for stream in self._streams.values())
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def on_time(self, now: float) -> list[Delivery]:
+        """Give up idle batches (an advisory for atomic ones, silence for fast ones) and end elections."""
+        said: list[Delivery] = []
+        for stream in self._streams.values():
+            said += stream.on_time(now)
+        self._look_ahead()
+        return said
+
+    # Misfortune
+
+    def lose_leader(
+        self,
+        stream: str,
+        now: float,
+        *,
+        drop: int = 0,
+        is_silent: bool = False,
+        elected_at: float | None = None,
+    ) -> list[Delivery]:
+        """The leader of a replicated stream goes, and what it had not replicated with it.
+
+        Args:
+            stream: Its name.
+            now: The time.
+            drop: How many of the newest messages vanish. Only those can that no ack of any kind has covered, and the
+                server never loses more; atomic batches count as covered once they are committed.
+            is_silent: Until there is another leader, publishes get no answer at all, not even a 503.
+            elected_at: When ``on_time`` will find another; without it, `elect_leader` says when.
+        """
+        said = self.on_time(now)
+        self._stream(stream).lose_leader(drop, is_silent=is_silent, elected_at=elected_at)
+        self._look_ahead()
+        return said
+
+    def elect_leader(self, stream: str, now: float) -> list[Delivery]:
+        """Another leader: staged atomic batches are gone, fast ones are told how far they were stored."""
+        said = self.on_time(now) + self._stream(stream).elect_leader()
+        self._look_ahead()
+        return said
+
+    def restart(self, now: float) -> list[Delivery]:
+        """The server ends, by its own will or by a kill, and is there again: what is stored stays, no batch is open."""
+        said = self.on_time(now)
+        for stream in self._streams.values():
+            stream.restart()
+        return said
+
+    def _look_ahead(self) -> None:
+        deadline = self.next_deadline()
+        self._quiet_until = math.inf if deadline is None else deadline
+
+    def _stream(self, name: str) -> ModelStream:
+        stream = self._streams.get(name)
+        if stream is None:
+            raise server_error(404, 10059, "stream not found")
+        return stream
+
+    def _check(self, config: StreamConfig) -> None:
+        if named := [name for name in _NOT_MODELLED if getattr(config, name)]:
+            raise ConfigError(f"{', '.join(named)}: the model does not know these; use a real server")
+        if config.retention not in (None, "limits"):
+            raise ConfigError(f"retention={config.retention!r}: the model knows only 'limits'; use a real server")
+        if config.allow_atomic and config.persist_mode == "async":
+            raise server_error(500, 10052, "async persist mode is not supported with atomic batch publish")
+        others = [
+            subject
+            for each in self._streams.values()
+            if each.config.name != config.name
+            for subject in each.config.subjects or ()
+        ]
+        if any(overlaps(one, other) for one in config.subjects or () for other in others):
+            raise server_error(400, 10065, "subjects overlap with an existing stream")
+
+    def _route(self, subject: str) -> ModelStream | None:
+        validate_subject(subject)
+        for stream in self._streams.values():
+            if any(matches(each, subject) for each in stream.config.subjects or ()):
+                if len(self._routes) >= _MAX_ROUTES:
+                    self._routes.clear()
+                self._routes[subject] = stream
+                return stream
+        return None
+
+    def _count_atomic(self) -> int:
+        return sum(len(stream.atomic) for stream in self._streams.values())
+
+    def _count_fast(self) -> int:
+        return sum(len(stream.fast) for stream in self._streams.values())
+
+    def _abandon(self, stream: str, batch: str, reason: str, now: float) -> Delivery:
+        self._advisories += 1
+        return replies.abandoned(stream, batch, reason, number=self._advisories, now=now)

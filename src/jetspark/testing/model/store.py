@@ -1,0 +1,264 @@
+"""The log of one stream: messages by sequence, sequences by subject, and the limits that make old ones go.
+
+A message leaves at an end only: the oldest of the stream or of its subject by a limit, a whole subject or everything by
+a rollup or a purge, the newest with a leader that had not replicated them. So a deque of sequences per subject and a
+pointer to the oldest sequence are all the index there is.
+
+Message ids are remembered by the time they came, not by the message: a purge forgets none of them, and only the
+duplicate window does. The sizes are those the server's own stores account for, which ``max_bytes`` is measured in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jetspark.core.headers import Headers, encode
+from jetspark.core.subjects import matches
+from jetspark.jetstream.config import StreamConfig
+from jetspark.testing.model.replies import ApiError
+
+__all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "Store", "StoredMessage", "first_values"]
+
+# The server's own, where a stream does not say.
+DEFAULT_DUPLICATE_WINDOW_S = 120.0
+
+_MAX_MESSAGES = ApiError(503, 10077, "maximum messages exceeded")
+_MAX_BYTES = ApiError(503, 10077, "maximum bytes exceeded")
+_MAX_PER_SUBJECT = ApiError(503, 10077, "maximum messages per subject exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as a consumer would get it."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    headers: Headers | None
+    time: float
+    size_bytes: int
+    """What it counts for in ``max_bytes``: subject, headers, data and the store's own bookkeeping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message on its way into the log."""
+
+    subject: str
+    data: bytes
+    headers: Headers | None
+    fields: dict[str, str]
+    """The first value of each header by its exact spelling, which is all the server looks at."""
+
+
+class Store:
+    """Messages of one stream; ``now`` orders the ids."""
+
+    def __init__(self, config: StreamConfig) -> None:
+        self._messages: dict[int, StoredMessage] = {}
+        self._by_subject: dict[str, deque[int]] = {}
+        self._ids: dict[str, tuple[int, float]] = {}
+        self._id_times: deque[tuple[float, str]] = deque()
+        self._oldest = config.first_sequence or 1
+        self.last_sequence = self._oldest - 1
+        self.last_id = ""
+        """Of the newest message, empty if it had none; what ``Nats-Expected-Last-Msg-Id`` is compared with."""
+        self.size_bytes = 0
+        self.proposed_sequence = 0
+        """Where the last atomic batch that was refused had got to in its checks; see `checks.refuse_proposal`."""
+        self.is_halted = False
+        """Measured on nats-server 2.15.1: the replicas of a stream that are to store a message with a wrong
+        ``Nats-Expected-Last-Msg-Id`` take it for a broken disk, and stop for good.
+        """
+        self.acknowledged = self.last_sequence
+        """Up to here somebody was told that it is stored, and it is never lost."""
+        self.configure(config)
+
+    def configure(self, config: StreamConfig) -> None:
+        self.config = config
+        self.is_replicated = (config.replicas or 1) > 1
+        self._max_messages = _limit(config.max_messages)
+        self._max_bytes = _limit(config.max_bytes)
+        self._max_per_subject = _limit(config.max_messages_per_subject)
+        self.is_discard_new = config.discard == "new"
+        self._is_new_per_subject = bool(config.discard_new_per_subject)
+        window = config.duplicate_window_s
+        self._duplicate_window_s = DEFAULT_DUPLICATE_WINDOW_S if window is None else window
+        # fileStore and memStore: 22 bytes of record, 4 more with headers, 8 of checksum; or 16 for everything.
+        self._overhead, self._header_overhead = (16, 0) if config.storage == "memory" else (30, 4)
+        if self._max_per_subject:
+            for sequences in list(self._by_subject.values()):
+                while len(sequences) > self._max_per_subject:
+                    self._remove(sequences[0])
+        self._evict()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def messages(self) -> Sequence[StoredMessage]:
+        return list(self._messages.values())
+
+    # What is there
+
+    def last_of(self, filter: str) -> int:
+        """The sequence of the newest message a filter matches, 0 if there is none."""
+        sequences = self._by_subject.get(filter)
+        if sequences is not None:
+            return sequences[-1]
+        if "*" not in filter and ">" not in filter:
+            return 0
+        return max((found[-1] for subject, found in self._by_subject.items() if matches(filter, subject)), default=0)
+
+    def sequence_of(self, msg_id: str, now: float) -> int:
+        """The message that came with this id within the duplicate window, 0 if none did."""
+        oldest_allowed = now - self._duplicate_window_s
+        while self._id_times and self._id_times[0][0] <= oldest_allowed:
+            time, known = self._id_times.popleft()
+            if known in self._ids and self._ids[known][1] == time:
+                del self._ids[known]
+        found = self._ids.get(msg_id)
+        return 0 if found is None else found[0]
+
+    def size_of(self, subject: str, data: bytes, headers: Headers | None) -> int:
+        size = self._overhead + len(subject.encode()) + len(data)
+        return size if headers is None else size + self._header_overhead + len(encode(headers))
+
+    # What may still come
+
+    def refuse_one(self, message: Incoming, *, is_rollup: bool) -> ApiError | None:
+        """Whether a plain publish to an unreplicated stream finds room: one may take the place of its predecessor."""
+        if not self.is_discard_new:
+            return None
+        earlier = self._by_subject.get(message.subject)
+        is_subject_full = bool(self._max_per_subject and earlier and len(earlier) >= self._max_per_subject)
+        if is_subject_full and self._is_new_per_subject and not is_rollup:
+            return _MAX_PER_SUBJECT
+        if self._max_messages and len(self._messages) >= self._max_messages and not is_subject_full:
+            return _MAX_MESSAGES
+        if self._max_bytes:
+            size = self.size_of(message.subject, message.data, message.headers)
+            # A replacement must not be larger than what it replaces, though there may be room elsewhere.
+            replaced = self._messages[earlier[0]].size_bytes if is_subject_full and earlier else -1
+            if self.size_bytes + size > self._max_bytes and replaced < size:
+                return _MAX_BYTES
+        return None
+
+    def refuse_more(self, subject: str, of_subject: int, count: int, size: int, *, is_rollup: bool) -> ApiError | None:
+        """Whether ``count`` messages of ``size`` bytes in all, ``of_subject`` of them on ``subject``, find room.
+
+        Batches, and everything on a replicated stream, are measured before they are stored, and nothing that they
+        would replace is taken into account; only a rollup may replace the last message its subject has room for.
+        """
+        if not self.is_discard_new:
+            return None
+        if self._max_messages and len(self._messages) + count > self._max_messages:
+            return _MAX_MESSAGES
+        if self._max_bytes and self.size_bytes + size > self._max_bytes:
+            return _MAX_BYTES
+        if self._is_new_per_subject and self._max_per_subject and not is_rollup:
+            already = len(self._by_subject.get(subject, ()))
+            return _MAX_PER_SUBJECT if already + of_subject > self._max_per_subject else None
+        return None
+
+    # What comes
+
+    def append(self, subject: str, data: bytes, headers: Headers | None, now: float, msg_id: str = "") -> int:
+        """Store a message and return its sequence; limits that discard the old are kept at once."""
+        sequence = self.last_sequence = self.last_sequence + 1
+        size = self._overhead + len(subject.encode()) + len(data)
+        if headers is not None:
+            size += self._header_overhead + len(encode(headers))
+        self._messages[sequence] = StoredMessage(sequence, subject, data, headers, now, size)
+        self.size_bytes += size
+        sequences = self._by_subject.get(subject)
+        if sequences is None:
+            self._by_subject[subject] = deque((sequence,))
+        else:
+            sequences.append(sequence)
+            if self._max_per_subject and len(sequences) > self._max_per_subject:
+                self._remove(sequences[0])
+        self.last_id = msg_id
+        if msg_id:
+            self._ids[msg_id] = (sequence, now)
+            self._id_times.append((now, msg_id))
+        if self._max_messages or self._max_bytes:
+            self._evict()
+        return sequence
+
+    def roll_up(self, value: str, subject: str, sequence: int) -> None:
+        """Remove what a rollup stored as ``sequence`` replaces: ``sub`` of its subject, ``all`` of the stream."""
+        # What it replaces cannot be brought back, so it cannot be lost either.
+        self.promise(sequence)
+        if value == "all":
+            for earlier in [known for known in self._messages if known < sequence]:
+                self._remove(earlier)
+        else:
+            sequences = self._by_subject[subject]
+            while sequences[0] < sequence:
+                self._remove(sequences[0])
+
+    def promise(self, sequence: int) -> None:
+        """Somebody is told that everything up to here is stored."""
+        if sequence > self.acknowledged:
+            self.acknowledged = sequence
+
+    def purge(self) -> None:
+        self._messages.clear()
+        self._by_subject.clear()
+        self.size_bytes = 0
+        self._oldest = self.last_sequence + 1
+
+    def drop_newest(self, count: int) -> int:
+        """Undo up to ``count`` of the newest messages, sequences and ids included, and say how many it were.
+
+        What was acknowledged stays, and so does everything before it.
+        """
+        count = max(0, min(count, self.last_sequence - self.acknowledged))
+        for sequence in range(self.last_sequence, self.last_sequence - count, -1):
+            if sequence in self._messages:
+                self._ids.pop(self._id_of(sequence), None)
+                self._remove(sequence)
+        if count:
+            self.last_sequence -= count
+            self.last_id = self._id_of(self.last_sequence)
+        return count
+
+    def _id_of(self, sequence: int) -> str:
+        message = self._messages.get(sequence)
+        return first_values(message.headers).get("Nats-Msg-Id", "") if message is not None and message.headers else ""
+
+    def _evict(self) -> None:
+        while self._messages and (
+            (self._max_messages and len(self._messages) > self._max_messages)
+            or (self._max_bytes and self.size_bytes > self._max_bytes)
+        ):
+            while self._oldest not in self._messages:
+                self._oldest += 1
+            self._remove(self._oldest)
+
+    def _remove(self, sequence: int) -> None:
+        message = self._messages.pop(sequence)
+        self.size_bytes -= message.size_bytes
+        sequences = self._by_subject[message.subject]
+        if sequences[0] == sequence:
+            sequences.popleft()
+        else:
+            assert sequences[-1] == sequence, "only the oldest and the newest of a subject are ever removed"
+            sequences.pop()
+        if not sequences:
+            del self._by_subject[message.subject]
+
+
+def first_values(headers: Headers) -> dict[str, str]:
+    """Header names are case-sensitive to the server, and the first of several values counts."""
+    values: dict[str, str] = {}
+    for name, value in headers.multi_items():
+        values.setdefault(name, value)
+    return values
+
+
+def _limit(value: int | None) -> int:
+    # 0, -1 and nothing at all mean the same: no limit.
+    return value if value is not None and value > 0 else 0

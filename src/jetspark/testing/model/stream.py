@@ -1,0 +1,171 @@
+"""One stream: who looks at a message first, and what a plain publish goes through.
+
+In this order: is there a leader, is the stream sealed, is the message too large; then fast ingest takes what has a
+reply subject of its kind, atomic batches what has a batch id, and the rest is a plain publish. All three are refused
+for the same reasons by `jetspark.testing.model.checks`.
+
+A replicated stream stores at once here, where the server waits for a majority. What that hides, ``lose_leader`` brings
+back: the newest messages that nobody was told about may vanish with the old leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jetspark.core.headers import Headers, HeadersLike, encode
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.testing.model import checks, replies
+from jetspark.testing.model.atomic import BATCH_ID, AtomicBatches
+from jetspark.testing.model.fast import SUFFIX, FastIngest
+from jetspark.testing.model.limits import BatchLimits
+from jetspark.testing.model.replies import ApiError, Delivery
+from jetspark.testing.model.store import Incoming, Store, first_values
+
+__all__ = ["ModelStream"]
+
+_SEALED = ApiError(400, 10109, "invalid operation on sealed stream")
+_TOO_LARGE = ApiError(400, 10054, "message size exceeds maximum allowed")
+_NO_FIELDS: dict[str, str] = {}
+
+
+class ModelStream:
+    """A stream with its batches.
+
+    Args:
+        config: As its owner described it.
+        limits: Of its batches.
+        total_atomic: How many atomic batches all streams have open.
+        total_fast: The same of fast ones.
+        abandon: Makes an advisory from the names of stream and batch, the reason and the time.
+    """
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        limits: BatchLimits,
+        total_atomic: Callable[[], int],
+        total_fast: Callable[[], int],
+        abandon: Callable[[str, str, str, float], Delivery],
+    ) -> None:
+        self.config = config
+        self.store = Store(config)
+        name = config.name
+        self.atomic = AtomicBatches(
+            self.store, limits, total_atomic, lambda batch, reason, now: abandon(name, batch, reason, now)
+        )
+        self.fast = FastIngest(self.store, limits, total_fast)
+        self.has_leader = True
+        self.elected_at: float | None = None
+        self._is_silent = False
+        self._max_message_bytes = 0
+        self.configure(config)
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take over a new description; what it disables loses its open batches."""
+        self.config = config
+        self.store.configure(config)
+        size = config.max_message_bytes
+        self._max_message_bytes = size if size is not None and size > 0 else 0
+        if not config.allow_atomic:
+            self.atomic.clear()
+        if not config.allow_batched:
+            self.fast.clear()
+
+    def restart(self) -> None:
+        self.atomic.clear()
+        self.fast.clear()
+        self.has_leader, self.elected_at = not self.store.is_halted, None
+        self.store.promise(self.store.last_sequence)
+
+    # Time
+
+    def next_deadline(self) -> float | None:
+        deadlines = (self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at)
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def on_time(self, now: float) -> list[Delivery]:
+        said: list[Delivery] = []
+        if self.elected_at is not None and self.elected_at <= now:
+            self.fast.expire(self.elected_at)
+            said += self.elect_leader()
+        said += self.atomic.expire(now)
+        self.fast.expire(now)
+        return said
+
+    # Leaders
+
+    def lose_leader(self, drop: int, *, is_silent: bool, elected_at: float | None) -> None:
+        if not self.store.is_replicated:
+            raise ConfigError(f"stream {self.config.name!r} has one replica: expected 2 or more, or use restart()")
+        self.store.drop_newest(drop)
+        self.atomic.clear()
+        self.has_leader, self._is_silent, self.elected_at = False, is_silent, elected_at
+
+    def elect_leader(self) -> list[Delivery]:
+        self.elected_at = None
+        if self.store.is_halted:
+            return []
+        self.atomic.clear()
+        self.has_leader = True
+        # What the new leader has is what a majority has: from here on it stays.
+        self.store.promise(self.store.last_sequence)
+        return self.fast.elect()
+
+    # Publishing
+
+    def publish(
+        self, subject: str, data: bytes, reply: str | None, headers: HeadersLike | None, now: float
+    ) -> list[Delivery]:
+        if not self.has_leader:
+            return [] if self._is_silent or not reply else [replies.no_responders(subject, reply)]
+        config = self.config
+        if headers:
+            own = Headers(headers)
+            message = Incoming(subject, data, own, first_values(own))
+        else:
+            message = Incoming(subject, data, None, _NO_FIELDS)
+        if config.sealed:
+            return self._answer(reply, _SEALED)
+        if self._max_message_bytes:
+            size = len(data) if message.headers is None else len(data) + len(encode(message.headers))
+            if size > self._max_message_bytes:
+                return self._answer(reply, _TOO_LARGE)
+        if reply is not None and reply.endswith(SUFFIX):
+            said = self.fast.receive(message, reply, now)
+        elif message.fields.get(BATCH_ID):
+            said = self.atomic.receive(message, reply, now)
+        else:
+            said = self._publish_plain(message, reply, now)
+        if self.store.is_halted:
+            self.has_leader, self._is_silent = False, True
+        return said
+
+    def _publish_plain(self, message: Incoming, reply: str | None, now: float) -> list[Delivery]:
+        store, fields = self.store, message.fields
+        if self.store.is_replicated:
+            found = checks.refuse_proposal(store, message, checks.Staged(), now)
+            if not found and (late := checks.refuse_last_id(store, fields)) is not None:
+                store.is_halted = True
+                found = late
+        else:
+            found = checks.refuse_plain(store, message, now)
+        if isinstance(found, ApiError):
+            return self._answer(reply, found)
+        if found:
+            store.promise(found)
+            return self._answer(reply, replies.pub_ack(self.config.name, found, is_duplicate=True))
+        sequence = store.append(message.subject, message.data, message.headers, now, fields.get(checks.MSG_ID, ""))
+        if fields and (rollup := fields.get(checks.ROLLUP)):
+            store.roll_up(rollup.lower(), message.subject, sequence)
+        if not reply or self.config.no_ack:
+            return []
+        store.promise(sequence)
+        return self._answer(reply, replies.pub_ack(self.config.name, sequence))
+
+    def _answer(self, reply: str | None, answer: ApiError | bytes) -> list[Delivery]:
+        if not reply or self.config.no_ack:
+            return []
+        return [
+            Delivery(reply, replies.error_ack(self.config.name, answer) if isinstance(answer, ApiError) else answer)
+        ]
