@@ -4,8 +4,11 @@ This is the asyncio face. ``import jetspark.blocking as jetspark`` gives the sam
 """
 
 from jetspark.aio import (
+    AtomicBatch,
     Client,
     Consumer,
+    FastBatch,
+    FastPublisher,
     JetStream,
     JetStreamMessage,
     KeyValue,
@@ -21,10 +24,15 @@ from jetspark.core.public import *
 from jetspark.core.version import VERSION
 from jetspark.jetstream import public as _jetstream
 from jetspark.jetstream.public import *
+from jetspark.publish import public as _publish
+from jetspark.publish.public import *
 
 __all__ = [
+    "AtomicBatch",
     "Client",
     "Consumer",
+    "FastBatch",
+    "FastPublisher",
     "JetStream",
     "JetStreamMessage",
     "KeyValue",
@@ -37,5 +45,6 @@ __all__ = [
 ]
 __all__ += _core.__all__
 __all__ += _jetstream.__all__
+__all__ += _publish.__all__
 
 __version__ = VERSION

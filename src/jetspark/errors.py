@@ -27,7 +27,16 @@
     │   ├── ConsumerNameInUse               ... one of that name exists, with another configuration
     │   ├── MessageNotFound                 ... there is no such message
     │   ├── WrongLastSequence               ... somebody else wrote first
+    │   ├── AtomicPublishDisabled           ... the stream does not allow atomic batches
+    │   ├── BatchIncomplete                 ... it lost an atomic batch: idle too long, a restart, a lost message
+    │   ├── BatchTooLarge                   ... more messages than an atomic batch may have; limit says how many
+    │   ├── DuplicateMessageId              ... a message of the atomic batch is stored already
+    │   ├── TooManyBatches                  ... as many batches as it allows are open
+    │   ├── BatchPublishDisabled            ... the stream does not allow fast ingest
+    │   ├── BatchUnknown                    ... it does not know the fast batch (any more)
     │   └── JetStreamNotEnabled             ... JetStream is off, for the server or the account
+    ├── BatchCutShort                       the server: it ended a fast batch early; stored says how far it came
+    ├── BatchInDoubt                        the network: nobody knows how a batch ended
     ├── KeyNotFound (KeyError)              the bucket: the key has no value
     ├── Conflict                            the bucket: somebody else wrote first; keys says where
     │   └── KeyExists                       ... and the key was to be new
@@ -44,7 +53,14 @@ between processes, and ``args`` alone must rebuild them.
 from __future__ import annotations
 
 __all__ = [
+    "AtomicPublishDisabled",
     "AuthenticationFailed",
+    "BatchCutShort",
+    "BatchInDoubt",
+    "BatchIncomplete",
+    "BatchPublishDisabled",
+    "BatchTooLarge",
+    "BatchUnknown",
     "BufferFull",
     "ConfigError",
     "Conflict",
@@ -53,6 +69,7 @@ __all__ = [
     "ConsumerNameInUse",
     "ConsumerNotFound",
     "DigestMismatch",
+    "DuplicateMessageId",
     "EmbeddedServerError",
     "FeatureUnavailable",
     "InvalidHeader",
@@ -75,6 +92,7 @@ __all__ = [
     "ServerRefused",
     "StreamNameInUse",
     "StreamNotFound",
+    "TooManyBatches",
     "UsageError",
     "WindowFull",
     "WrongLastSequence",
@@ -296,8 +314,80 @@ class WrongLastSequence(ServerError):
     """The stream or subject has moved on since: somebody else wrote first. Read again, and decide again."""
 
 
+class AtomicPublishDisabled(ServerError):
+    """The stream does not allow atomic batches: nothing was stored."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; turn it on with js.update_stream(StreamConfig(name=..., allow_atomic=True))"
+
+
+class BatchIncomplete(ServerError):
+    """The server no longer has all of an atomic batch: nothing of it is stored.
+
+    It was idle for too long, its leader changed, the server was restarted, or a message was lost. Send it again.
+    """
+
+
+class BatchTooLarge(ServerError):
+    """An atomic batch has more messages than the server allows: nothing of it is stored. Split it."""
+
+    @property
+    def limit(self) -> int | None:
+        """How many it allows; None when it does not say."""
+        number = self.description.rpartition(":")[2].strip()
+        return int(number) if number.isdecimal() else None
+
+
+class DuplicateMessageId(ServerError):
+    """A message of an atomic batch has an id the stream knows already: nothing of the batch is stored.
+
+    This is also what sending a batch again is answered with when it had been stored.
+    """
+
+
+class TooManyBatches(ServerError):
+    """As many batches are open as the server allows, for the stream or in all: nothing was stored. Try again later."""
+
+
 class JetStreamNotEnabled(ServerError):
     """JetStream is switched off, on this server or for this account."""
+
+
+class BatchPublishDisabled(ServerError):
+    """The stream does not allow fast ingest: nothing was stored."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; turn it on with js.update_stream(StreamConfig(name=..., allow_batched=True))"
+
+
+class BatchUnknown(ServerError):
+    """The server knows no such fast batch: it was idle for too long, or the server was restarted."""
+
+
+class BatchCutShort(JetSparkError):
+    """The server ended a fast batch early. The first ``stored`` messages are stored, and none after them."""
+
+    def __init__(self, batch_id: str, stored: int, reason: str) -> None:
+        super().__init__(batch_id, stored, reason)
+        self.batch_id, self.stored, self.reason = batch_id, stored, reason
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id!r} was ended after {self.stored} stored messages: {self.reason}"
+
+
+class BatchInDoubt(JetSparkError):
+    """Nobody knows how a batch ended: ``reason`` says why.
+
+    The first ``stored`` messages are stored for sure; each of the others may be stored or not.
+    """
+
+    def __init__(self, batch_id: str, reason: str, stored: int = 0) -> None:
+        super().__init__(batch_id, reason, stored)
+        self.batch_id, self.reason, self.stored = batch_id, reason, stored
+
+    def __str__(self) -> str:
+        known = f"the first {self.stored} messages are stored, " if self.stored else ""
+        return f"batch {self.batch_id!r}: {known}nobody knows about the rest: {self.reason}"
 
 
 class KeyNotFound(JetSparkError, KeyError):

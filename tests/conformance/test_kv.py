@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from support.drivers import Driver, on_both_drivers
+from support.drivers import Driver, Recorder, on_both_drivers
+from support.lossy import LossyProxy
 from support.peers import Proxy
 
 import jetspark
@@ -382,13 +383,100 @@ async def test_a_transaction_refuses_what_it_cannot_do(driver: Driver, url: str)
                 await tx.create("here", b"2")
             for number in range(999):
                 await tx.put(f"n.{number}", b"")
-            with pytest.raises(jetspark.ConfigError, match="more than 1000 keys"):
-                await tx.put("one.more", b"")
         assert len(tx.revisions) == 1000
+        before = (await kv.status()).values
+        with pytest.raises(jetspark.BatchTooLarge) as large:  # noqa: PT012 - the block is the transaction
+            async with kv.transaction() as tx:
+                for number in range(1001):
+                    await tx.put(f"m.{number}", b"")
+        assert (large.value.limit, tx.outcome, tx.revisions) == (1000, "not stored", {})
+        assert (await kv.status()).values == before
         plain = await js.create_kv(KVConfig(bucket="plain", allow_atomic=False))
         with pytest.raises(jetspark.ConfigError, match="does not allow transactions"):
             async with plain.transaction() as tx:
                 await tx.put("k", b"1")
+
+
+@on_both_drivers
+async def test_a_transaction_may_depend_on_keys_it_only_reads(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="guarded", history=5))
+        price, limit = await kv.put("price.1", b"10"), await kv.put("limit", b"100")
+        account = await kv.put("account", b"50")
+        async with kv.transaction() as tx:
+            await tx.update("account", b"40", revision=account)
+            await tx.put("order.1", b"price 10")
+            await tx.expect("price.*", revision=price)
+            await tx.expect("limit", revision=limit)
+            await tx.expect("blocked", revision=0)
+            await tx.expect("order.*", revision=0)
+        assert tx.outcome == "stored"
+        assert (await kv.get("account")).revision == tx.revisions["account"]
+        assert (await kv.get("order.1")).revision == tx.revisions["order.1"]
+        assert (await kv.get("order.1")).value == b"price 10"
+
+        await kv.put("price.2", b"7")
+        before = (await kv.status()).values
+        with pytest.raises(jetspark.Conflict) as conflict:  # noqa: PT012 - the block is the transaction
+            async with kv.transaction() as tx:
+                await tx.update("account", b"30", revision=tx.revisions.get("account", account + 1))
+                await tx.expect("price.*", revision=price)
+                await tx.expect("limit", revision=limit)
+        assert "price.*" in conflict.value.keys
+        assert "limit" not in conflict.value.keys
+        assert (tx.outcome, (await kv.status()).values) == ("not stored", before)
+
+
+@on_both_drivers
+async def test_of_two_transactions_that_read_what_the_other_writes_one_happens(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="skew", history=5))
+        for _ in range(20):
+            left, right = await kv.put("left", b"on call"), await kv.put("right", b"on call")
+
+            async def leave(key: str, own: int, other: str, seen: int) -> bool:
+                try:
+                    async with kv.transaction() as tx:
+                        await tx.update(key, b"off", revision=own)
+                        await tx.expect(other, revision=seen)
+                except jetspark.Conflict:
+                    return False
+                return True
+
+            done = await asyncio.gather(leave("left", left, "right", right), leave("right", right, "left", left))
+            assert sum(done) <= 1
+            values = [entry.value for entry in (await kv.snapshot([">"])).values()]
+            assert values.count(b"off") == sum(done)
+
+
+@on_both_drivers
+async def test_a_transaction_in_doubt_is_resolved(driver: Driver, js_server: NatsServer) -> None:
+    async with (
+        LossyProxy(js_server.port) as proxy,
+        driver.connect(js_server.url) as nc,
+        driver.connect(proxy.url, reconnect_wait_s=0.01, on_event=(events := Recorder())) as shaky,
+    ):
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="doubt"))
+        theirs = await shaky.jetstream(timeout=1).kv("doubt")
+
+        async def write(value: bytes, lost: Literal["to_server", "to_client"]) -> Any:
+            with pytest.raises(jetspark.BatchInDoubt):  # noqa: PT012 - the block is the transaction
+                async with theirs.transaction() as tx:
+                    await tx.put("a", value)
+                    await tx.put("b", value)
+                    proxy.lose_from(b"Nats-Batch-Commit", lost)
+            assert (tx.outcome, tx.revisions) == ("unknown", {})
+            proxy.cut()
+            await events.wait_for(jetspark.Reconnected, len(events.of(jetspark.Reconnected)) + 1)
+            return tx
+
+        tx = await write(b"1", "to_client")
+        assert await tx.resolve() == tx.outcome == "stored"
+        assert (await kv.get("b")).revision == tx.revisions["b"] == tx.revisions["a"] + 1
+        tx = await write(b"2", "to_server")
+        assert await tx.resolve() == tx.outcome == "not stored"
+        assert tx.revisions == {}
+        assert (await kv.get("a")).value == b"1"
 
 
 @on_both_drivers

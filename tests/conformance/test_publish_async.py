@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -301,6 +302,164 @@ async def test_a_full_send_buffer_makes_it_wait_too(driver: Driver, url: str) ->
         publisher = publisher_of(driver, nc, max_outstanding=50)
         futures = [await publisher.publish("buffer.x", b"x" * 900) for _ in range(200)]
         assert await outcomes(futures) == [PubAck(stream="buffer", sequence=number) for number in range(1, 201)]
+
+
+# ---- the options of a context ----------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_a_context_has_the_window_it_asks_for(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "options", no_ack=True)
+        js = nc.jetstream(max_outstanding=3, when_full="raise", ack_timeout=0.3)
+        futures = [await js.publish_async("options.x") for _ in range(3)]
+        with pytest.raises(WindowFull, match="3 messages wait"):
+            await js.publish_async("options.x")
+        await js.publish_async_complete(10)
+        found = await outcomes(futures)
+        assert all(isinstance(entry, jetspark.RequestTimeout) and entry.timeout_s == 0.3 for entry in found)
+        await until_stored(nc, "options", 3)
+
+
+@on_both_drivers
+async def test_contexts_share_a_window_only_if_they_ask_for_the_same(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "kept")
+        await create_stream(nc, "unheard", no_ack=True)
+        narrow: dict[str, Any] = {"max_outstanding": 2, "when_full": "raise", "ack_timeout": 0.5}
+        futures = [await nc.jetstream(**narrow).publish_async("unheard.x") for _ in range(2)]
+        with pytest.raises(WindowFull):
+            await nc.jetstream(timeout=9, **narrow).publish_async("kept.x")
+        for others in ({}, {"max_outstanding": 2}, narrow | {"ack_timeout": 9.0}, narrow | {"max_outstanding": 3}):
+            js = nc.jetstream(**others)
+            acked = await js.publish_async("kept.x")
+            await js.publish_async_complete(10)  # of its own messages; the silent ones still wait
+            assert is_done(acked)
+        assert isinstance(await outcome(futures[0]), jetspark.RequestTimeout)
+        assert isinstance(await outcome(futures[1]), jetspark.RequestTimeout)
+
+
+@on_both_drivers
+async def test_closing_waits_for_the_acknowledgements_of_every_window(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "windows")
+        contexts = [nc.jetstream(), nc.jetstream(max_outstanding=7), nc.jetstream(when_full="raise")]
+        futures = [await js.publish_async("windows.x") for _ in range(20) for js in contexts]
+        await nc.close()
+        assert sorted(entry.sequence for entry in await outcomes(futures) if isinstance(entry, PubAck)) == list(
+            range(1, 61)
+        )
+
+
+@on_both_drivers
+async def test_options_that_make_no_sense_are_refused_at_once(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        for wrong in ({"max_outstanding": 0}, {"ack_timeout": 0}, {"when_full": "drop"}):
+            with pytest.raises(jetspark.ConfigError, match=next(iter(wrong))):
+                nc.jetstream(**wrong)
+
+
+# ---- callbacks -------------------------------------------------------------------------------------------------
+
+
+def add_callback(future: Any, callback: Any) -> Any:
+    """Returns what the callback will be given."""
+    target = future._target if isinstance(future, Awaited) else future
+    target.add_done_callback(callback)
+    return target
+
+
+@on_both_drivers
+async def test_callbacks_are_called_once_and_in_order(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        asked = await other.subscribe("calls")
+        await other.flush()
+        publisher = publisher_of(driver, nc)
+        called: list[Any] = []
+        future = await publisher.publish("calls")
+        given = add_callback(future, lambda done: called.append(("first", done)))
+        add_callback(future, lambda done: called.append(("second", done)))
+        message = await asked.next(5)
+        assert called == []
+        await message.respond(b'{"stream":"calls","seq":1}')
+        await until(lambda: len(called) == 2)
+        add_callback(future, lambda done: called.append(("late", done)))
+        await until(lambda: len(called) == 3)
+        await message.respond(b'{"stream":"calls","seq":1}')
+        await nc.flush()
+        assert called == [("first", given), ("second", given), ("late", given)]
+        assert await outcome(future) == PubAck(stream="calls", sequence=1)
+
+
+@on_both_drivers
+async def test_a_callback_hears_of_a_timeout_though_nobody_waits(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "unasked", no_ack=True)
+        publisher = publisher_of(driver, nc, ack_timeout=0.2)
+        found: list[Any] = []
+        for count in (1, 2):  # and again, when the first is over
+            add_callback(await publisher.publish("unasked.x"), lambda done: found.append(done.exception()))
+            async with asyncio.timeout(10):
+                while len(found) < count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert [type(error) for error in found] == [jetspark.RequestTimeout] * 2
+
+
+@on_both_drivers
+async def test_a_callback_hears_that_the_connection_was_closed(driver: Driver, url: str) -> None:
+    found: list[Any] = []
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "unsaid", no_ack=True)
+        add_callback(await publisher_of(driver, nc).publish("unsaid.x"), lambda done: found.append(done.exception()))
+    await until(lambda: bool(found))
+    assert isinstance(found[0], jetspark.ConnectionClosed)
+    await until(lambda: not [each for each in threading.enumerate() if each.name == "jetspark-acks"])
+
+
+@pytest.mark.parametrize("driver", ["blocking"], indirect=True)
+@on_both_drivers
+async def test_a_done_future_calls_back_at_once_and_what_it_raises_is_logged(
+    driver: Driver, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(done: Any) -> None:
+        raise RuntimeError("callback")
+
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "raising")
+        publisher = publisher_of(driver, nc)
+        called: list[Any] = []
+        future = await publisher.publish("raising.x")
+        add_callback(future, fail)
+        add_callback(future, called.append)
+        assert isinstance(await outcome(future), PubAck)
+        await until(lambda: len(called) == 1)
+        add_callback(future, fail)
+        add_callback(future, called.append)
+        assert called == [future._target] * 2
+        assert isinstance(await outcome(await publisher.publish("raising.x")), PubAck)  # the reader is alive
+    logged = [record for record in caplog.records if record.exc_info and "callback" in str(record.exc_info[1])]
+    assert [(record.name, record.levelno) for record in logged] == [("jetspark.blocking", logging.ERROR)] * 2
+
+
+@pytest.mark.parametrize("driver", ["blocking"], indirect=True)
+@on_both_drivers
+async def test_a_callback_may_wait_for_a_thread_that_publishes(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        await create_stream(nc, "locks")
+        publisher = publisher_of(driver, nc)
+        ended: list[bool] = []
+
+        def publish_elsewhere(_: Any) -> None:
+            thread = threading.Thread(target=publisher._target.publish, args=("locks.x",))
+            thread.start()
+            thread.join(10)
+            ended.append(not thread.is_alive())
+
+        add_callback(await publisher.publish("locks.x"), publish_elsewhere)
+        await until(lambda: bool(ended))
+        assert ended == [True]
+        await publisher.complete(10)
+        assert await stored(nc, "locks") == 2
 
 
 # ---- failures nobody looks at ----------------------------------------------------------------------------------

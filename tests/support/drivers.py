@@ -22,8 +22,17 @@ import jetspark.blocking
 DRIVERS = ["asyncio", "uvloop", "blocking"]
 
 # Methods that return iterators without being generator functions, and those that wait for nothing.
-_ITERATING = {"streams", "stream_names", "consumers", "consumer_names", "watch"}
-_IMMEDIATE = {"jetstream", "messages", "ordered_consumer", "pushed_messages", "transaction"}
+_ITERATING = {"streams", "stream_names", "consumers", "consumer_names", "watch", "batch_advisories"}
+_IMMEDIATE = {
+    "jetstream",
+    "messages",
+    "ordered_consumer",
+    "pushed_messages",
+    "transaction",
+    "atomic_batch",
+    "fast_batch",
+    "fast_publisher",
+}
 
 
 class Driver:

@@ -7,11 +7,13 @@ import pytest
 
 from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, Conflict, KeyExists, ProtocolError
+from jetspark.errors import ConfigError, Conflict, KeyExists
 from jetspark.jetstream.config import StreamSource
+from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.kv import (
     Bucket,
     KVConfig,
+    Write,
     Writes,
     check_filter,
     check_key,
@@ -33,6 +35,7 @@ def run(operation: Operation[Any], *replies: dict[str, Any]) -> tuple[Any, list[
     try:
         request = next(operation)
         while True:
+            assert isinstance(request, Request)
             requests.append(request)
             reply = {} if request.is_silent else next(waiting)
             request = operation.send(CoreMessage("inbox", json.dumps(reply).encode(), None, None, None))
@@ -146,37 +149,118 @@ def test_a_watch_has_one_beginning() -> None:
         watch_options("b", (), include_history=True, from_revision=4)
 
 
+def expected_by(write: Write) -> tuple[str | None, int] | None:
+    """Whose revision a message of a transaction depends on (None is its own key), and which it is."""
+    if write.expect is None:
+        return None
+    assert write.expect.last_subject_sequence is not None
+    return write.expect.last_subject_sequence_subject, write.expect.last_subject_sequence
+
+
 def test_a_transaction_is_one_batch_in_order() -> None:
     writes = Writes(bucket())
     writes.put("a", b"1", None)
     writes.put("c", b"2", 5)
     writes.mark("z", "purge", None)
-    revisions, requests = run(writes.commit("id-1"), ack(12, batch="id-1", count=3))
-    assert revisions == {"a": 10, "c": 11, "z": 12}
-    headers = [dict(request.headers or {}) for request in requests]
-    assert [fields["Nats-Batch-Sequence"] for fields in headers] == ["1", "2", "3"]
-    assert [request.is_silent for request in requests] == [True, True, False]
-    assert headers[1]["Nats-Expected-Last-Subject-Sequence"] == "5"
-    assert (headers[2]["Nats-Batch-Commit"], headers[2]["Nats-Rollup"]) == ("1", "sub")
-    assert run(Writes(bucket()).commit("id-2")) == ({}, [])
+    messages = writes.messages()
+    assert [(each.subject, each.value) for each in messages] == [
+        ("$KV.b.a", b"1"),
+        ("$KV.b.c", b"2"),
+        ("$KV.b.z", b""),
+    ]
+    assert [expected_by(each) for each in messages] == [None, (None, 5), None]
+    assert messages[2].headers == {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+    ack = PubAck(stream="KV_b", sequence=12, batch="id", batch_size=3)
+    assert writes.revisions(ack) == {"a": 10, "c": 11, "z": 12}
+    assert Writes(bucket()).messages() == []
 
 
 def test_a_conflict_names_the_keys_that_changed() -> None:
     writes = Writes(bucket())
     writes.put("a", b"1", 5)
     writes.put("c", b"2", 6)
-    with pytest.raises(Conflict) as conflict:
-        run(writes.commit("id"), WRONG, found(5), found(9))
-    assert conflict.value.keys == ("c",)
+    writes.put("d", b"3", None)
+    writes.expect("g.*", 7)
+    conflict, requests = run(writes.conflict(), found(5), found(9), found(8))
+    assert isinstance(conflict, Conflict)
+    assert (conflict.bucket, conflict.keys) == ("b", ("c", "g.*"))
+    assert [request.subject for request in requests] == ["$JS.API.STREAM.MSG.GET.KV_b"] * 3
     writes = Writes(bucket())
     writes.put("a", b"1", 5)
-    with pytest.raises(Conflict) as conflict:
-        run(writes.commit("id"), WRONG, found(5))
-    assert conflict.value.keys == ("a",)
+    conflict, _ = run(writes.conflict(), found(5))
+    assert conflict.keys == ("a",)
 
 
-def test_an_acknowledgement_of_another_size_is_not_believed() -> None:
+def test_guards_ride_on_messages_without_a_revision_of_their_own() -> None:
     writes = Writes(bucket())
-    writes.put("a", b"1", None)
-    with pytest.raises(ProtocolError, match="acknowledged as one of"):
-        run(writes.commit("id"), ack(1))
+    writes.put("a", b"1", 5)
+    writes.put("c", b"2", None)
+    writes.mark("d", "delete", None)
+    writes.expect("read", revision=3)
+    writes.expect("tree.>", revision=0)
+    assert [expected_by(each) for each in writes.messages()] == [(None, 5), ("$KV.b.read", 3), ("$KV.b.tree.>", 0)]
+
+
+def test_guards_without_a_seat_repeat_the_last_write() -> None:
+    writes = Writes(bucket())
+    writes.put("a", b"1", 5)
+    writes.expect("r1", revision=3)
+    writes.expect("r2", revision=4)
+    messages = writes.messages()
+    assert [(each.subject, each.value) for each in messages] == [("$KV.b.a", b"1")] * 3
+    assert [expected_by(each) for each in messages] == [(None, 5), ("$KV.b.r1", 3), ("$KV.b.r2", 4)]
+    assert writes.revisions(PubAck(stream="KV_b", sequence=9, batch_size=3)) == {"a": 9}
+    writes = Writes(bucket())
+    writes.mark("a", "purge", 5)
+    writes.expect("r1", revision=3)
+    assert [each.headers for each in writes.messages()] == [
+        {"KV-Operation": "PURGE", "Nats-Rollup": "sub"},
+        {"KV-Operation": "DEL"},
+    ]
+
+
+def test_a_guard_over_written_keys_comes_with_the_first_of_them() -> None:
+    writes = Writes(bucket())
+    writes.put("other", b"", 1)
+    writes.put("order.1", b"", None)
+    writes.put("order.2", b"", None)
+    writes.expect("read", revision=2)
+    writes.expect("order.*", revision=9)
+    assert [expected_by(each) for each in writes.messages()] == [
+        (None, 1),
+        ("$KV.b.order.*", 9),
+        ("$KV.b.read", 2),
+    ]
+    writes = Writes(bucket())
+    writes.put("order.1", b"", 4)
+    writes.put("order.2", b"", None)
+    writes.expect("order.*", revision=9)
+    with pytest.raises(ConfigError, match=r"covers 'order\.1', which is written with a revision of its own"):
+        writes.messages()
+
+
+def test_guards_that_make_no_sense_are_refused() -> None:
+    writes = Writes(bucket())
+    writes.put("a", b"", None)
+    writes.expect("g", revision=1)
+    with pytest.raises(ConfigError, match="expected and written"):
+        writes.expect("a", revision=1)
+    with pytest.raises(ConfigError, match="expected and written"):
+        writes.put("g", b"", None)
+    with pytest.raises(ConfigError, match="expected twice"):
+        writes.expect("g", revision=1)
+    with pytest.raises(ConfigError, match="revision=-1"):
+        writes.expect("h", revision=-1)
+    with pytest.raises(ConfigError, match="key='h i'"):
+        writes.expect("h i", revision=1)
+    only = Writes(bucket())
+    only.expect("g", revision=1)
+    with pytest.raises(ConfigError, match="without a write"):
+        only.messages()
+
+
+def test_a_transaction_has_as_many_keys_as_the_server_likes() -> None:
+    writes = Writes(bucket())
+    for number in range(5000):
+        writes.put(f"k.{number}", b"", None)
+    assert len(writes.messages()) == 5000

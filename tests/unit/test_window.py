@@ -28,7 +28,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import Window
+from jetspark.publish.window import DEFAULT_WINDOW, Window, WindowOptions
 
 A = Server("a", 4222)
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
@@ -481,3 +481,10 @@ def test_whatever_happens_every_handle_is_resolved_once_and_the_window_keeps_its
     bench.settle()
     assert bench.window.outstanding == 0
     assert all(ack.is_cancelled or ack.outcome is not None for ack in acks)
+
+
+def test_equal_options_are_one_key_and_the_default_is_what_nobody_asked_for() -> None:
+    windows = {DEFAULT_WINDOW: "default", WindowOptions(max_outstanding=3): "narrow"}
+    assert windows[WindowOptions()] == "default"
+    assert windows[WindowOptions(max_outstanding=3, when_full="wait")] == "narrow"
+    assert WindowOptions(max_outstanding=3, when_full="raise") not in windows

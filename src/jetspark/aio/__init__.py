@@ -1,7 +1,9 @@
 """The asyncio driver."""
 
+from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.client import Client, connect
 from jetspark.aio.consumer import Consumer
+from jetspark.aio.fast import FastBatch, FastPublisher
 from jetspark.aio.jetstream import JetStream, Stream
 from jetspark.aio.jsmessage import JetStreamMessage
 from jetspark.aio.kv import KeyValue
@@ -11,8 +13,11 @@ from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.subscription import Subscription
 
 __all__ = [
+    "AtomicBatch",
     "Client",
     "Consumer",
+    "FastBatch",
+    "FastPublisher",
     "JetStream",
     "JetStreamMessage",
     "KeyValue",

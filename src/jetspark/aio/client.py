@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
 
@@ -87,7 +89,7 @@ class Client(ClientFace):
         self._link: Link
         self._on_event: OnEvent | None = None
         self._listeners = []
-        self._publisher: WindowedPublisher | None = None
+        self._publishers: dict[WindowOptions, WindowedPublisher] = {}
 
     @classmethod
     async def _connect(
@@ -254,7 +256,14 @@ class Client(ClientFace):
     # ---- JetStream ---------------------------------------------------------------------------------------------
 
     def jetstream(
-        self, *, domain: str | None = None, prefix: str | None = None, timeout: float | None = None
+        self,
+        *,
+        domain: str | None = None,
+        prefix: str | None = None,
+        timeout: float | None = None,
+        max_outstanding: int = MAX_OUTSTANDING,
+        ack_timeout: float = ACK_TIMEOUT_S,
+        when_full: WhenFull = "wait",
     ) -> JetStream:
         """JetStream over this connection.
 
@@ -262,14 +271,20 @@ class Client(ClientFace):
             domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
             prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
             timeout: For every request, instead of ``request_timeout_s``.
+            max_outstanding: How many messages of ``publish_async`` may wait for their acknowledgement at a time.
+                Contexts that agree in this and the two below share one window.
+            ack_timeout: Seconds after which ``publish_async`` gives up waiting for an acknowledgement.
+            when_full: What ``publish_async`` does when so many wait: ``"wait"`` for room, or ``"raise"``
+                :class:`~jetspark.WindowFull`.
         """
-        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout)
+        window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
+        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout, window=window)
 
-    def _windowed_publisher(self) -> WindowedPublisher:
-        """Of all ``publish_async``: one window and one inbox, however many contexts there are."""
-        if self._publisher is None:
-            self._publisher = WindowedPublisher(self)
-        return self._publisher
+    def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
+        """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""
+        if options not in self._publishers:
+            self._publishers[options] = WindowedPublisher(self, **asdict(options))
+        return self._publishers[options]
 
     # ---- flush, drain, close -----------------------------------------------------------------------------------
 
@@ -319,8 +334,7 @@ class Client(ClientFace):
             return
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         try:
-            if self._publisher is not None and self._publisher.outstanding:
-                await self._complete_publishing(timeout)
+            await self._complete_publishing(timeout)
             if self._machine.in_doubt:
                 await self._waited(self._machine.flush, timeout, "close")
         except RequestTimeout as error:
@@ -343,11 +357,9 @@ class Client(ClientFace):
             self._logger.warning("%s", failure)
 
     async def _complete_publishing(self, timeout: float) -> None:
-        assert self._publisher is not None
-        try:
-            await self._publisher.complete(timeout)
-        except RequestTimeout:
-            pass  # closing resolves what is left, and says why
+        publishing = [each.complete(timeout) for each in self._publishers.values() if each.outstanding]
+        # A RequestTimeout is no news: closing resolves what is left, and says why.
+        await asyncio.gather(*publishing, return_exceptions=True)
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 

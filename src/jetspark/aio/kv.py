@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Literal, overload
 
 from jetspark.aio.ordered import Reading
-from jetspark.errors import KeyNotFound
+from jetspark.errors import KeyNotFound, WrongLastSequence
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, entry_of_delivery, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.publish.atomic import Outcome
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream, Stream
@@ -108,13 +109,15 @@ class KeyValue:
                 await tx.put("order.1", b"shipped")
                 await tx.update("stock.7", b"41", revision=revision)
 
-        Nothing is sent before the end of the block; leaving it by an exception writes nothing. At most 1000 keys, each
-        once. ``tx.revisions`` has the new revisions afterwards.
+        Nothing is sent before the end of the block; leaving it by an exception writes nothing. Each key once, and as
+        many as the server allows in a batch, 1000 by default. ``tx.expect`` makes it depend on keys that are only
+        read. ``tx.revisions`` has the new revisions afterwards. Needs nats-server 2.14.
 
         Raises (at the end of the block):
             Conflict: A key named in ``keys`` changed meanwhile; nothing was written.
             ConfigError: The bucket does not allow it (``allow_atomic``).
-            RequestTimeout: No answer in time; all was written, or nothing.
+            BatchTooLarge: More keys than the server allows; nothing was written.
+            BatchInDoubt: No answer in time; all was written, or nothing. ``tx.resolve`` finds out.
         """
         return Transaction(self._js, self._bucket)
 
@@ -263,8 +266,23 @@ class Transaction:
         self._js = js
         self._bucket = bucket
         self._writes = Writes(bucket)
+        self._batch = js.atomic_batch()
         self.revisions: dict[str, int] = {}
         """Of the keys written, once committed; deleted ones included."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """``"open"``, ``"stored"``, ``"not stored"``, or ``"unknown"`` when the commit was not answered."""
+        return self._batch.outcome
+
+    async def expect(self, keys: str, *, revision: int) -> None:
+        """Make the transaction depend on a key it does not write, or on all that match a pattern (``order.>``).
+
+        It happens only if ``revision`` is still the last of them, deletions included; 0 says that there is none. Any
+        number of these may be given. The messages of the batch carry them; if there are more than writes without a
+        revision, the last write is repeated, and watchers see it more than once.
+        """
+        self._writes.expect(keys, revision)
 
     async def put(self, key: str, value: bytes) -> None:
         """Write a value, whatever is there."""
@@ -290,10 +308,36 @@ class Transaction:
         """Delete a key and its history; with ``revision`` only if that is the last one."""
         self._writes.mark(key, "purge", revision)
 
+    async def resolve(self) -> Outcome:
+        """After :class:`~jetspark.BatchInDoubt`: find out whether all was written; see :meth:`AtomicBatch.resolve`.
+
+        In a bucket that keeps one revision of each key this cannot be known any more once others have written all of
+        the transaction's keys.
+
+        Raises:
+            BatchInDoubt: It cannot be known.
+        """
+        outcome = await self._batch.resolve()
+        self._note_revisions()
+        return outcome
+
     async def __aenter__(self) -> Transaction:
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            batch_id = self._js._client._new_inbox().replace(".", "-")
-            self.revisions = await self._js._run(self._writes.commit(batch_id))
+        if kind is not None:
+            await self._batch.discard()
+            return
+        # Not the one made at the beginning: the younger a batch, the less has to be read to find it.
+        self._batch = self._js.atomic_batch()
+        try:
+            async with self._batch as batch:
+                for write in self._writes.messages():
+                    await batch.add(write.subject, write.value, headers=write.headers, expect=write.expect)
+        except WrongLastSequence as refused:
+            raise await self._js._run(self._writes.conflict()) from refused
+        self._note_revisions()
+
+    def _note_revisions(self) -> None:
+        if self._batch.ack is not None:
+            self.revisions = self._writes.revisions(self._batch.ack)

@@ -100,6 +100,12 @@ class Link:
         self._waiting_for_room.append(room)
         await room
 
+    def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
+        """Like :meth:`wait_for_room`, for one who cannot wait."""
+        room = self._loop.create_future()
+        room.add_done_callback(lambda _: callback())
+        self._waiting_for_room.append(room)
+
     def _wake_publishers(self) -> None:
         waiting, self._waiting_for_room = self._waiting_for_room, []
         for room in waiting:

@@ -4,8 +4,10 @@
 for reading, pings and reconnects. A connection belongs to the process that made it: make it after a fork.
 """
 
+from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.client import Client, connect
 from jetspark.blocking.consumer import Consumer
+from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.jetstream import JetStream, Stream
 from jetspark.blocking.jsmessage import JetStreamMessage
 from jetspark.blocking.kv import KeyValue
@@ -17,10 +19,15 @@ from jetspark.core import public as _core
 from jetspark.core.public import *
 from jetspark.jetstream import public as _jetstream
 from jetspark.jetstream.public import *
+from jetspark.publish import public as _publish
+from jetspark.publish.public import *
 
 __all__ = [
+    "AtomicBatch",
     "Client",
     "Consumer",
+    "FastBatch",
+    "FastPublisher",
     "JetStream",
     "JetStreamMessage",
     "KeyValue",
@@ -33,3 +40,4 @@ __all__ = [
 ]
 __all__ += _core.__all__
 __all__ += _jetstream.__all__
+__all__ += _publish.__all__

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.consumer import Consumer
+from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStores
@@ -17,6 +19,7 @@ from jetspark.blocking.publisher import AckFuture
 from jetspark.blocking.subscription import Subscription
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import JetStreamUnavailable, NoResponders, RequestTimeout
+from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.batchget import MAX_FRUITLESS_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
@@ -26,12 +29,16 @@ from jetspark.jetstream.operations import (
     LEADERLESS_WAIT_S,
     Api,
     Operation,
+    Pause,
     Request,
     api_prefix,
     message_query,
 )
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
+from jetspark.publish.endless import FastPublisherOptions
+from jetspark.publish.fast import FastBatchOptions, GapMode
+from jetspark.publish.window import WindowOptions
 
 if TYPE_CHECKING:
     from jetspark.blocking.client import Client
@@ -50,8 +57,11 @@ class JetStream(ObjectStores):
     when nobody answers for JetStream, and :class:`~jetspark.RequestTimeout` when no answer came in time.
     """
 
-    def __init__(self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None) -> None:
+    def __init__(
+        self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None, window: WindowOptions
+    ) -> None:
         self._client = client
+        self._publisher = client._windowed_publisher(window)
         self._api = Api(api_prefix(domain, prefix))
         self._timeout_s = client.options.request_timeout_s if timeout is None else timeout
 
@@ -179,7 +189,7 @@ class JetStream(ObjectStores):
         Waits only while the window of unacknowledged messages is full. Order is kept. Every future is resolved exactly
         once: with the :class:`PubAck`, with the server's error, or with the reason why it is unknown.
         """
-        return self._client._windowed_publisher().publish(subject, data, publish_headers(headers, msg_id, expect, ttl))
+        return self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl))
 
     def publish_async_complete(self, timeout: float | None = None) -> None:
         """Return when no acknowledgement is outstanding.
@@ -187,7 +197,57 @@ class JetStream(ObjectStores):
         Raises:
             RequestTimeout: Some still are.
         """
-        self._client._windowed_publisher().complete(timeout)
+        self._publisher.complete(timeout)
+
+    def fast_batch(self, gap: GapMode = "fail", **options: Any) -> FastBatch:
+        """Send a batch of any length at the server's own speed: ``with js.fast_batch() as fast``.
+
+        Not atomic: see :class:`FastBatch` for what is stored when, and :class:`~jetspark.FastBatchOptions` for the
+        options. The stream needs ``allow_batched``.
+        """
+        return FastBatch(self._client, FastBatchOptions.of(options | {"gap": gap}))
+
+    def fast_publisher(self, **options: Any) -> FastPublisher:
+        """Store an endless stream of messages over as many fast batches as it takes.
+
+        See :class:`FastPublisher` for the guarantee and :class:`~jetspark.FastPublisherOptions` for the options.
+        """
+        return FastPublisher(self._client, FastPublisherOptions.of(options))
+
+    def atomic_batch(
+        self,
+        batch_id: str | None = None,
+        *,
+        ack_first: bool = True,
+        ack_every: int | None = None,
+        timeout: float | None = None,
+    ) -> AtomicBatch:
+        """Store several messages together or not at all: ``with js.atomic_batch() as batch``.
+
+        See :class:`AtomicBatch` for what is stored when. The stream needs ``allow_atomic`` (nats-server 2.12), and all
+        messages go to one stream. How many there may be is the server's setting, 1000 by default. It forgets a batch
+        that is idle for some seconds (10 by default), and stages all of it in memory or on disk: have the messages
+        ready.
+
+        Args:
+            batch_id: What the batch is called in the headers of its messages, at most 64 characters of
+                ``A-Z a-z 0-9 _ -``; new for each batch. One that nobody can guess is made up by default.
+            ack_first: Wait for the server's word that it has opened the batch, a round trip. Without it a refusal
+                shows at the commit only, as :class:`~jetspark.BatchIncomplete`, and :meth:`AtomicBatch.resolve` may
+                not be able to tell.
+            ack_every: Wait for every so many messages too, to hear of a refusal earlier.
+            timeout: Seconds for each answer, and for waiting for a place among the open batches.
+        """
+        return AtomicBatch(self, batch_id, ack_first, ack_every, timeout)
+
+    def batch_advisories(self, stream: str | None = None) -> Iterator[BatchAbandoned]:
+        """Every batch the server abandons from now on, of one stream or of all; ends with the connection.
+
+        An abandoned batch has stored nothing of what was not committed. Advisories are plain messages: what was
+        announced before this call, or while disconnected, is missed. A batch that was refused, or that was lost in a
+        restart or a change of leaders, is not announced.
+        """
+        return self._advisories(self._client._subscribe(abandoned_subject(stream)))
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
@@ -197,12 +257,29 @@ class JetStream(ObjectStores):
 
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         try:
-            request = next(operation)
+            step = next(operation)
             while True:
-                request = operation.send(self._ask(request, self._timeout_s if timeout is None else timeout))
+                try:
+                    answer = self._perform(step, self._timeout_s if timeout is None else timeout)
+                except BaseException as error:
+                    # The operation knows what this means for what it asked; most just let it rise.
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
         except StopIteration as finished:
             result: T = finished.value
             return result
+
+    def _advisories(self, subscription: Subscription) -> Iterator[BatchAbandoned]:
+        with subscription:
+            for message in subscription:
+                yield BatchAbandoned.of(message)
+
+    def _perform(self, step: Request | Pause, timeout: float) -> Message:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return NOTHING
+        return self._ask(step, timeout)
 
     def _ask(self, request: Request, timeout: float) -> Message:
         if request.is_silent:

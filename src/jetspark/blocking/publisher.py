@@ -1,15 +1,19 @@
 """Windowed publishing from threads. Decisions are made in :mod:`jetspark.publish.window`; this adds waiting.
 
 The link's lock guards the window. Nobody watches the clock for messages that nobody waits for: a message that got no
-acknowledgement in time is given up when a thread next waits here or asks whether a future is done.
+acknowledgement in time is given up when a thread next waits here or asks whether a future is done. A callback is
+somebody who waits without a thread, so while there are any, a timer looks at the clock for them. Callbacks are called
+without the lock: what they do is not ours, and may wait for a thread that wants it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.blocking.waiter import Waiter
@@ -27,6 +31,8 @@ __all__ = ["AckFuture", "WindowedPublisher"]
 
 _logger = logging.getLogger("jetspark.blocking")
 
+Callback: TypeAlias = "Callable[[AckFuture], object]"
+
 
 class AckFuture:
     """An acknowledgement on its way: :meth:`result` is the :class:`~jetspark.PubAck`.
@@ -35,14 +41,14 @@ class AckFuture:
     """
 
     # A concurrent.futures.Future has a condition of its own, which costs twenty times as much to make.
-    __slots__ = ("_ack", "_error", "_is_seen", "_publisher", "_waiters")
+    __slots__ = ("_ack", "_error", "_followers", "_is_seen", "_publisher")
 
     def __init__(self, publisher: WindowedPublisher) -> None:
         self._publisher = publisher
         self._ack: PubAck | None = None
         self._error: Exception | None = None
         self._is_seen = False
-        self._waiters: list[Waiter] | None = None
+        self._followers: list[Waiter | Callback] | None = None
 
     def done(self) -> bool:
         """Whether it is known what became of the message, or that it cannot be known."""
@@ -75,17 +81,35 @@ class AckFuture:
         self._is_seen = True
         return self._error
 
+    def add_done_callback(self, callback: Callback) -> None:
+        """Have ``callback(future)`` called, exactly once, when the future is done; now, if it is.
+
+        Callbacks are called in the order they were added, usually on the thread that reads from the connection, which
+        must not be kept: pass on what is to be done, and neither publish nor wait there. What a callback raises is
+        logged, at ERROR to ``jetspark.blocking``.
+        """
+        if not self._publisher._call_when_done(self, callback):
+            _call(callback, self)
+
     def set_result(self, result: PubAck, /) -> None:
         """For the publisher."""
         self._ack = result
-        if self._waiters is not None:
-            _wake_all(self._waiters)
+        if self._followers is not None:
+            self._tell_followers(self._followers)
 
     def set_exception(self, exception: Exception, /) -> None:
         """For the publisher."""
         self._error = exception
-        if self._waiters is not None:
-            _wake_all(self._waiters)
+        if self._followers is not None:
+            self._tell_followers(self._followers)
+
+    def _tell_followers(self, followers: list[Waiter | Callback]) -> None:
+        self._followers = None
+        for each in followers:
+            if isinstance(each, Waiter):
+                each.set_result(None)
+            else:
+                self._publisher._due.append((each, self))
 
     def __del__(self) -> None:
         if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
@@ -112,6 +136,10 @@ class WindowedPublisher:
         )
         self._waiting_for_room: list[Waiter] = []
         self._waiting_for_all: list[Waiter] = []
+        self._due: list[tuple[Callback, AckFuture]] = []
+        self._callbacks = 0
+        """How many are to be called some time, those due included."""
+        self._timer: threading.Timer | None = None
         self._is_listening = False
         self._next_look = 0.0
 
@@ -140,7 +168,8 @@ class WindowedPublisher:
                 if self._accept(future, subject, data, headers):
                     link.flush_soon()
                     return future
-                self._give_up_late_ones()
+            self._give_up_late_ones()
+            with link.lock:
                 if not self._window.is_full:
                     continue
                 self._window.check_may_wait()
@@ -184,9 +213,9 @@ class WindowedPublisher:
                 return
             self._link.flush()
             arrived = Waiter()
-            if future._waiters is None:
-                future._waiters = []
-            future._waiters.append(arrived)
+            if future._followers is None:
+                future._followers = []
+            future._followers.append(arrived)
         self._wait(arrived, timeout, "acknowledgement")
 
     def _wait(self, waiter: Waiter, timeout: float | None, what: str) -> None:
@@ -213,6 +242,46 @@ class WindowedPublisher:
             deadline = self._window.next_deadline()
             self._next_look = now + self._window.ack_timeout_s if deadline is None else deadline
             self._wake_waiters()
+        if self._due:
+            self._call_due()
+
+    # ---- callbacks ---------------------------------------------------------------------------------------------
+
+    def _call_when_done(self, future: AckFuture, callback: Callback) -> bool:
+        """False when it is done already."""
+        self._give_up_late_ones()
+        with self._link.lock:
+            if future._ack is not None or future._error is not None:
+                return False
+            self._link.flush()
+            if future._followers is None:
+                future._followers = []
+            future._followers.append(callback)
+            self._callbacks += 1
+            if self._timer is None:
+                self._set_timer()
+        return True
+
+    def _call_due(self) -> None:
+        """Without the lock."""
+        with self._link.lock:
+            due, self._due = self._due, []
+            self._callbacks -= len(due)
+        for callback, future in due:
+            _call(callback, future)
+
+    def _set_timer(self) -> None:
+        # It is not cancelled when nothing is left to wait for, but comes to its end: threads cost more than waiting.
+        self._timer = threading.Timer(max(0.0, self._next_look - time.monotonic()), self._on_timer)
+        self._timer.name, self._timer.daemon = "jetspark-acks", True
+        self._timer.start()
+
+    def _on_timer(self) -> None:
+        self._give_up_late_ones()
+        with self._link.lock:
+            self._timer = None
+            if self._callbacks and not self._machine.is_closed:
+                self._set_timer()
 
     # ---- what others tell us -----------------------------------------------------------------------------------
 
@@ -221,11 +290,17 @@ class WindowedPublisher:
         with self._link.lock:
             self._window.on_acks()
             self._wake_waiters()
+        if self._due:
+            self._call_due()
 
     def _on_event(self, event: ConnectionEvent) -> None:
         with self._link.lock:
             self._window.on_event(event, time.monotonic())
             self._wake_waiters()
+            if self._timer is not None and self._machine.is_closed:
+                self._timer.cancel()
+        if self._due:
+            self._call_due()
 
     def _wake_waiters(self) -> None:
         if self._waiting_for_room and not self._window.is_full:
@@ -247,6 +322,13 @@ class WindowedPublisher:
     def _read_up(self, deadline: float) -> bool:
         """Acknowledgements are read as they come."""
         return True
+
+
+def _call(callback: Callback, future: AckFuture) -> None:
+    try:
+        callback(future)
+    except Exception:
+        _logger.exception("a callback of a publish failed: %r", callback)
 
 
 def _wake_all(waiting: list[Waiter]) -> list[Waiter]:

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 from jetspark.blocking.waiter import Waiter
 from jetspark.core.connection import Connection, Event
@@ -28,7 +28,7 @@ from jetspark.core.options import TLSConfig
 from jetspark.core.tls import tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["Link"]
+__all__ = ["Clock", "Link"]
 
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
@@ -42,6 +42,13 @@ LINGER_S = 1e-3
 
 # What a non-blocking socket raises when it would have to wait.
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Clock(Protocol):
+    """Something that ages."""
+
+    def _next_deadline(self) -> float | None: ...
+    def _on_clock(self, now: float) -> None: ...
 
 
 class Link:
@@ -60,6 +67,9 @@ class Link:
         self.room = threading.Condition(self.lock)
         self._socket: socket.socket | None = None
         self._unsent = memoryview(b"")
+        # `recv` takes memory for all it might get, which at this size is new memory from the system each time: 150 µs
+        # for 200 KB, where copying them out of memory that is there already takes 30.
+        self._arrived = memoryview(bytearray(READ_BYTES))
         self._closing = threading.Event()
         self._alarm, self._alarm_button = socket.socketpair()
         self._alarm.setblocking(False)
@@ -76,6 +86,7 @@ class Link:
         self._bell_button.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened = Waiter()
+        self._clocks: list[Clock] = []
         _links.add(self)
 
     def open(self) -> None:
@@ -192,6 +203,21 @@ class Link:
         else:
             self._selector.modify(self._socket, interest)
         self._interest = interest
+
+    # ---- what ages beside the connection; with the lock held ---------------------------------------------------
+
+    def watch(self, clock: Clock) -> None:
+        """Have the connection's thread call ``_on_clock``, with the lock, whenever its time has come.
+
+        Call it again when the time has come nearer.
+        """
+        if clock not in self._clocks:
+            self._clocks.append(clock)
+        self.wake()
+
+    def unwatch(self, clock: Clock) -> None:
+        if clock in self._clocks:
+            self._clocks.remove(clock)
 
     # ---- writing: any thread, with the lock held ---------------------------------------------------------------
 
@@ -378,7 +404,11 @@ class Link:
                 self._alarm.recv(4096)
             elif mask & selectors.EVENT_READ and self._guest is None:
                 self._read()
-        self._machine.on_time(time.monotonic())
+        now = time.monotonic()
+        self._machine.on_time(now)
+        for clock in list(self._clocks):
+            if (deadline := clock._next_deadline()) is not None and now >= deadline:
+                clock._on_clock(now)
         if not ready and not self._machine.out_bytes:
             self._is_alarmed = False  # nobody has published for a while
         self.flush()
@@ -389,16 +419,18 @@ class Link:
         """How long there may be nothing to do; None is for ever."""
         if self._is_alarmed and not self._unsent:
             return LINGER_S
-        deadline = self._machine.next_deadline()
+        with self.lock:
+            deadlines = [self._machine.next_deadline(), *(clock._next_deadline() for clock in self._clocks)]
+        deadline = min((each for each in deadlines if each is not None), default=None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _read(self) -> None:
         assert self._socket is not None
         try:
-            data = self._socket.recv(READ_BYTES)
-            if not data:
+            count = self._socket.recv_into(self._arrived)
+            if not count:
                 raise ConnectionLost("the server closed the connection")
-            self._machine.receive_data(data)
+            self._machine.receive_data(bytes(self._arrived[:count]))
             # TLS hands out one record at a time, and select cannot see those already decrypted.
             while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
                 self._machine.receive_data(self._socket.recv(READ_BYTES))

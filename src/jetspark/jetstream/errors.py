@@ -17,6 +17,14 @@ _BY_ERR_CODE: dict[int, type[errors.ServerError]] = {
     10076: errors.JetStreamNotEnabled,  # on this server
     10164: errors.WrongLastSequence,  # without the number
     10148: errors.ConsumerNameInUse,
+    10174: errors.AtomicPublishDisabled,
+    10176: errors.BatchIncomplete,
+    10199: errors.BatchTooLarge,
+    10201: errors.DuplicateMessageId,
+    10210: errors.TooManyBatches,  # atomic
+    10211: errors.TooManyBatches,  # fast
+    10205: errors.BatchPublishDisabled,
+    10208: errors.BatchUnknown,
 }
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jetspark.core.headers import Headers
+from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,
     Conflict,
     KeyExists,
     KeyNotFound,
     MessageNotFound,
-    ProtocolError,
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
@@ -35,11 +35,11 @@ from jetspark.jetstream.config import (
     SubjectTransform,
     check_name,
 )
-from jetspark.jetstream.info import StoredMessage, StreamInfo
-from jetspark.jetstream.operations import Api, Request, message_query
+from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
+from jetspark.jetstream.operations import Api, message_query
 from jetspark.jetstream.operations import Operation as Requests
 from jetspark.jetstream.ordered import OrderedOptions
-from jetspark.jetstream.publishing import Expect, publish, publish_headers, read_pub_ack
+from jetspark.jetstream.publishing import Expect, publish, publish_headers
 
 __all__ = [
     "Bucket",
@@ -47,6 +47,7 @@ __all__ = [
     "KVEntry",
     "KVStatus",
     "Operation",
+    "Write",
     "Writes",
     "check_filter",
     "check_key",
@@ -368,7 +369,8 @@ class Bucket:
         return revision
 
     def _last(self, key: str) -> Requests[tuple[int, Operation]]:
-        query = message_query(last_for=subject_of(self.origin, check_key(key)))
+        """Of a key, or of all that match a pattern. Asks the leader."""
+        query = message_query(last_for=subject_of(self.origin, check_filter(key)))
         try:
             last = yield from self._api.get_message(self._stream, query, direct=False)
         except MessageNotFound:
@@ -397,72 +399,133 @@ class Bucket:
         return KVStatus(bucket=self.name, stream=info)
 
 
-class Writes:
-    """What a transaction has gathered. It becomes one atomic batch: all of it is stored, or none."""
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One message of a transaction."""
 
-    MAX_KEYS = 1000
-    """The server's limit for a batch, unless it was configured otherwise."""
+    subject: str
+    value: bytes
+    headers: Mapping[str, str] | None
+    expect: Expect | None
+
+
+class Writes:
+    """What a transaction has gathered. It becomes one atomic batch: all of it is stored, or none.
+
+    A message can carry one expectation: that of its own key, or a guard, which is one about keys that are not
+    written. Guards ride on messages that have none of their own. The server compares everything with the bucket
+    before the batch, and refuses to compare what the batch has written already: so a guard that covers a written
+    key has to come with the first of those. For guards that find no place the last write is repeated.
+    """
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._writes: dict[str, tuple[bytes, dict[str, str]]] = {}
-        self._expected: dict[str, int] = {}
+        self._writes: dict[str, tuple[bytes, Operation, int | None]] = {}
+        self._guards: dict[str, int] = {}
 
     def put(self, key: str, value: bytes, revision: int | None) -> None:
-        self._add(key, value, {}, revision)
+        self._add(key, value, "put", revision)
 
     def mark(self, key: str, operation: Literal["delete", "purge"], revision: int | None) -> None:
-        self._add(key, b"", marker_headers(operation), revision)
+        self._add(key, b"", operation, revision)
 
-    def _add(self, key: str, value: bytes, headers: dict[str, str], revision: int | None) -> None:
+    def expect(self, keys: str, revision: int) -> None:
+        """``keys`` is a key that is not written, or a pattern."""
+        if revision < 0:
+            raise ConfigError(f"revision={revision}: expected 0 or more")
+        if check_filter(keys) in self._guards:
+            raise ConfigError(f"key={keys!r}: expected twice in one transaction")
+        if keys in self._writes:
+            raise self._written_too(keys)
+        self._guards[keys] = revision
+
+    def _add(self, key: str, value: bytes, operation: Operation, revision: int | None) -> None:
         if check_key(key) in self._writes:
             # The server would refuse a second check, and the first value would never be seen.
             raise ConfigError(f"key={key!r}: written twice in one transaction; write its last value only")
-        if len(self._writes) >= self.MAX_KEYS:
-            raise ConfigError(f"more than {self.MAX_KEYS} keys in one transaction: split it")
-        if revision is not None:
-            self._expected[key] = revision
-            headers = headers | {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        self._writes[key] = (value, headers)
+        if key in self._guards:
+            raise self._written_too(key)
+        self._writes[key] = (value, operation, revision)
 
-    def commit(self, batch_id: str) -> Requests[dict[str, int]]:
-        """Send everything; returns the revision of each key.
+    def _written_too(self, key: str) -> ConfigError:
+        return ConfigError(f"key={key!r}: expected and written; give the revision to update, delete or purge instead")
+
+    def messages(self) -> list[Write]:
+        """The batch, in order.
 
         Raises:
-            Conflict: Nothing was written.
+            ConfigError: The bucket does not allow transactions, or there is no place for a guard.
         """
-        if not self._writes:
-            return {}
         bucket = self._bucket
+        if not self._writes:
+            if self._guards:
+                raise ConfigError("expect without a write: there is nothing to make depend on it")
+            return []
         if not bucket.is_atomic:
             raise ConfigError(
                 f"bucket {bucket.name!r} does not allow transactions: KVConfig(allow_atomic=True), "
-                "with nats-server 2.12 or newer"
+                "with nats-server 2.14 or newer"
             )
-        count = len(self._writes)
-        for number, (key, (value, headers)) in enumerate(self._writes.items(), 1):
-            batch = {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
-            subject = subject_of(bucket.origin, key)
-            if number < count:
-                yield Request(subject, value, headers | batch, is_silent=True)
-                continue
-            reply = yield Request(subject, value, headers | batch | {"Nats-Batch-Commit": "1"})
-            try:
-                ack = read_pub_ack(reply)
-            except WrongLastSequence as error:
-                changed = yield from self._changed()
-                raise Conflict(bucket.name, changed) from error
-        if ack.batch_size != count:
-            raise ProtocolError(f"a batch of {count} messages was acknowledged as one of {ack.batch_size}")
-        # The messages of a batch are stored one after the other, whatever else is published meanwhile.
-        first = ack.sequence - count + 1
-        return {key: first + index for index, key in enumerate(self._writes)}
+        riders, rest = self._seat_guards()
+        result = []
+        for key, (value, operation, revision) in self._writes.items():
+            expect = None
+            if revision is not None:
+                expect = Expect(last_subject_sequence=revision)
+            elif key in riders:
+                expect = self._guard(riders[key])
+            headers = None if operation == "put" else marker_headers(operation)
+            result.append(Write(subject_of(bucket.origin, key), value, headers, expect))
+        last = result[-1]
+        # Only the first message of a key may remove what was before.
+        repeated = last.headers if operation != "purge" else marker_headers("delete")
+        return result + [Write(last.subject, last.value, repeated, self._guard(each)) for each in rest]
 
-    def _changed(self) -> Requests[tuple[str, ...]]:
+    def _guard(self, keys: str) -> Expect:
+        return Expect(
+            last_subject_sequence=self._guards[keys],
+            last_subject_sequence_subject=subject_of(self._bucket.origin, keys),
+        )
+
+    def _seat_guards(self) -> tuple[dict[str, str], list[str]]:
+        """Which written key's message carries which guard, and the guards that are left."""
+        riders: dict[str, str] = {}
+        harmless = []
+        for guard in self._guards:
+            covered = next((key for key in self._writes if matches(guard, key)), None)
+            if covered is None:
+                harmless.append(guard)
+                continue
+            # Up to and with the first key it covers.
+            for key, (_, _, revision) in self._writes.items():
+                if revision is None and key not in riders:
+                    riders[key] = guard
+                    break
+                if key == covered:
+                    raise ConfigError(
+                        f"expect({guard!r}): it covers {covered!r}, which is written with a revision of its own; "
+                        "write a key without a revision first, or leave one of the two out"
+                    )
+        free = [key for key, (_, _, revision) in self._writes.items() if revision is None and key not in riders]
+        riders |= dict(zip(free, harmless, strict=False))
+        return riders, harmless[len(free) :]
+
+    def revisions(self, ack: PubAck) -> dict[str, int]:
+        """Of each key, from the acknowledgement of the batch: it was stored in one piece."""
+        size = ack.batch_size or 0
+        first = ack.sequence - size + 1
+        revisions = {key: first + index for index, key in enumerate(self._writes)}
+        if size > len(self._writes):  # the last write was repeated
+            revisions[next(reversed(self._writes))] = ack.sequence
+        return revisions
+
+    def conflict(self) -> Requests[Conflict]:
         """Which keys are not as expected; the server does not say. All of them, should they be so again by now."""
+        expected = {key: revision for key, (_, _, revision) in self._writes.items() if revision is not None}
+        expected |= self._guards
         changed = []
-        for key, revision in self._expected.items():
+        for key, revision in expected.items():
             present, _ = yield from self._bucket._last(key)
             if present != revision:
                 changed.append(key)
-        return tuple(changed or self._expected)
+        return Conflict(self._bucket.name, tuple(changed or expected))

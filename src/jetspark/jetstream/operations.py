@@ -1,5 +1,5 @@
-"""Every request to the JetStream API, written once. A generator yields what to ask and is resumed with the answer; both
-drivers run them."""
+"""Every request to the JetStream API, written once. A generator yields what to ask and is resumed with the answer, or
+with the error there was instead; both drivers run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from jetspark.jetstream import wire
 from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig, check_name
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
 
-__all__ = ["LEADERLESS_RETRIES", "LEADERLESS_WAIT_S", "Api", "Operation", "Request", "api_prefix", "message_query"]
+__all__ = [
+    "LEADERLESS_RETRIES",
+    "LEADERLESS_WAIT_S",
+    "Api",
+    "Operation",
+    "Pause",
+    "Request",
+    "api_prefix",
+    "message_query",
+]
 
 T = TypeVar("T")
 
@@ -45,7 +54,14 @@ class Request:
     """No answer is wanted; what is sent back means nothing."""
 
 
-Operation: TypeAlias = Generator[Request, CoreMessage, T]
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait so long; what is sent back means nothing."""
+
+    seconds: float
+
+
+Operation: TypeAlias = Generator[Request | Pause, CoreMessage, T]
 
 
 def api_prefix(domain: str | None, prefix: str | None) -> str:

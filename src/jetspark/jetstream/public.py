@@ -1,6 +1,7 @@
 """The public names of this layer; ``jetspark`` and ``jetspark.blocking`` both export them all."""
 
 from jetspark.jetstream.acks import Metadata
+from jetspark.jetstream.advisories import BatchAbandoned
 from jetspark.jetstream.config import (
     ConsumerConfig,
     ConsumerLimits,
@@ -27,6 +28,7 @@ from jetspark.jetstream.publishing import Expect
 
 __all__ = [
     "AccountInfo",
+    "BatchAbandoned",
     "ClusterInfo",
     "ConsumerConfig",
     "ConsumerInfo",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
-from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.jetstream import wire
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Operation, Request
 
-__all__ = ["Expect", "publish", "publish_headers", "read_pub_ack"]
+__all__ = ["Expect", "check_batch_id", "header_block", "publish", "publish_headers", "read_pub_ack"]
+
+_is_batch_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +52,7 @@ def publish_headers(
         return None
     result = Headers(headers)
     if "Nats-Expected-Last-Msg-Id" in result:
-        # Measured on nats-server 2.15.1: a value that does not match halts every replica of a replicated stream,
-        # which then has to be deleted and recreated.
-        raise ConfigError(
-            "header Nats-Expected-Last-Msg-Id: not sent, because a mismatch stops a replicated stream for good "
-            "(nats-server 2.15); use expect=Expect(last_subject_sequence=...)"
-        )
+        raise _dangerous()
     if msg_id is not None:
         if not msg_id:
             raise ConfigError("msg_id='': expected a text, or None for no deduplication")
@@ -76,6 +74,34 @@ def publish_headers(
             if value is not None:
                 result[name] = str(value)
     return result
+
+
+def check_batch_id(batch_id: str) -> str:
+    """The id, if it is one. Other characters come back from the server as JSON nobody can read."""
+    if not isinstance(batch_id, str) or not _is_batch_id(batch_id):
+        raise ConfigError(f"batch_id={batch_id!r}: expected 1 to 64 of the characters A-Z a-z 0-9 _ -")
+    return batch_id
+
+
+def header_block(headers: HeadersLike) -> bytes:
+    """Headers as they stand in a frame.
+
+    Raises:
+        InvalidHeader, ConfigError: They cannot be sent, or must not.
+    """
+    block = encode(headers)
+    if b"\r\nnats-expected-last-msg-id:" in block.lower():
+        raise _dangerous()
+    return block
+
+
+def _dangerous() -> ConfigError:
+    # Measured on nats-server 2.15.1: a value that does not match halts every replica of a replicated stream, which
+    # then has to be deleted and recreated.
+    return ConfigError(
+        "header Nats-Expected-Last-Msg-Id: not sent, because a mismatch stops a replicated stream for good "
+        "(nats-server 2.15); use expect=Expect(last_subject_sequence=...)"
+    )
 
 
 def publish(subject: str, data: bytes, headers: HeadersLike | None) -> Operation[PubAck]:

@@ -15,10 +15,20 @@ import types
 import typing
 from typing import Any, TypeVar
 
-from jetspark.errors import ProtocolError
+from jetspark.errors import ProtocolError, ServerError
 from jetspark.jetstream.errors import server_error
 
-__all__ = ["decode", "encode", "parse_time", "read_reply", "required_level", "seconds_to_ns", "time_text"]
+__all__ = [
+    "decode",
+    "encode",
+    "error_of",
+    "parse_time",
+    "read_object",
+    "read_reply",
+    "required_level",
+    "seconds_to_ns",
+    "time_text",
+]
 
 T = TypeVar("T")
 
@@ -179,18 +189,40 @@ def read_reply(data: bytes) -> dict[str, Any]:
         ServerError: The reply is an error; the class says which.
         ProtocolError: It is not what a JetStream server sends.
     """
+    reply = read_object(data)
+    error = error_of(reply)
+    if error is not None:
+        raise error
+    return reply
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """The JSON object of a reply, error or not.
+
+    Raises:
+        ProtocolError: It is none.
+    """
     try:
         reply = json.loads(data)
     except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
         raise ProtocolError(f"a JetStream reply that is not a JSON object: {data[:80]!r}")
-    error = reply.get("error")
-    if error is not None:
-        if not isinstance(error, dict):
-            raise ProtocolError(f"a JetStream error that is not a JSON object: {data[:80]!r}")
-        code, err_code = error.get("code", 0), error.get("err_code", 0)
-        if not isinstance(code, int) or not isinstance(err_code, int):
-            raise ProtocolError(f"a JetStream error without numbers: {data[:80]!r}")
-        raise server_error(code, err_code, str(error.get("description", "no description")))
     return reply
+
+
+def error_of(reply: collections.abc.Mapping[str, Any]) -> ServerError | None:
+    """The error a reply is, if it is one.
+
+    Raises:
+        ProtocolError: It is one nobody can read.
+    """
+    error = reply.get("error")
+    if error is None:
+        return None
+    if not isinstance(error, dict):
+        raise ProtocolError(f"a JetStream error that is not a JSON object: {str(error)[:80]!r}")
+    code, err_code = error.get("code", 0), error.get("err_code", 0)
+    if not isinstance(code, int) or not isinstance(err_code, int):
+        raise ProtocolError(f"a JetStream error without numbers: {str(error)[:80]!r}")
+    return server_error(code, err_code, str(error.get("description", "no description")))

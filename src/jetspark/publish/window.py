@@ -27,6 +27,7 @@ when its message is acknowledged or given up, like any other.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from jetspark.core.connection import Connection, is_no_responders
@@ -47,7 +48,7 @@ from jetspark.errors import (
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import read_pub_ack
 
-__all__ = ["ACK_TIMEOUT_S", "MAX_OUTSTANDING", "Handle", "WhenFull", "Window"]
+__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "WhenFull", "Window", "WindowOptions"]
 
 # On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
 # there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
@@ -60,6 +61,26 @@ WhenFull = Literal["wait", "raise"]
 
 # What nearly every acknowledgement looks like. Reading it this way takes 1 µs, as JSON 5.5 µs.
 _PLAIN_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([0-9]{1,19})\}')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOptions:
+    """What a window is like; publishers with equal options may share one."""
+
+    max_outstanding: int = MAX_OUTSTANDING
+    ack_timeout: float = ACK_TIMEOUT_S
+    when_full: WhenFull = "wait"
+
+    def __post_init__(self) -> None:
+        if self.max_outstanding < 1:
+            raise ConfigError(f"max_outstanding={self.max_outstanding}: expected 1 or more")
+        if not self.ack_timeout > 0:
+            raise ConfigError(f"ack_timeout={self.ack_timeout}: expected more than 0 seconds")
+        if self.when_full not in ("wait", "raise"):
+            raise ConfigError(f"when_full={self.when_full!r}: expected 'wait' or 'raise'")
+
+
+DEFAULT_WINDOW = WindowOptions()
 
 
 class Handle(Protocol):
@@ -83,12 +104,7 @@ class Window:
         when_full: WhenFull = "wait",
     ) -> None:
         """``owner`` is the driver's object that is woken when acknowledgements have arrived."""
-        if max_outstanding < 1:
-            raise ConfigError(f"max_outstanding={max_outstanding}: expected 1 or more")
-        if not ack_timeout > 0:
-            raise ConfigError(f"ack_timeout={ack_timeout}: expected more than 0 seconds")
-        if when_full not in ("wait", "raise"):
-            raise ConfigError(f"when_full={when_full!r}: expected 'wait' or 'raise'")
+        WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)  # raises, if wrong
         self.max_outstanding, self.ack_timeout_s, self.when_full = max_outstanding, ack_timeout, when_full
         self._machine, self._owner = machine, owner
         self._inbox: SubscriptionState | None = None

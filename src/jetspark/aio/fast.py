@@ -1,0 +1,474 @@
+"""Fast ingest with asyncio. Decisions are made in :mod:`jetspark.publish`, by ``fast`` and ``endless``; this adds
+waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from jetspark.aio.transport import WRITE_AT_BYTES
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.headers import HeadersLike
+from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
+from jetspark.publish.faces import FastBatchFace, FastPublisherFace, headers_of
+from jetspark.publish.fast import FastBatchOptions, FastMachine, FastReceipt, Item
+
+if TYPE_CHECKING:
+    from jetspark.aio.client import Client
+
+__all__ = ["FastBatch", "FastPublisher"]
+
+
+class _Paced:
+    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+
+    _paced: FastMachine | Endless
+    _logger = logging.getLogger("jetspark.aio")
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._connection, self._link = client, client._machine, client._link
+        self._loop = client._link._loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._is_listening = False
+
+    def _wake(self) -> None:
+        """The server said something."""
+        self._paced.on_replies(self._loop.time())
+        self._settle()
+
+    def _on_event(self, event: ConnectionEvent) -> None:
+        self._paced.on_event(event, self._loop.time())
+        self._settle()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._paced.on_time(self._loop.time())
+        self._settle()
+
+    def _settle(self) -> None:
+        """After every call into the machine."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._connection.out_bytes:
+            self._link.schedule_flush()
+        self._watch_clock()
+
+    def _watch_clock(self) -> None:
+        deadline = self._paced.next_deadline()
+        if self._timer is not None:
+            if deadline is not None and self._timer_at <= deadline:
+                return  # it will look, and be set anew
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._client._listeners.append(self._on_event)
+
+    def _stop_listening(self) -> None:
+        if self._is_listening:
+            self._is_listening = False
+            self._client._listeners.remove(self._on_event)
+
+    async def _wait(self) -> None:
+        """Until something has changed."""
+        self._link.flush()
+        self._watch_clock()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def _sent(self, send: Callable[[], None]) -> None:
+        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
+        while True:
+            try:
+                send()
+                break
+            except BufferFull:
+                self._link.flush()
+                await self._link.wait_for_room()
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            await self._link.push()
+        elif not self._link.flush_is_scheduled:
+            self._link.schedule_flush()
+
+    # ---- what draining a connection asks of every reader -------------------------------------------------------
+
+    @property
+    def pending_messages(self) -> int:
+        return 0
+
+    async def _read_up(self) -> None:
+        """Answers are read as they come."""
+
+
+class FastBatch(_Paced, FastBatchFace):
+    """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
+
+    ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
+    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on, ``gaps``
+    and ``errors`` say exactly which are missing. :class:`~jetspark.BatchInDoubt` says that the server stopped answering
+    or forgot the batch, and how far it is known to be stored.
+
+    Leaving the block normally commits. Leaving it by an exception ends the batch, and what was added stays stored: for
+    all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.
+    What is added is copied out of the caller's hands at once.
+    """
+
+    def __init__(self, client: Client, options: FastBatchOptions) -> None:
+        super().__init__(client)
+        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._opening = asyncio.Lock()
+
+    async def add(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> FastReceipt:
+        """Send a message; waits while the server wants no more.
+
+        Raises:
+            BatchCutShort, BatchInDoubt: The batch is over.
+            ServerError: It was refused from the start: nothing is stored.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
+        """
+        batch, link = self._batch, self._link
+        checked = publish_headers(headers, msg_id, expect, ttl)
+        item: Item = (subject, data) if checked is None else (subject, data, checked)
+        if batch.room == 0 and await self._open_or_wait(item):
+            return FastReceipt(1, batch.acknowledged)
+        try:
+            batch.add(item, self._loop.time())
+        except BufferFull:
+            await self._sent(lambda: batch.add(item, self._loop.time()))
+        sequence = batch.sequence
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            await link.push()
+        elif not link.flush_is_scheduled:
+            link.schedule_flush()
+        return FastReceipt(sequence, batch.acknowledged)
+
+    async def add_many(self, items: Iterable[Item] | AsyncIterable[Item], *, commit: bool = False) -> FastReceipt:
+        """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
+
+        Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
+        survives a change of leader best. When this raises, ``sequence`` tells how many were sent.
+        """
+        if isinstance(items, AsyncIterable):
+            return await self._add_from(items, commit=commit)
+        iterator = iter(items)
+        held: list[Item] = []  # the last one so far, which may have to be sent as the commit
+        while True:
+            count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
+            chunk, held = held, []
+            before = len(chunk)
+            try:
+                chunk.extend(islice(iterator, count))
+            except BaseException:
+                await self._add_chunk(chunk)  # it has what the iterator gave before it failed
+                raise
+            is_last = len(chunk) - before < count
+            if commit and chunk:
+                held = [chunk.pop()]
+            await self._add_chunk(chunk)
+            if is_last:
+                break
+        if commit:
+            if held:
+                await self.commit(*held[0][:2], headers=headers_of(held[0]))
+            elif self.sequence:
+                await self.commit()
+        return FastReceipt(self.sequence, self.acknowledged)
+
+    async def _add_from(self, items: AsyncIterable[Item], *, commit: bool) -> FastReceipt:
+        held: Item | None = None
+        async for item in items:
+            ready, held = (held, item) if commit else (item, None)
+            if ready is not None:
+                await self.add(*ready[:2], headers=headers_of(ready))
+        if held is not None:
+            await self.commit(*held[:2], headers=headers_of(held))
+        return FastReceipt(self.sequence, self.acknowledged)
+
+    async def _add_chunk(self, chunk: list[Item]) -> None:
+        batch = self._batch
+        while chunk:
+            room = batch.room
+            if room == 0:
+                if await self._open_or_wait(chunk[0]):
+                    chunk = chunk[1:]
+                continue
+            part, chunk = chunk[:room], chunk[room:]
+            await self._sent(partial(batch.add_many, part, self._loop.time()))
+
+    async def ping(self) -> None:
+        """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
+        self._batch.check()
+        self._batch.ping(self._loop.time())
+        self._link.schedule_flush()
+
+    async def commit(
+        self,
+        subject: str | None = None,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> PubAck:
+        """End the batch, with a last message or without, and return the final acknowledgement.
+
+        Raises:
+            BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
+        """
+        batch = self._batch
+        batch.check()
+        if subject is not None:
+            item: Item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+            if not (batch.is_new and await self._begin(item, is_only=True)):
+                await self._until_open()
+                await self._sent(lambda: batch.commit(item, self._loop.time()))
+        elif batch.sequence:
+            await self._until_open()
+            batch.end(self._loop.time())
+        else:
+            raise UsageError("nothing was added: there is nothing to commit")
+        while not batch.is_ended:
+            await self._wait()
+        if batch.failure is not None:
+            batch.check()
+        assert batch.ack is not None
+        return batch.ack
+
+    async def _open_or_wait(self, item: Item) -> bool:
+        """There is no room. True when the batch had not begun, and began with this message."""
+        batch = self._batch
+        while batch.room == 0:
+            batch.check()
+            if not batch.is_new:
+                await self._wait()
+            elif await self._begin(item):
+                return True
+        return False
+
+    async def _begin(self, item: Item, *, is_only: bool = False) -> bool:
+        """Open the batch with this message; False when another one has meanwhile."""
+        batch = self._batch
+        async with self._opening:
+            has_begun = False
+            while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
+                if batch.reopen_at is not None:
+                    await asyncio.sleep(max(0.0, batch.reopen_at - self._loop.time()))
+                self._listen()
+                await self._sent(lambda: batch.start(item, self._loop.time(), is_only=is_only))
+                has_begun = True
+                while batch.is_opening:
+                    await self._wait()
+        if has_begun and batch.failure is not None:
+            batch.check()
+        return has_begun
+
+    async def _until_open(self) -> None:
+        while self._batch.is_opening:
+            await self._wait()
+        self._batch.check()
+
+    def _settle(self) -> None:
+        super()._settle()
+        news, self._batch.news = self._batch.news, []
+        self._tell(news)
+        if self._batch.is_ended:
+            self._stop_listening()
+
+    async def __aenter__(self) -> FastBatch:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        batch = self._batch
+        if kind is not None:
+            batch.abandon(self._loop.time())
+            self._settle()
+        elif batch.failure is not None:
+            batch.check()
+        elif batch.sequence and not batch.is_ended:
+            await self.commit()
+
+
+class FastPublisher(_Paced, FastPublisherFace):
+    """Stores an endless stream of messages, in order, over as many fast batches as it takes.
+
+    Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
+    again after a lost message, a change of leader, a reconnect or a restart of the server. With ``message_ids=True``
+    it is stored exactly once (within the stream's duplicate window). Without, the last messages before a restart or a
+    long outage may be stored twice; ``possibly_doubled`` counts them, and a warning is logged.
+
+    Leaving the block normally waits until everything is stored.
+    """
+
+    def __init__(self, client: Client, options: FastPublisherOptions) -> None:
+        super().__init__(client)
+        self._paced = self._endless = Endless(client._machine, self, options, now=self._loop.time())
+        self._waits_for_room = False
+        self._listen()
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> int:
+        """Accept a message and return its position; waits while too much is pending.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+        """
+        checked = publish_headers(headers, msg_id, expect, ttl)
+        endless = self._endless
+        while endless.room == 0 or endless.failure is not None:
+            endless.check()
+            await self._wait()
+        endless.check()
+        endless.accept([(subject, data) if checked is None else (subject, data, checked)], self._loop.time())
+        position = endless.accepted
+        self._pump()
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            await self._link.push()
+        return position
+
+    async def publish_many(self, items: Iterable[Item] | AsyncIterable[Item]) -> int:
+        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position."""
+        if isinstance(items, AsyncIterable):
+            async for item in items:
+                await self.publish(*item[:2], headers=headers_of(item))
+            return self.accepted
+        iterator = iter(items)
+        while True:
+            await self._until_there_is_room()
+            chunk: list[Item] = []
+            count = min(self._endless.room, CHUNK_MESSAGES)
+            try:
+                chunk.extend(islice(iterator, count))
+            finally:
+                self._endless.accept(chunk, self._loop.time())
+                self._pump()
+            if len(chunk) < count:
+                return self.accepted
+            if self._connection.out_bytes >= WRITE_AT_BYTES:
+                await self._link.push()
+
+    async def _until_there_is_room(self) -> None:
+        endless = self._endless
+        endless.check()
+        while endless.room == 0:
+            await self._wait()
+            endless.check()
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when everything accepted so far is stored.
+
+        The present batch is ended for that: only its end tells. So flush now and then, not after each message.
+
+        Raises:
+            RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
+            JetSparkError: The publisher gave up.
+        """
+        endless = self._endless
+        position = endless.flush()
+        await self._until(lambda: endless.published >= position, timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Store everything, end the batch, accept nothing more.
+
+        Raises:
+            RequestTimeout: Some is not stored within ``timeout`` seconds; ``unpublished()`` has it.
+            JetSparkError: The publisher gave up; likewise.
+        """
+        endless = self._endless
+        endless.close()
+        try:
+            await self._until(lambda: endless.is_idle, timeout)
+        finally:
+            endless.abandon(self._loop.time())
+            self._settle()
+            self._stop_listening()
+
+    async def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                self._pump()
+                while not is_done():
+                    if self._endless.failure is not None:
+                        raise self._endless.failure.with_traceback(None)
+                    await self._wait()
+        except TimeoutError as error:
+            if isinstance(error, JetSparkError):
+                raise
+            raise RequestTimeout(f"{self._endless.pending} messages to be stored", timeout or 0) from None
+
+    def _settle(self) -> None:
+        self._pump()
+        self._tell()
+        super()._settle()
+
+    def _pump(self) -> None:
+        try:
+            while self._endless.pump(self._loop.time()):
+                pass
+        except BufferFull:
+            if not self._waits_for_room:
+                self._waits_for_room = True
+                self._link.call_when_there_is_room(self._on_room)
+        except JetSparkError as error:  # the connection was closed meanwhile
+            self._endless.fail(error)
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self._link.flush()
+        elif self._connection.out_bytes and not self._link.flush_is_scheduled:
+            self._link.schedule_flush()
+        if self._timer is None:
+            self._watch_clock()
+
+    def _on_room(self) -> None:
+        self._waits_for_room = False
+        self._settle()
+
+    async def __aenter__(self) -> FastPublisher:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        try:
+            if issubclass(kind, Exception):
+                await self.close()  # what was accepted was accepted, whatever happened since
+        except JetSparkError as failure:
+            self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
+        finally:
+            self._endless.abandon(self._loop.time())
+            self._stop_listening()

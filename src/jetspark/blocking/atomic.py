@@ -1,0 +1,159 @@
+"""Atomic batches from threads. Decisions are made in :mod:`jetspark.publish.atomic`; this adds waiting."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.core.headers import HeadersLike
+from jetspark.errors import BufferFull
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.atomic import AtomicFace, AtomicMachine, Outcome
+
+if TYPE_CHECKING:
+    from jetspark.blocking.jetstream import JetStream
+
+__all__ = ["AtomicBatch"]
+
+
+class AtomicBatch(AtomicFace):
+    """Messages that are stored together or not at all; see :meth:`JetStream.atomic_batch`.
+
+    Leaving the block commits; leaving it by an exception stores nothing. One call at a time: a batch is an order.
+    Every error says what became of the batch, and so does ``outcome``: after a refusal (``ServerError``,
+    ``JetStreamUnavailable``) nothing is stored; after :class:`~jetspark.BatchInDoubt`, or when the commit was
+    interrupted, nobody knows, and :meth:`resolve` finds out. What is refused here, before it is sent (``ConfigError``),
+    leaves the batch as it was.
+    """
+
+    def __init__(
+        self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
+    ) -> None:
+        self._js, self._client = js, js._client
+        self._timeout_s = js._timeout_s if timeout is None else timeout
+        self._began = time.monotonic(), time.time()
+        self._machine = AtomicMachine(
+            js._client._machine,
+            js._api,
+            f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
+            ack_first=ack_first,
+            ack_every=ack_every,
+            timeout_s=self._timeout_s,
+            jitter=random.random,
+        )
+
+    def add(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> None:
+        """Add a message; the options are those of :meth:`JetStream.publish`, and decided at the commit.
+
+        Raises:
+            ConfigError: The message cannot be part of this batch, which goes on without it.
+            ServerError: The server does not go on with the batch: nothing is stored.
+            RequestTimeout: An acknowledgement that was asked for did not come: nothing is stored.
+            UsageError: The batch is over; the message says how it ended.
+        """
+        machine = self._machine
+        fields = publish_headers(headers, msg_id, expect, ttl)
+        if machine.wants_ack:
+            self._js._run(machine.ask(subject, data, fields), self._timeout_s)
+            return
+        link = self._client._link
+        with link.lock:
+            if self._client._machine.out_bytes >= WRITE_AT_BYTES:
+                link.make_room()
+            try:
+                machine.add(subject, data, fields)
+            except BufferFull:
+                self._client._when_there_is_room(lambda: machine.add(subject, data, fields))
+            link.flush_soon()
+
+    def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        """Add one message after the other, each a subject and data: the fastest way for many.
+
+        What it raises is what :meth:`add` would have for the message it came to; those before it are in the batch.
+        """
+        machine, link = self._machine, self._client._link
+        waiting = iter(messages)
+        while True:
+            if machine.wants_ack:
+                for subject, data in waiting:
+                    self.add(subject, data)
+                    break
+                else:
+                    return
+            pack = machine.pack(waiting)
+            with link.lock:
+                if self._client._machine.out_bytes >= WRITE_AT_BYTES:
+                    link.make_room()
+                try:
+                    machine.send(pack)
+                except BufferFull:
+                    self._client._when_there_is_room(functools.partial(machine.send, pack))
+                link.flush()
+            if pack.error is not None:
+                raise pack.error
+            if pack.is_last:
+                return
+
+    def commit(
+        self,
+        subject: str | None = None,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> PubAck:
+        """Store everything that was added; with ``subject``, this last message too.
+
+        Without a last message this needs nats-server 2.14.
+
+        Raises:
+            WrongLastSequence, DuplicateMessageId, BatchIncomplete, BatchTooLarge, ServerError: Nothing is stored.
+            BatchInDoubt: No answer came: all is stored or nothing, and :meth:`resolve` finds out.
+            FeatureUnavailable: The server is too old for this; the batch is still open.
+        """
+        fields = publish_headers(headers, msg_id, expect, ttl)
+        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s)
+
+    def discard(self) -> None:
+        """Store nothing, and free the batch's place at the server at once."""
+        self._js._run(self._machine.discard(), self._timeout_s)
+
+    def resolve(self) -> Outcome:
+        """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
+
+        When it is stored, ``ack`` is set. ``"not stored"`` is final: should the commit still be on its way, it comes
+        too late. May be called again, and answers at once where nothing is in doubt. It reads the stream through its
+        leader, which may take two seconds on a replicated one.
+
+        Raises:
+            BatchInDoubt: It cannot be known now (the stream does not answer), or any more: everything on the batch's
+                subjects was overwritten, consumed, expired or purged since; or the batch's first message was never
+                acknowledged (``ack_first=False``, or a batch of one) and the connection was lost. A caller's own
+                ``batch_id`` must be new for each batch: it is what the batch is known by.
+        """
+        monotonic, wall = self._began
+        # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
+        age_s = max(time.monotonic() - monotonic, time.time() - wall)
+        return self._js._run(self._machine.resolve(age_s), self._timeout_s)
+
+    def __enter__(self) -> AtomicBatch:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s)

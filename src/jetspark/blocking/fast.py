@@ -1,0 +1,466 @@
+"""Fast ingest from threads. Decisions are made in :mod:`jetspark.publish`, by ``fast`` and ``endless``; this adds
+waiting.
+
+The link's lock guards the machine. Time is watched by whoever waits, and while nobody does by the connection's thread
+(see ``Link.watch``): a batch must be kept alive while its producer thinks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.headers import HeadersLike
+from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
+from jetspark.publish.faces import FastBatchFace, FastPublisherFace, headers_of
+from jetspark.publish.fast import FastBatchOptions, FastMachine, FastReceipt, Item
+
+if TYPE_CHECKING:
+    from jetspark.blocking.client import Client
+
+__all__ = ["FastBatch", "FastPublisher"]
+
+# A full connection buffer is looked at again after this long by those who cannot wait for it.
+ROOM_POLL_S = 0.01
+
+
+class _Paced(ABC):
+    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+
+    _paced: FastMachine | Endless
+    _logger = logging.getLogger("jetspark.blocking")
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._connection, self._link = client, client._machine, client._link
+        self._changed = threading.Condition(client._link.lock)
+        self._is_listening = False
+
+    def _wake(self) -> None:
+        """The server said something."""
+        with self._link.lock:
+            self._paced.on_replies(time.monotonic())
+            self._settle()
+        self._tell_news()
+
+    def _on_event(self, event: ConnectionEvent) -> None:
+        with self._link.lock:
+            self._paced.on_event(event, time.monotonic())
+            self._settle()
+        self._tell_news()
+
+    def _next_deadline(self) -> float | None:
+        """For the connection's thread."""
+        return self._paced.next_deadline()
+
+    def _on_clock(self, now: float) -> None:
+        """For the connection's thread."""
+        self._paced.on_time(now)
+        self._settle()
+
+    def _settle(self) -> None:
+        """After every call into the machine, with the lock."""
+        self._changed.notify_all()
+        if self._connection.out_bytes:
+            self._link.flush_soon()
+
+    @abstractmethod
+    def _tell_news(self) -> None:
+        """Call back, without the lock."""
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._client._listeners.append(self._on_event)
+        self._link.watch(self)
+
+    def _stop_listening(self) -> None:
+        self._link.unwatch(self)
+        if self._is_listening:
+            self._is_listening = False
+            self._client._listeners.remove(self._on_event)
+
+    def _wait(self, deadline: float | None = None) -> None:
+        """Until something has changed, or the deadline; with the lock, which is given up meanwhile."""
+        self._link.check_may_wait("fast ingest")
+        self._link.flush()
+        own = self._next_deadline()
+        times = [each for each in (own, deadline) if each is not None]
+        now = time.monotonic()
+        if not self._changed.wait(max(0.0, min(times) - now) if times else None):
+            self._paced.on_time(time.monotonic())
+            self._settle()
+
+    def _sent(self, send: Callable[[], None]) -> None:
+        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``."""
+        while True:
+            try:
+                send()
+                break
+            except BufferFull:
+                self._link.flush()
+                self._link.room.wait(ROOM_POLL_S)
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self._link.make_room()
+        else:
+            self._link.flush_soon()
+
+    # ---- what draining a connection asks of every reader -------------------------------------------------------
+
+    @property
+    def pending_messages(self) -> int:
+        return 0
+
+    def _read_up(self, deadline: float) -> bool:
+        """Answers are read as they come."""
+        return True
+
+
+class FastBatch(_Paced, FastBatchFace):
+    """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
+
+    The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
+    """
+
+    def __init__(self, client: Client, options: FastBatchOptions) -> None:
+        super().__init__(client)
+        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._opener: threading.Thread | None = None
+        """Whose message opens the batch. Others wait for what becomes of it."""
+
+    def add(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> FastReceipt:
+        """Send a message; waits while the server wants no more.
+
+        Raises:
+            BatchCutShort, BatchInDoubt: The batch is over.
+            ServerError: It was refused from the start: nothing is stored.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
+        """
+        batch = self._batch
+        checked = publish_headers(headers, msg_id, expect, ttl)
+        item: Item = (subject, data) if checked is None else (subject, data, checked)
+        with self._link.lock:
+            if batch.room == 0 and self._open_or_wait(item):
+                return FastReceipt(1, batch.acknowledged)
+            self._sent(lambda: batch.add(item, time.monotonic()))
+            return FastReceipt(batch.sequence, batch.acknowledged)
+
+    def add_many(self, items: Iterable[Item], *, commit: bool = False) -> FastReceipt:
+        """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
+
+        Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
+        survives a change of leader best. When this raises, ``sequence`` tells how many were sent.
+        """
+        iterator = iter(items)
+        held: list[Item] = []  # the last one so far, which may have to be sent as the commit
+        while True:
+            count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
+            chunk, held = held, []
+            before = len(chunk)
+            try:
+                chunk.extend(islice(iterator, count))
+            except BaseException:
+                self._add_chunk(chunk)  # it has what the iterator gave before it failed
+                raise
+            is_last = len(chunk) - before < count
+            if commit and chunk:
+                held = [chunk.pop()]
+            self._add_chunk(chunk)
+            if is_last:
+                break
+        if commit:
+            if held:
+                self.commit(*held[0][:2], headers=headers_of(held[0]))
+            elif self.sequence:
+                self.commit()
+        return FastReceipt(self.sequence, self.acknowledged)
+
+    def _add_chunk(self, chunk: list[Item]) -> None:
+        batch = self._batch
+        with self._link.lock:
+            while chunk:
+                room = batch.room
+                if room == 0:
+                    if self._open_or_wait(chunk[0]):
+                        chunk = chunk[1:]
+                    continue
+                part, chunk = chunk[:room], chunk[room:]
+                self._sent(partial(batch.add_many, part, time.monotonic()))
+
+    def ping(self) -> None:
+        """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
+        with self._link.lock:
+            self._batch.check()
+            self._batch.ping(time.monotonic())
+            self._link.flush_soon()
+
+    def commit(
+        self,
+        subject: str | None = None,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> PubAck:
+        """End the batch, with a last message or without, and return the final acknowledgement.
+
+        Raises:
+            BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
+        """
+        batch = self._batch
+        with self._link.lock:
+            batch.check()
+            if subject is not None:
+                item: Item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+                if not (batch.is_new and self._begin(item, is_only=True)):
+                    self._until_open()
+                    self._sent(lambda: batch.commit(item, time.monotonic()))
+            elif batch.sequence:
+                self._until_open()
+                batch.end(time.monotonic())
+            else:
+                raise UsageError("nothing was added: there is nothing to commit")
+            while not batch.is_ended:
+                self._wait()
+        self._tell_news()
+        if batch.failure is not None:
+            batch.check()
+        assert batch.ack is not None
+        return batch.ack
+
+    def _open_or_wait(self, item: Item) -> bool:
+        """There is no room. True when the batch had not begun, and began with this message."""
+        batch = self._batch
+        while batch.room == 0:
+            batch.check()
+            if not batch.is_new or self._opener is not None:
+                self._wait()
+            elif self._begin(item):
+                return True
+        return False
+
+    def _begin(self, item: Item, *, is_only: bool = False) -> bool:
+        """Open the batch with this message; False when another one has meanwhile."""
+        batch = self._batch
+        while self._opener is not None:
+            self._wait()
+        has_begun = False
+        self._opener = threading.current_thread()
+        try:
+            while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
+                if batch.reopen_at is not None:
+                    self._changed.wait(max(0.0, batch.reopen_at - time.monotonic()))
+                self._listen()
+                self._sent(lambda: batch.start(item, time.monotonic(), is_only=is_only))
+                has_begun = True
+                while batch.is_opening:
+                    self._wait()
+        finally:
+            self._opener = None
+            self._changed.notify_all()
+        if has_begun and batch.failure is not None:
+            batch.check()
+        return has_begun
+
+    def _until_open(self) -> None:
+        while self._batch.is_opening:
+            self._wait()
+        self._batch.check()
+
+    def _settle(self) -> None:
+        super()._settle()
+        if self._batch.is_ended:
+            self._stop_listening()
+
+    def _tell_news(self) -> None:
+        with self._link.lock:
+            news, self._batch.news = self._batch.news, []
+        self._tell(news)
+
+    def __enter__(self) -> FastBatch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        batch = self._batch
+        if kind is not None:
+            with self._link.lock:
+                batch.abandon(time.monotonic())
+                self._settle()
+        elif batch.failure is not None:
+            batch.check()
+        elif batch.sequence and not batch.is_ended:
+            self.commit()
+
+
+class FastPublisher(_Paced, FastPublisherFace):
+    """Stores an endless stream of messages, in order, over as many fast batches as it takes.
+
+    Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
+    thread may publish.
+    """
+
+    def __init__(self, client: Client, options: FastPublisherOptions) -> None:
+        super().__init__(client)
+        self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
+        self._pump_at: float | None = None
+        with self._link.lock:
+            self._listen()
+
+    def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        ttl: float | None = None,
+        headers: HeadersLike | None = None,
+    ) -> int:
+        """Accept a message and return its position; waits while too much is pending.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+        """
+        checked = publish_headers(headers, msg_id, expect, ttl)
+        with self._link.lock:
+            self._until_there_is_room()
+            self._endless.accept([(subject, data) if checked is None else (subject, data, checked)], time.monotonic())
+            position = self._endless.accepted
+            self._pump()
+            if self._connection.out_bytes >= WRITE_AT_BYTES:
+                self._link.make_room()
+        return position
+
+    def publish_many(self, items: Iterable[Item]) -> int:
+        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position."""
+        iterator = iter(items)
+        while True:
+            with self._link.lock:
+                self._until_there_is_room()
+                count = min(self._endless.room, CHUNK_MESSAGES)
+            chunk: list[Item] = []
+            try:
+                chunk.extend(islice(iterator, count))
+            finally:
+                with self._link.lock:
+                    self._endless.accept(chunk, time.monotonic())
+                    self._pump()
+                    if self._connection.out_bytes >= WRITE_AT_BYTES:
+                        self._link.make_room()
+            if len(chunk) < count:
+                return self.accepted
+
+    def _until_there_is_room(self) -> None:
+        endless = self._endless
+        endless.check()
+        while endless.room == 0:
+            self._wait()
+            endless.check()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything accepted so far is stored.
+
+        The present batch is ended for that: only its end tells. So flush now and then, not after each message.
+
+        Raises:
+            RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
+            JetSparkError: The publisher gave up.
+        """
+        endless = self._endless
+        with self._link.lock:
+            position = endless.flush()
+            self._until(lambda: endless.published >= position, timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Store everything, end the batch, accept nothing more.
+
+        Raises:
+            RequestTimeout: Some is not stored within ``timeout`` seconds; ``unpublished()`` has it.
+            JetSparkError: The publisher gave up; likewise.
+        """
+        endless = self._endless
+        with self._link.lock:
+            endless.close()
+            try:
+                self._until(lambda: endless.is_idle, timeout)
+            finally:
+                endless.abandon(time.monotonic())
+                self._settle()
+                self._stop_listening()
+        self._tell_news()
+
+    def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._pump()
+        while not is_done():
+            if self._endless.failure is not None:
+                raise self._endless.failure.with_traceback(None)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise RequestTimeout(f"{self._endless.pending} messages to be stored", timeout or 0)
+            self._wait(deadline)
+
+    def _next_deadline(self) -> float | None:
+        deadline = super()._next_deadline()
+        if self._pump_at is None:
+            return deadline
+        return self._pump_at if deadline is None else min(deadline, self._pump_at)
+
+    def _settle(self) -> None:
+        self._pump()
+        super()._settle()
+
+    def _pump(self) -> None:
+        self._pump_at = None
+        try:
+            while self._endless.pump(time.monotonic()):
+                pass
+        except BufferFull:
+            self._pump_at = time.monotonic() + ROOM_POLL_S
+            self._link.watch(self)
+        except JetSparkError as error:  # the connection was closed meanwhile
+            self._endless.fail(error)
+        if self._connection.out_bytes:
+            self._link.flush_soon()
+
+    def _tell_news(self) -> None:
+        if self._endless.news or self._endless.doubled_news:
+            self._tell()
+
+    def __enter__(self) -> FastPublisher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            if issubclass(kind, Exception):
+                self.close()  # what was accepted was accepted, whatever happened since
+        except JetSparkError as failure:
+            self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
+        finally:
+            with self._link.lock:
+                self._endless.abandon(time.monotonic())
+                self._stop_listening()

@@ -1,0 +1,427 @@
+"""Endless publishing over fast batches: what was accepted is stored, in order, whatever happens to batches. Pure.
+
+Every accepted message has a position, counted from 1, and is in one of three places::
+
+    accept() ──> backlog ──pump()──> sent, in the present batch ──ack, final ack──> published
+                    ^                       │
+                    └───────batch over──────┘   what is not known to be stored, in front, in order
+
+A batch is over when the server ends it (a message was lost on the way, or refused), does not know it any more (idle
+for too long, restarted), or does not answer. In mode "fail" the stored messages of a batch are its first ones, so the
+next batch begins with the first that is not known to be stored. When the server counted them (``BatchCutShort``),
+that is exact. When nobody knows (``BatchInDoubt``), those after the last acknowledgement may be stored already: with
+message ids the stream recognises them, without they may be there twice, and ``possibly_doubled`` counts them.
+
+A message the stream refuses would be refused again: it stops the publisher, or is handed to ``on_refused`` and
+skipped.
+
+Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``. At
+most ``max_pending_messages`` and ``max_pending_bytes`` are kept. The publisher gives up after ``patience_s`` without
+progress; what it keeps then is still there to be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import Any
+
+from jetspark.core.connection import Connection
+from jetspark.core.events import Closed, ConnectionEvent
+from jetspark.core.headers import Headers, HeadersLike
+from jetspark.errors import (
+    BatchCutShort,
+    BatchInDoubt,
+    BatchUnknown,
+    ConfigError,
+    ConnectionClosed,
+    JetSparkError,
+    JetStreamUnavailable,
+    ServerError,
+    UsageError,
+)
+from jetspark.jetstream.publishing import header_block
+from jetspark.publish.fast import FastBatchOptions, FastMachine, Item, State
+
+__all__ = ["Endless", "FastPublisherOptions", "Refused"]
+
+# What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
+KEPT_OVERHEAD_BYTES = 200
+RETRY_WAIT_S = 0.05
+RETRY_WAIT_MAX_S = 2.0
+# Frames are built and handed over in pieces of about this size, so that memory does not depend on the window.
+CHUNK_MESSAGES = 500
+
+# The stream will not change its mind about these, so trying again would only hide them.
+_HOPELESS = frozenset({10109, 10205})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message the stream would not store, and what it said."""
+
+    position: int
+    subject: str
+    data: bytes
+    headers: HeadersLike | bytes | None
+    error: ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastPublisherOptions:
+    """How a fast publisher behaves."""
+
+    message_ids: bool = False
+    """Give every message an id, so that those in doubt are stored once; costs the server a look at each."""
+    id_prefix: str | None = None
+    """Ids are this, a dash and the position. By default it is unique; give one to have the same ids in every run."""
+    max_pending_messages: int = 10_000
+    """Accepted and not yet known to be stored; then ``publish`` waits."""
+    max_pending_bytes: int = 64 << 20
+    flow: int = 500
+    max_outstanding_acks: int = 2
+    patience_s: float = 120.0
+    """Longest time without progress before giving up. A stream's duplicate window, which ids rely on, is as long."""
+    batch_timeout_s: float = 15.0
+    """Longest time without an answer before a batch is given up for the next."""
+    on_refused: Callable[[Refused], None] | None = None
+    """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_pending_messages", "max_pending_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected 1 or more")
+        for name in ("patience_s", "batch_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
+        if self.id_prefix is not None and not self.message_ids:
+            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
+        self.batch_options()
+
+    def batch_options(self) -> FastBatchOptions:
+        return FastBatchOptions(
+            gap="fail",
+            flow=self.flow,
+            max_outstanding_acks=self.max_outstanding_acks,
+            timeout=self.batch_timeout_s,
+        )
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> FastPublisherOptions:
+        """From keywords; an unknown one is an error that lists the known ones."""
+        known = {entry.name for entry in fields(cls)}
+        if unknown := values.keys() - known:
+            raise ConfigError(
+                f"unknown fast publisher option {', '.join(sorted(unknown))}: "
+                f"expected one of {', '.join(sorted(known))}"
+            )
+        return cls(**values)
+
+
+class Endless:
+    """Messages on their way into a stream, over as many fast batches as it takes."""
+
+    def __init__(self, machine: Connection, owner: Any, options: FastPublisherOptions, *, now: float) -> None:
+        """``owner`` is the driver's object that is woken when the server said something."""
+        self.options = options
+        self.accepted = 0
+        """Position of the last message accepted."""
+        self.published = 0
+        """All up to this position are stored, or were handed to ``on_refused``."""
+        self.possibly_doubled = 0
+        """Sent again without knowing, and without ids to be recognised by."""
+        self.batches = 0
+        self.failure: Exception | None = None
+        """Why the publisher gave up."""
+        self.news: list[Refused] = []
+        """Refusals that nobody was told yet."""
+        self.doubled_news = 0
+        """Of those possibly doubled, those nobody was told of yet."""
+        self._machine, self._owner = machine, owner
+        self._batch: FastMachine | None = None
+        self._sent: deque[Item] = deque()
+        self._backlog: deque[Item] = deque()
+        self._pending_bytes = 0
+        self._settled_in_batch = 0
+        """How many of the present batch's messages have left ``sent``."""
+        self._flush_to = 0
+        self._is_closing = False
+        self._retry_at: float | None = None
+        self._retry_wait_s = RETRY_WAIT_S
+        self._last_error: Exception | None = None
+        self._moved_at = now
+        prefix = options.id_prefix or machine.new_batch()[1]
+        self._ids = f"{prefix}-" if options.message_ids else None
+
+    # ---- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Accepted and not known to be stored."""
+        return len(self._sent) + len(self._backlog)
+
+    @property
+    def room(self) -> int:
+        """How many more messages are accepted now."""
+        if self._pending_bytes >= self.options.max_pending_bytes:
+            return 0
+        return max(0, self.options.max_pending_messages - self.pending)
+
+    @property
+    def batch(self) -> FastMachine | None:
+        return self._batch
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is pending and no batch is open."""
+        return self._batch is None and not self.pending
+
+    def unpublished(self) -> list[Item]:
+        """What is accepted and not known to be stored, in order."""
+        return [*self._sent, *self._backlog]
+
+    def check(self) -> None:
+        """Whether the publisher may be used.
+
+        Raises:
+            JetSparkError: It gave up, or was closed.
+        """
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if self._is_closing:
+            raise UsageError("the publisher is closed; make another one")
+
+    # ---- accepting ---------------------------------------------------------------------------------------------
+
+    def accept(self, items: Sequence[Item], now: float) -> None:
+        """Take messages, for which there must be room. They are checked here: all are taken or none.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent.
+        """
+        address, payload = self._machine.address, self._machine.payload
+        kept: list[Item] = []
+        size = 0
+        position = self.accepted
+        for item in items:
+            position += 1
+            subject, data, headers = item if len(item) == 3 else (*item, None)
+            address(subject)
+            if headers is not None or self._ids is not None:
+                block = self._encode(headers, position)
+                data = payload(data, len(block))
+                kept.append((subject, data, block))
+                size += len(data) + len(block)
+            else:
+                data = payload(data)
+                kept.append((subject, data))
+                size += len(data)
+        if not self.pending:
+            self._moved_at = now  # patience begins with something to wait for
+        self.accepted = position
+        self._backlog.extend(kept)
+        self._pending_bytes += size + len(kept) * KEPT_OVERHEAD_BYTES
+
+    def _encode(self, headers: HeadersLike | bytes | None, position: int) -> bytes:
+        if isinstance(headers, bytes):
+            return headers
+        if self._ids is None:
+            return header_block(headers)
+        if headers is None:
+            return b"NATS/1.0\r\nNats-Msg-Id: %b%d\r\n\r\n" % (self._ids.encode(), position)
+        named = Headers(headers)
+        if "Nats-Msg-Id" not in named:  # the caller's own is better: it may outlive this process
+            named["Nats-Msg-Id"] = f"{self._ids}{position}"
+        return header_block(named)
+
+    def flush(self) -> int:
+        """Have everything accepted so far stored soon; returns the position to wait for."""
+        self._flush_to = self.accepted
+        return self._flush_to
+
+    def close(self) -> None:
+        """Accept nothing more; store what is there, and end the batch."""
+        self._is_closing = True
+        self._flush_to = self.accepted
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    def pump(self, now: float) -> bool:
+        """Send what may be sent now, some at a time; True while there is more to send at once.
+
+        Raises:
+            BufferFull: The network takes no more for now; nothing is lost.
+        """
+        if self.failure is not None:
+            return False
+        batch = self._batch
+        if batch is None:
+            if not self._backlog or (self._retry_at is not None and now < self._retry_at):
+                return False
+            batch = self._batch = FastMachine(self._machine, self._owner, self.options.batch_options())
+            self._settled_in_batch = 0
+            self.batches += 1
+            self._retry_at = None
+        if batch.state is State.NEW:
+            if batch.reopen_at is None or now >= batch.reopen_at:
+                self._begin(batch, now)
+            return False
+        if batch.state is State.OPEN:
+            if self._backlog and (room := batch.room):
+                self._send(batch, min(room, CHUNK_MESSAGES), now)
+                return bool(self._backlog) and batch.room > 0
+            if self._wants_end(batch):
+                batch.end(now)
+        return False
+
+    def _begin(self, batch: FastMachine, now: float) -> None:
+        item = self._sent[0] if self._sent else self._backlog[0]
+        batch.start(item, now)
+        if not self._sent:
+            self._sent.append(self._backlog.popleft())
+
+    def _send(self, batch: FastMachine, count: int, now: float) -> None:
+        items = list(islice(self._backlog, count))
+        batch.add_many(items, now)
+        if len(items) == len(self._backlog):
+            self._backlog.clear()
+        else:
+            for _ in items:
+                self._backlog.popleft()
+        self._sent.extend(items)
+
+    def _wants_end(self, batch: FastMachine) -> bool:
+        """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
+        if self._is_closing:
+            return not self._backlog
+        return self.published < self._flush_to <= self.published + len(self._sent)
+
+    # ---- what comes back ---------------------------------------------------------------------------------------
+
+    def on_replies(self, now: float) -> None:
+        """Take everything that has arrived."""
+        if self._batch is not None:
+            self._batch.on_replies(now)
+            self._look(now)
+
+    def on_event(self, event: ConnectionEvent, now: float) -> None:
+        """Something happened to the connection."""
+        if self._batch is not None:
+            self._batch.on_event(event, now)
+            self._look(now)
+        if isinstance(event, Closed) and self.failure is None and (self.pending or not self._is_closing):
+            self.fail(event.error or ConnectionClosed("the connection was closed"))
+
+    def _look(self, now: float) -> None:
+        """The batch may have moved, or be over."""
+        batch = self._batch
+        assert batch is not None
+        self._settle(batch.stored, now)
+        if batch.is_ended:
+            self._batch = None
+            self._on_batch_over(batch, now)
+
+    def _settle(self, stored: int, now: float) -> None:
+        """The first so many messages of the present batch are stored."""
+        count = stored - self._settled_in_batch
+        if count <= 0:
+            return
+        self._settled_in_batch = stored
+        for _ in range(count):
+            self._forget(self._sent.popleft())
+        self.published += count
+        self._moved_at = now
+        self._retry_wait_s = RETRY_WAIT_S
+
+    def _forget(self, item: Item) -> None:
+        size = len(item[1]) + KEPT_OVERHEAD_BYTES
+        if len(item) == 3 and isinstance(item[2], bytes):
+            size += len(item[2])
+        self._pending_bytes -= size
+
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        failure = batch.failure
+        if failure is None:
+            assert not self._sent
+            return
+        self._last_error = failure
+        refusal = self._refusal(batch)
+        if refusal is not None:
+            self._on_refused(refusal, now)
+        if isinstance(failure, BatchInDoubt) and self._sent and self._ids is None:
+            self.possibly_doubled += len(self._sent)
+            self.doubled_news += len(self._sent)
+        self._backlog.extendleft(reversed(self._sent))
+        self._sent.clear()
+        if _is_hopeless(failure) and refusal is None:
+            self.fail(failure)
+        elif self.failure is None and not isinstance(failure, BatchCutShort):
+            self._retry_at = now + self._retry_wait_s
+            self._retry_wait_s = min(2 * self._retry_wait_s, RETRY_WAIT_MAX_S)
+
+    def _refusal(self, batch: FastMachine) -> ServerError | None:
+        """What the stream said about the first message that is not stored, if it was that which ended the batch."""
+        first_missing = self._settled_in_batch + 1
+        for refusal in batch.errors:
+            if refusal.sequence == first_missing and self._sent and not _is_hopeless(refusal.error):
+                return refusal.error
+        return None
+
+    def _on_refused(self, error: ServerError, now: float) -> None:
+        item = self._sent[0]
+        if self.options.on_refused is None:
+            self.fail(error)
+            return
+        self._sent.popleft()
+        self._forget(item)
+        self.published += 1
+        self._moved_at = now
+        headers = item[2] if len(item) == 3 else None
+        self.news.append(Refused(self.published, item[0], item[1], headers, error))
+
+    def fail(self, error: Exception) -> None:
+        """Give up: nothing more is sent, and what is pending stays to be read."""
+        if self.failure is None:
+            self.failure = error
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
+        if self.failure is not None:
+            return None
+        deadline = self._moved_at + self.options.patience_s if self.pending else math.inf
+        if self._batch is not None:
+            deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
+        elif self._backlog and self._retry_at is not None:
+            deadline = min(deadline, self._retry_at)
+        return None if deadline == math.inf else deadline
+
+    def on_time(self, now: float) -> None:
+        """Time has passed: the driver pumps afterwards."""
+        if self._batch is not None:
+            self._batch.on_time(now)
+            self._look(now)
+        if self.failure is None and self.pending and now >= self._moved_at + self.options.patience_s:
+            reason = str(self._last_error or "no answer")
+            self.fail(BatchInDoubt(self._batch.id if self._batch else "", reason, 0))
+            if self._batch is not None:
+                self._batch.abandon(now)
+                self._batch = None
+
+    def abandon(self, now: float) -> None:
+        """The caller leaves: end what is open, wait for nothing."""
+        self._is_closing = True
+        if self._batch is not None:
+            self._batch.abandon(now)
+            self._batch = None
+
+
+def _is_hopeless(error: JetSparkError | Exception) -> bool:
+    cause = error.__cause__ if isinstance(error, BatchInDoubt) else error
+    if isinstance(cause, BatchUnknown | JetStreamUnavailable | BatchCutShort):
+        return False
+    return isinstance(cause, ServerError) and cause.err_code in _HOPELESS

@@ -1,0 +1,142 @@
+"""What both drivers' batches and publishers have in common: facts, and telling of losses; nothing that waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from jetspark.core.subscription import SubscriptionState
+from jetspark.jetstream.info import PubAck
+from jetspark.publish.endless import Endless
+from jetspark.publish.fast import FastMachine, Item, Refusal
+
+__all__ = ["FastBatchFace", "FastPublisherFace", "headers_of"]
+
+
+class FastBatchFace:
+    """The facts of a fast batch."""
+
+    _batch: FastMachine
+    _logger: logging.Logger
+
+    @property
+    def id(self) -> str:
+        """Empty before the first message, unless the caller gave one."""
+        return self._batch.id
+
+    @property
+    def sequence(self) -> int:
+        """How many were added."""
+        return self._batch.messages
+
+    @property
+    def acknowledged(self) -> int:
+        """The server is done with all up to here; in mode ``"fail"`` they are stored."""
+        return self._batch.acknowledged
+
+    @property
+    def stored(self) -> int:
+        """How many are stored for sure; in mode ``"ok"`` known at the end only.
+
+        There the server's own count, ``ack.batch_size``, is one of messages sent.
+        """
+        return self._batch.stored
+
+    @property
+    def flow(self) -> int:
+        """The server's present pace: messages for each acknowledgement."""
+        return self._batch.msgs_per_ack
+
+    @property
+    def gaps(self) -> list[range]:
+        """Sequences that were lost on the way."""
+        return list(self._batch.gaps)
+
+    @property
+    def errors(self) -> list[Refusal]:
+        """Messages the server refused."""
+        return list(self._batch.errors)
+
+    @property
+    def ack(self) -> PubAck | None:
+        """The final acknowledgement, once there is one."""
+        return self._batch.ack
+
+    def _tell(self, news: list[range | Refusal]) -> None:
+        for entry in news:
+            if isinstance(entry, range):
+                _call(self._batch.options.on_gap, entry, self._logger)
+            else:
+                _call(self._batch.options.on_error, entry, self._logger)
+
+    @property
+    def _state(self) -> SubscriptionState:
+        assert self._batch.inbox is not None
+        return self._batch.inbox
+
+
+class FastPublisherFace:
+    """The facts of a fast publisher."""
+
+    _endless: Endless
+    _logger: logging.Logger
+
+    def published(self) -> int:
+        """Everything up to this position is stored (or was handed to ``on_refused``); it never goes back."""
+        return self._endless.published
+
+    @property
+    def accepted(self) -> int:
+        """Position of the last message accepted, counted from 1."""
+        return self._endless.accepted
+
+    @property
+    def pending(self) -> int:
+        """Accepted, and not known to be stored."""
+        return self._endless.pending
+
+    @property
+    def possibly_doubled(self) -> int:
+        """Messages sent again of which nobody knew whether they were stored, without ids to be recognised by."""
+        return self._endless.possibly_doubled
+
+    @property
+    def batches(self) -> int:
+        """How many it took so far."""
+        return self._endless.batches
+
+    def unpublished(self) -> list[Item]:
+        """What is accepted and not known to be stored, in order: after a failure, what to save."""
+        return self._endless.unpublished()
+
+    def _tell(self) -> None:
+        endless = self._endless
+        news, endless.news = endless.news, []
+        doubled, endless.doubled_news = endless.doubled_news, 0
+        for entry in news:
+            _call(endless.options.on_refused, entry, self._logger)
+        if doubled:
+            self._logger.warning(
+                "sent %d messages again that may be stored already; message_ids=True avoids it", doubled
+            )
+
+    @property
+    def _state(self) -> SubscriptionState:
+        assert self._endless.batch is not None
+        assert self._endless.batch.inbox is not None
+        return self._endless.batch.inbox
+
+
+def headers_of(item: Item) -> Any:
+    """The headers of an item, if it has any."""
+    return item[2] if len(item) == 3 else None
+
+
+def _call(callback: Callable[[Any], None] | None, entry: object, logger: logging.Logger) -> None:
+    if callback is None:
+        return
+    try:
+        callback(entry)
+    except Exception:
+        logger.exception("a callback raised for %r", entry)

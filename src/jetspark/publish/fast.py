@@ -1,0 +1,647 @@
+"""Fast ingest: one batch, paced by the server, of any length. No socket, no clock.
+
+States, and who moves them::
+
+    NEW ──add()──> OPENING ──first ack──> OPEN ──commit(), end()──> COMMITTING ──final ack──> ENDED
+     ^               │                     │ │                          │
+     └─503, 10211────┘                     │ └──gap, err ("fail")──> waiting for the final ack, nothing is sent
+       nothing was stored, try again       └──final ack, 10208, no answer, connection over──────────────────> ENDED
+
+Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject; whatever the
+server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``, and is told apart by its content
+alone: on a replicated stream the final acknowledgement may come on another message's reply subject.
+
+Pace. The server acknowledges every so many messages (``msgs``, which it changes as it likes) and the client lets at
+most ``max_outstanding_acks`` of those be outstanding: what may be sent is ``progress + msgs * max_outstanding_acks``.
+Progress is the highest sequence the server is known to be done with: acknowledged, refused with an error, or reported
+missing. An ack says that all before it are done with, so a lost one does not matter; and refusals and gaps must
+count, because no acknowledgement follows when nothing of a window was stored.
+
+Silence is answered by a ping with the highest sequence sent. It brings the last ack again, reports a lost tail as a
+gap, and keeps the batch of a slow producer alive (the server forgets one after ten idle seconds). What it does not
+tell is how much is stored: only an ack, or the final one, does.
+
+The end, in mode ``"fail"``: the stored messages are always the first ones, and the final acknowledgement counts them.
+In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not.
+
+Invariants: a sequence is sent once. ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are stored.
+Nothing is sent once the server said that the batch is over.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from jetspark.core import frames
+from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.events import Closed, ConnectionEvent, ErrorReported, Reconnected
+from jetspark.core.headers import HeadersLike
+from jetspark.core.message import CoreMessage
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import (
+    BatchCutShort,
+    BatchInDoubt,
+    BatchUnknown,
+    ConfigError,
+    ConnectionClosed,
+    JetSparkError,
+    JetStreamUnavailable,
+    PermissionDenied,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    UsageError,
+)
+from jetspark.jetstream import wire
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import check_batch_id, header_block
+
+__all__ = ["FastBatchOptions", "FastMachine", "FastReceipt", "GapMode", "Item", "Refusal", "State"]
+
+GapMode = Literal["fail", "ok"]
+
+Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | None]
+"""Subject, data, and headers if there are any; bytes are a header block that is encoded already."""
+
+# The server allows 500 at most, whatever is asked for.
+MAX_FLOW = 500
+# Exact reports need memory. A batch with so many separate losses has no use for going on.
+MAX_REPORTS = 100_000
+# Publishers use few subjects; see Connection, which has the same bound.
+MAX_KNOWN_SUBJECTS = 4096
+# A message the server has not taken for the moment (no leader, too many requests) is looked into after this long.
+HOLE_PING_S = 0.1
+REOPEN_WAIT_S = 0.05
+REOPEN_WAIT_MAX_S = 1.0
+
+_FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\}')
+
+_TOO_MANY_REQUESTS, _TOO_MANY_BATCHES = 10167, 10211
+# After these the server has no such batch any more.
+_FATAL = frozenset({10185, 10205, 10206, 10207, 10208})
+
+
+class Operation(enum.IntEnum):
+    """The last number of a reply subject."""
+
+    START = 0
+    APPEND = 1
+    COMMIT = 2
+    END = 3
+    PING = 4
+
+
+class State(enum.Enum):
+    NEW = "new"
+    OPENING = "opening"
+    OPEN = "open"
+    COMMITTING = "committing"
+    ENDED = "ended"
+
+
+class FastReceipt(NamedTuple):
+    """Where a message stands in its batch."""
+
+    sequence: int
+    acknowledged: int
+    """The server is done with all up to here. In mode ``"fail"`` they are stored; in mode ``"ok"`` see ``gaps``."""
+
+
+class Refusal(NamedTuple):
+    """A message of the batch that the server did not store."""
+
+    sequence: int
+    error: ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastBatchOptions:
+    """How a fast batch behaves."""
+
+    gap: GapMode = "fail"
+    """What a lost or refused message means: the end of the batch, so that what is stored has no holes; or nothing."""
+    batch_id: str | None = None
+    flow: int = MAX_FLOW
+    """An acknowledgement after so many messages at most; the server may want to give them more often."""
+    max_outstanding_acks: int = 2
+    """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
+    timeout: float = 30.0
+    """Longest time without any progress, in seconds. Electing a leader takes up to ten."""
+    ping_after_s: float = 1.0
+    """How long to wait for the server before asking."""
+    keep_alive_s: float = 3.0
+    """An open batch in which nothing is sent for so long is kept alive; the server forgets it after 10 s."""
+    on_gap: Callable[[range], None] | None = None
+    """Called with the sequences that were lost."""
+    on_error: Callable[[Refusal], None] | None = None
+    """Called with each message that was refused."""
+
+    def __post_init__(self) -> None:
+        if self.gap not in ("fail", "ok"):
+            raise ConfigError(f"gap={self.gap!r}: expected 'fail' or 'ok'")
+        if self.batch_id is not None:
+            check_batch_id(self.batch_id)
+        if not 1 <= self.flow <= 65535:
+            raise ConfigError(f"flow={self.flow}: expected 1 to 65535")
+        if self.max_outstanding_acks not in (1, 2, 3):
+            raise ConfigError(f"max_outstanding_acks={self.max_outstanding_acks}: expected 1, 2 or 3")
+        for name in ("timeout", "ping_after_s", "keep_alive_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> FastBatchOptions:
+        """From keywords; an unknown one is an error that lists the known ones."""
+        known = {entry.name for entry in fields(cls)}
+        if unknown := values.keys() - known:
+            raise ConfigError(
+                f"unknown fast batch option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
+            )
+        return cls(**values)
+
+
+class FastMachine:
+    """One fast batch."""
+
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        """``owner`` is the driver's object that is woken when the server said something."""
+        self.options = options
+        self.state = State.NEW
+        self.sequence = 0
+        """The highest sent."""
+        self.acknowledged = 0
+        self.gaps: list[range] = []
+        self.errors: list[Refusal] = []
+        self.ack: PubAck | None = None
+        """The final one, however the batch ended."""
+        self.failure: Exception | None = None
+        """Why it ended otherwise than by our commit."""
+        self.news: list[range | Refusal] = []
+        """Gaps and errors that nobody was told yet."""
+        self.reopen_at: float | None = None
+        """The server could not open the batch for the moment: when to try again."""
+        self._machine, self._owner = machine, owner
+        self._is_failing = options.gap == "fail"
+        self._progress = 0
+        self._msgs_per_ack = 1
+        self._is_over_soon = False
+        """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
+        self._hole: Exception | None = None
+        self._ends: set[int] = set()
+        """Sequences of ours that are no messages."""
+        self._inbox: SubscriptionState | None = None
+        self._reply = b""
+        self._heads: dict[str, bytes] = {}
+        """Subject to the beginning of its frames, up to the sequence."""
+        self._first_subject = ""
+        self._opening_since: float | None = None
+        self._reopen_wait_s = REOPEN_WAIT_S
+        self._added_at = self._pinged_at = self._moved_at = 0.0
+        self._ping_at: float | None = None
+        self._id = ""
+
+    # ---- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Empty before the first message, unless the caller gave one."""
+        return self._id or self.options.batch_id or ""
+
+    @property
+    def room(self) -> int:
+        """How many messages may be sent now."""
+        if self.state is State.OPEN and not self._is_over_soon:
+            return max(0, self._progress + self._msgs_per_ack * self.options.max_outstanding_acks - self.sequence)
+        return 0
+
+    @property
+    def msgs_per_ack(self) -> int:
+        """The server's present pace."""
+        return self._msgs_per_ack
+
+    @property
+    def is_new(self) -> bool:
+        return self.state is State.NEW
+
+    @property
+    def is_opening(self) -> bool:
+        """The fate of the first message decides whether there will be a batch."""
+        return self.state is State.OPENING or (self.state is State.COMMITTING and self.sequence == 1)
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state is State.ENDED
+
+    @property
+    def messages(self) -> int:
+        """Sent, stored or not."""
+        return self.sequence - len(self._ends)
+
+    @property
+    def stored(self) -> int:
+        """So many are stored for sure. In mode ``"ok"`` that is known at the end only."""
+        if self._is_failing:
+            return max(self.acknowledged, (self.ack.batch_size or 0) if self.ack is not None else 0)
+        if self.ack is None:
+            return 0
+        last = self.ack.batch_size or 0
+        lost = sum(len(range(gap.start, min(gap.stop, last + 1))) for gap in self.gaps)
+        refused = {refusal.sequence for refusal in self.errors if refusal.sequence <= last}
+        return last - lost - sum(1 for sequence in refused if not self._is_in_gap(sequence))
+
+    def _is_in_gap(self, sequence: int) -> bool:
+        before = bisect.bisect_right(self.gaps, sequence, key=lambda gap: gap.start)
+        return before > 0 and sequence in self.gaps[before - 1]
+
+    @property
+    def inbox(self) -> SubscriptionState | None:
+        return self._inbox
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    def start(self, item: Item, now: float, *, is_only: bool = False) -> None:
+        """Send the first message; with ``is_only`` it is the last, too.
+
+        The server's answer moves the batch on, or back to ``NEW`` with ``reopen_at``.
+        """
+        assert self.state is State.NEW, self.state
+        self._open_inbox()
+        if self._opening_since is None:
+            self._opening_since = now
+        operation = Operation.COMMIT if is_only else Operation.START
+        self._machine.publish_frames([self._frame(item, 1, operation)])
+        self._first_subject = item[0]
+        self.state = State.COMMITTING if is_only else State.OPENING
+        self.reopen_at = None
+        self.sequence = 1
+        self._added_at = now
+
+    def add(self, item: Item, now: float) -> None:
+        """Send one message; there must be room.
+
+        What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
+        """
+        sequence = self.sequence + 1
+        self._machine.publish_frames([self._frame(item, sequence, 1)])  # an enum's %d takes as long as all the rest
+        self.sequence = sequence
+        self._added_at = now
+
+    def add_many(self, items: Iterable[Item], now: float) -> None:
+        """Send messages; there must be room for all.
+
+        Raises:
+            BufferFull, ConnectionClosed: None is sent.
+            ConfigError: One cannot be sent; those before it are sent.
+        """
+        sequence = self.sequence
+        heads, max_payload = self._heads, self._machine.info.max_payload_bytes
+        ready: list[bytes] = []
+        try:
+            for item in items:
+                sequence += 1
+                if len(item) == 2 and (head := heads.get(item[0])) is not None:
+                    data = item[1]
+                    if type(data) is bytes and len(data) <= max_payload:
+                        ready.append(b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data))
+                        continue
+                ready.append(self._frame(item, sequence, Operation.APPEND))
+        finally:
+            if ready:
+                self._machine.publish_frames(ready)
+                self.sequence += len(ready)
+                self._added_at = now
+
+    def commit(self, item: Item, now: float) -> None:
+        """Send the last message, which ends the batch. It needs no room: nothing follows it."""
+        assert self.state is State.OPEN, self.state
+        sequence = self.sequence + 1
+        self._machine.publish_frames([self._frame(item, sequence, Operation.COMMIT)])
+        self._committing(sequence, now)
+
+    def end(self, now: float) -> None:
+        """End the batch without another message.
+
+        The form with a message is better where there is one: this one is not replicated, so a new leader may take the
+        batch for open again, for ten seconds. Nothing is lost by that.
+        """
+        assert self.state is State.OPEN, self.state
+        self._send_end(now)
+
+    def _send_end(self, now: float) -> None:
+        sequence = self.sequence + 1
+        self._ends.add(sequence)
+        self._send_control(sequence, Operation.END)
+        self._committing(sequence, now)
+
+    def _committing(self, sequence: int, now: float) -> None:
+        self.sequence = sequence
+        self.state = State.COMMITTING
+        self._added_at = now
+
+    def ping(self, now: float) -> None:
+        """Ask where the batch stands, and keep it alive."""
+        if self.state in (State.NEW, State.ENDED) or self._machine.is_closed:
+            return
+        self._ping_at = None
+        self._pinged_at = now
+        self._send_control(self.sequence, Operation.PING)
+
+    def _send_control(self, sequence: int, operation: Operation) -> None:
+        self._machine.publish_frames([self._frame((self._first_subject, b""), sequence, operation)], is_urgent=True)
+
+    def abandon(self, now: float) -> None:
+        """The caller has no use for the batch any more: tell the server, wait for nothing."""
+        if self.state is State.OPEN and not self._machine.is_closed:
+            self._send_end(now)  # an open batch slows others down for ten seconds
+        if self.state is not State.ENDED:
+            self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
+
+    def _frame(self, item: Item, sequence: int, operation: int) -> bytes:
+        head = self._heads.get(item[0])
+        if head is None:
+            head = self._learn_head(item[0])
+        data = item[1]
+        if len(item) == 2 or not item[2]:
+            if type(data) is not bytes or len(data) > self._machine.info.max_payload_bytes:
+                data = self._machine.payload(data)
+            return b"%b%d.%d.$FI %d\r\n%b\r\n" % (head, sequence, operation, len(data), data)
+        headers = item[2]
+        block = headers if isinstance(headers, bytes) else header_block(headers)
+        data = self._machine.payload(data, len(block))
+        address = b"%b%d.%d.$FI" % (head[4:], sequence, operation)
+        return frames.HPUB % (address, len(block), len(block) + len(data), block, data)
+
+    def _learn_head(self, subject: str) -> bytes:
+        if len(self._heads) >= MAX_KNOWN_SUBJECTS:
+            self._heads.clear()
+        head = self._heads[subject] = b"PUB %b %b" % (self._machine.address(subject), self._reply)
+        return head
+
+    def _open_inbox(self) -> None:
+        """One of its own, so that interest can be dropped as soon as the batch is over."""
+        self._close_inbox()
+        prefix, batch_id = self._machine.new_batch()
+        if self.options.batch_id is not None:
+            prefix, batch_id = f"{prefix}.{batch_id}", self.options.batch_id
+        # No more can arrive than was asked for: an answer a message at the very most.
+        inbox = self._machine.subscribe(
+            f"{prefix}.{batch_id}.>", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
+        )
+        inbox.is_inbox = True
+        self._inbox, self._id = inbox, batch_id
+        self._reply = f"{prefix}.{batch_id}.{self.options.flow}.{self.options.gap}.".encode()
+        self._heads.clear()
+
+    def _close_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None and not inbox.is_finished and not self._machine.is_closed:
+            self._machine.unsubscribe(inbox)
+
+    # ---- what comes back ---------------------------------------------------------------------------------------
+
+    def on_replies(self, now: float) -> None:
+        """Take everything that has arrived in the inbox."""
+        inbox = self._inbox
+        if inbox is None:
+            return
+        pending = inbox.pending
+        while pending and self.state is not State.ENDED:
+            self._on_reply(pending.popleft(), now)
+        if inbox.is_finished and self.state is not State.ENDED and inbox is self._inbox:
+            self._in_doubt(inbox.error or ConnectionClosed("the connection was closed"))
+
+    def _on_reply(self, message: CoreMessage, now: float) -> None:
+        plain = _FLOW_ACK.fullmatch(message.data)
+        if plain is not None:
+            self._on_ack(int(plain[1]), int(plain[2]), now)
+            return
+        if is_no_responders(message):
+            self._on_hole(*_place_of(message.subject), JetStreamUnavailable(self._first_subject), now)
+            return
+        try:
+            self._on_json(message, wire.read_object(message.data), now)
+        except JetSparkError as error:
+            self._in_doubt(error)
+
+    def _on_json(self, message: CoreMessage, reply: dict[str, Any], now: float) -> None:
+        error = wire.error_of(reply)
+        match reply.get("type"):
+            case "ack":
+                self._on_ack(_number(reply, "seq"), _number(reply, "msgs"), now)
+            case "gap":
+                self._on_gap(range(_number(reply, "last_seq"), _number(reply, "seq")), now)
+            case "err" if error is not None:
+                self._on_refused(Refusal(_number(reply, "seq"), error), now)
+            case _ if error is not None:
+                self._on_error(*_place_of(message.subject), error, now)
+            case _ if isinstance(reply.get("batch"), str):
+                self._on_final(wire.decode(PubAck, reply))
+            case _:
+                raise ProtocolError(f"an answer to a fast batch that is none: {message.data[:80]!r}")
+
+    def _on_ack(self, sequence: int, msgs_per_ack: int, now: float) -> None:
+        if self.state is State.OPENING:
+            self.state = State.OPEN
+            self._moved_at = now
+        self._msgs_per_ack = max(1, msgs_per_ack)
+        if sequence > self.acknowledged:
+            self.acknowledged = min(sequence, self.sequence)
+        self._move_to(sequence, now)
+
+    def _move_to(self, sequence: int, now: float) -> None:
+        if sequence > self._progress:
+            self._progress = sequence
+            self._moved_at = now
+
+    def _on_gap(self, missing: range, now: float) -> None:
+        # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
+        is_commit_lost = self.state is State.COMMITTING and self.sequence in missing
+        for part in _without(missing, self._ends):
+            self._report(self.gaps, part)
+        self._move_to(missing.stop - 1, now)
+        if self._is_failing:
+            self._is_over_soon = True
+            self._hole = self._hole or ProtocolError(f"messages {missing.start} to {missing.stop - 1} were lost")
+        elif is_commit_lost and not self.is_ended:
+            self._send_end(now)
+
+    def _on_refused(self, refusal: Refusal, now: float) -> None:
+        self._report(self.errors, refusal)
+        self._move_to(refusal.sequence, now)
+        if self._is_failing:
+            self._is_over_soon = True
+            self._hole = refusal.error
+
+    def _on_error(self, sequence: int, operation: int, error: ServerError, now: float) -> None:
+        """An error that is not about the batch's course: it never opened, is gone, or does not have this message."""
+        if self.is_opening:
+            if error.err_code in (_TOO_MANY_BATCHES, _TOO_MANY_REQUESTS):
+                self._on_hole(sequence, operation, error, now)
+            elif isinstance(error, BatchUnknown):  # the answer to a ping: the first message is lost, or the batch
+                self._in_doubt(error)
+            else:
+                self._refused_from_the_start(error)
+        elif error.err_code in _FATAL:
+            self._in_doubt(error)
+        elif self._is_failing and sequence == 1:
+            self._refused_from_the_start(error)
+        else:
+            if error.err_code != _TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
+                self._report(self.errors, Refusal(sequence, error))
+            self._on_hole(sequence, operation, error, now)
+
+    def _on_hole(self, sequence: int, operation: int, error: Exception, now: float) -> None:
+        """A message did not reach the batch. The server notices with the next one; if there is none, with a ping."""
+        if self.is_opening and operation != Operation.PING:
+            self._reopen_later(error, now)
+            return
+        if self._is_failing and operation != Operation.PING:
+            self._is_over_soon = True
+            self._hole = self._hole or error
+        if self._ping_at is None:
+            self._ping_at = now + HOLE_PING_S
+
+    def _refused_from_the_start(self, error: ServerError) -> None:
+        if not self.errors:
+            self._report(self.errors, Refusal(1, error))
+        self._over(error)
+
+    def _reopen_later(self, error: Exception, now: float) -> None:
+        """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
+        assert self._opening_since is not None
+        if now + self._reopen_wait_s >= self._opening_since + self.options.timeout:
+            self._over(error)
+            return
+        self._close_inbox()
+        self.state = State.NEW
+        self.sequence = 0
+        self.reopen_at = now + self._reopen_wait_s
+        self._reopen_wait_s = min(2 * self._reopen_wait_s, REOPEN_WAIT_MAX_S)
+
+    def _on_final(self, ack: PubAck) -> None:
+        self.ack = ack
+        count = ack.batch_size or 0
+        # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
+        if self.state is State.COMMITTING and (not self._is_failing or count == self.messages):
+            self.acknowledged = self.messages
+            self._over(None)
+        elif self._is_failing:
+            self.acknowledged = max(self.acknowledged, count)
+            self._over(BatchCutShort(self._id, count, str(self._hole or "the server ended it")))
+        else:
+            self._over(BatchInDoubt(self._id, "the server ended the batch, though gaps are allowed", 0))
+
+    def on_event(self, event: ConnectionEvent, now: float) -> None:
+        """Something happened to the connection."""
+        match event:
+            case Reconnected():
+                # The batch is not the session's: if it is still there, this tells what was lost between them.
+                self.ping(now)
+            case Closed(error, _):
+                self.on_replies(now)
+                if self.state not in (State.NEW, State.ENDED):
+                    self._in_doubt(error or ConnectionClosed("the connection was closed"))
+            case ErrorReported(PermissionDenied(operation="publish") as error) if error.subject in self._heads:
+                if self.state is State.OPENING and error.subject == self._first_subject:
+                    self._over(error)
+                elif self.state is not State.ENDED:
+                    self._on_hole(0, Operation.APPEND, error, now)
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
+        if self.state in (State.NEW, State.ENDED):
+            return None
+        is_connected, ping_at = self._machine.is_connected, self._ping_at or math.inf
+        last_sent_at = max(self._added_at, self._pinged_at)
+        if not self._is_waiting:
+            return min(last_sent_at + self.options.keep_alive_s, ping_at) if is_connected else None
+        if not is_connected:
+            return self._stalled_at
+        return min(self._stalled_at, max(self._moved_at, last_sent_at) + self.options.ping_after_s, ping_at)
+
+    def on_time(self, now: float) -> None:
+        """Time has passed: ask, keep alive, or give up."""
+        self.on_replies(now)  # what was read in time counts
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return
+        if self._is_waiting and now >= self._stalled_at:
+            self._in_doubt(RequestTimeout(f"batch {self._id!r}", self.options.timeout))
+        else:
+            self.ping(now)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """For the server, not for the caller."""
+        return self.state is not State.OPEN or self.room == 0
+
+    @property
+    def _stalled_at(self) -> float:
+        return max(self._moved_at, self._added_at) + self.options.timeout
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _report(self, reports: list[Any], entry: range | Refusal) -> None:
+        if len(reports) >= MAX_REPORTS:
+            self._in_doubt(UsageError(f"more than {MAX_REPORTS} losses in one batch"))
+            return
+        reports.append(entry)
+        self.news.append(entry)
+
+    def _in_doubt(self, error: Exception) -> None:
+        if self.state is not State.ENDED:
+            failure = BatchInDoubt(self._id, str(error) or type(error).__name__, self.stored)
+            failure.__cause__ = error
+            self._over(failure)
+
+    def _over(self, failure: Exception | None) -> None:
+        self.state = State.ENDED
+        self.failure = failure
+        self._close_inbox()
+
+    def check(self) -> None:
+        """Whether the batch may be used.
+
+        Raises:
+            JetSparkError: It is over.
+        """
+        if self.state is State.ENDED:
+            if self.failure is not None:
+                raise self.failure.with_traceback(None)
+            raise UsageError("the batch is committed; begin another one")
+        if self.state is State.COMMITTING:
+            raise UsageError("the batch is being committed; begin another one")
+
+
+def _place_of(subject: str) -> tuple[int, int]:
+    """Sequence and operation of the message whose reply subject this is; zeros if it is none of ours."""
+    parts = subject.rsplit(".", 3)
+    if len(parts) == 4 and parts[1].isdecimal() and parts[2].isdecimal():
+        return int(parts[1]), int(parts[2])
+    return 0, 0
+
+
+def _number(reply: dict[str, Any], name: str) -> int:
+    value = reply.get(name)
+    if not isinstance(value, int):
+        raise ProtocolError(f"an answer to a fast batch without {name!r}: {reply}")
+    return value
+
+
+def _without(numbers: range, others: set[int]) -> Sequence[range]:
+    """The parts of a range between those others that are in it."""
+    parts, start = [], numbers.start
+    for other in sorted(others):
+        if other in numbers:
+            parts.append(range(start, other))
+            start = other + 1
+    parts.append(range(start, numbers.stop))
+    return [part for part in parts if part]

@@ -1,0 +1,40 @@
+"""Who leads, and what happens to those who do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import jetspark
+from jetspark.server import NatsCluster, NatsServer
+
+
+async def leader(of: jetspark.Stream | jetspark.Consumer) -> str:
+    """Wait for one; its name."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                info = await of.info()
+                if info.cluster is not None and info.cluster.leader:
+                    return info.cluster.leader
+            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def leading_node(cluster: NatsCluster, of: jetspark.Stream | jetspark.Consumer) -> NatsServer:
+    name = await leader(of)
+    [node] = [node for node in cluster.nodes if node.config.server_name == name]
+    return node
+
+
+async def kill_leader(cluster: NatsCluster, stream: jetspark.Stream) -> None:
+    """With SIGKILL; it is back when this returns."""
+    node = await leading_node(cluster, stream)
+    await asyncio.to_thread(node.kill)
+    await bring_back(cluster, node)
+
+
+async def bring_back(cluster: NatsCluster, node: NatsServer) -> None:
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(node.start)
+    await asyncio.to_thread(cluster.wait_until_ready)
