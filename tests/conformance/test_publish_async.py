@@ -346,9 +346,7 @@ async def test_closing_waits_for_the_acknowledgements_of_every_window(driver: Dr
         contexts = [nc.jetstream(), nc.jetstream(max_outstanding=7), nc.jetstream(when_full="raise")]
         futures = [await js.publish_async("windows.x") for _ in range(20) for js in contexts]
         await nc.close()
-        assert sorted(entry.sequence for entry in await outcomes(futures) if isinstance(entry, PubAck)) == list(
-            range(1, 61)
-        )
+        assert len({entry.sequence for entry in await outcomes(futures) if isinstance(entry, PubAck)}) == 60
 
 
 @on_both_drivers

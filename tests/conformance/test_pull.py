@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -165,50 +166,121 @@ async def _publish_later(nc: Any, name: str, number: int, delay_s: float) -> Non
     await nc.flush()
 
 
-async def poll_with_short_timeouts(driver: Driver, server: NatsServer, rounds: int) -> None:
-    """Messages at random moments, fetched in a loop whose timeouts are of the same order."""
+# How far away the server seems. More than the tenth of a fetch's time by which its request ends before it: so the last
+# word on a request, and what it brings in its last moments, regularly come when its fetch is over.
+FAR_S = 0.005
+# A fetch that waits for nothing would do so until its request is given up, GRACE_S after its time: for some hundred
+# trips near the server, ninety far from it. One that does its work needs two or three.
+MAX_TRIPS = 40
+
+
+@contextlib.asynccontextmanager
+async def at_a_distance(server: NatsServer, seconds: float) -> AsyncIterator[str]:
+    """The address of a server from and to which every word takes so long."""
+    if not seconds:
+        yield server.url
+        return
+    loop = asyncio.get_running_loop()
+    forwarding: set[asyncio.Task[None]] = set()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def deliver() -> None:
+            while True:
+                arrives_at, data = await underway.get()
+                await asyncio.sleep(arrives_at - loop.time())
+                writer.write(data)
+
+        delivering = asyncio.ensure_future(deliver())
+        try:
+            while data := await reader.read(65536):
+                underway.put_nowait((loop.time() + seconds, data))
+        finally:
+            delivering.cancel()
+            writer.close()
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        forwarding.update((asyncio.ensure_future(forward(reader, back)), asyncio.ensure_future(forward(there, writer))))
+
+    listener = await asyncio.start_server(meet, "127.0.0.1", 0)
+    try:
+        yield f"nats://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        listener.close()
+        await asyncio.gather(*forwarding, return_exceptions=True)
+
+
+async def poll_with_short_timeouts(driver: Driver, server: NatsServer, rounds: int, distance_s: float) -> None:
+    """Messages at random moments, fetched in a loop whose timeouts are of the same order.
+
+    Nothing here depends on how fast the machine is. The publisher's acknowledgement is the witness that a message is
+    there to be fetched; from then on, two things must be true of every single one. The next fetch to begin brings it,
+    if the one under way does not: so that one has time enough, and none would be delivered again meanwhile. And while
+    it is on its way, the server answers only a few questions on the fetch's own connection: a machine that holds up
+    the one holds up the others too.
+    """
     chance = random.Random(2)
-    timeout_s = 0.05
-    published_at: dict[int, float] = {}
-    async with driver.connect(server.url) as nc, driver.connect(server.url) as other:
+    stored = 0
+    received: list[int] = []
+    trips: list[int] = []
+    async with (
+        at_a_distance(server, distance_s) as url,
+        driver.connect(url) as nc,
+        driver.connect(server.url) as other,
+    ):
         stream = await stream_of(nc)
-        consumer = await consumer_of(stream, ack_policy="none")
+        consumer = await consumer_of(stream, ack_wait_s=60.0)
+        js = other.jetstream(timeout=20)
 
         async def publish_all() -> None:
+            nonlocal stored
             for number in range(rounds):
-                await asyncio.sleep(chance.uniform(0, 0.06))
-                published_at[number] = time.monotonic()
-                await other.publish(f"{stream.name}.x", b"%d" % number)
+                await asyncio.sleep(chance.uniform(0, 0.03))
+                await js.publish(f"{stream.name}.x", b"%d" % number)
+                stored += 1
+                trips.append(0)
+                while len(received) < stored:
+                    trips[-1] += 1
+                    assert trips[-1] <= MAX_TRIPS, f"message {number} is kept waiting"
+                    await consumer.info()
+                    await asyncio.sleep(FAR_S)
 
         publishing = asyncio.ensure_future(publish_all())
-        received: list[int] = []
-        late = []
-        while len(received) < rounds:
-            found = await consumer.fetch(1, timeout=timeout_s)
-            ended = time.monotonic()
-            for number in numbers(found):
-                received.append(number)
-                late.append(ended - published_at[number])
-        await publishing
+        try:
+            while len(received) < rounds and not publishing.done():
+                is_there = stored > len(received)
+                found = await consumer.fetch(1, timeout=20 if is_there else chance.uniform(0.01, 0.04))
+                assert found or not is_there, f"a fetch missed message {len(received)}"
+                for message in found:
+                    assert message.metadata.delivered == 1
+                    received.append(int(message.data))
+                    await message.ack()
+                if chance.random() < 0.5:  # as if it had something else to do, while the rest of an answer comes in
+                    await asyncio.sleep(chance.uniform(0, 2 * FAR_S))
+            await publishing
+        finally:
+            publishing.cancel()
         assert received == list(range(rounds))
-        # A fetch that missed a message which was there would have cost that message a whole timeout.
-        late.sort()
-        assert late[-max(1, rounds // 50) - 1] < timeout_s, late[-10:]
-        assert late[-1] < 1.0, late[-10:]
 
 
+@pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
-async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(driver: Driver, js_server: NatsServer) -> None:
-    await poll_with_short_timeouts(driver, js_server, 200)
+async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
+    driver: Driver, js_server: NatsServer, distance_s: float
+) -> None:
+    await poll_with_short_timeouts(driver, js_server, 100, distance_s)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
-async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch_for_long(
-    driver: Driver, js_server: NatsServer
+async def test_not_one_of_a_thousand_messages_is_kept_waiting_by_an_earlier_fetch(
+    driver: Driver, js_server: NatsServer, distance_s: float
 ) -> None:
-    await poll_with_short_timeouts(driver, js_server, 1000)
+    await poll_with_short_timeouts(driver, js_server, 1000, distance_s)
 
 
 @on_both_drivers

@@ -9,8 +9,8 @@ import pytest
 from support.drivers import Driver, on_both_drivers
 
 import jetspark
-from jetspark import StreamConfig
-from jetspark.server import NatsCluster
+from jetspark import ConsumerConfig, StreamConfig
+from jetspark.server import NatsCluster, NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -21,12 +21,12 @@ def cluster() -> Iterator[NatsCluster]:
         yield cluster
 
 
-async def _leader(stream: jetspark.Stream) -> str:
+async def _leader(of: jetspark.Stream | jetspark.Consumer) -> str:
     """Wait for one; its name."""
     async with asyncio.timeout(60):
         while True:
             try:
-                info = await stream.info()
+                info = await of.info()
                 if info.cluster is not None and info.cluster.leader:
                     return info.cluster.leader
             except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
@@ -70,8 +70,7 @@ async def test_a_publisher_with_ids_loses_and_doubles_nothing_when_leaders_go(
         await asyncio.sleep(0.05)
         await stream.step_down()
         await publishing
-        leader = await _leader(stream)
-        [node] = [node for node in cluster.nodes if node.config.server_name == leader]
+        node = await _leading_node(cluster, stream)
         publishing = asyncio.ensure_future(publish(300))
         await asyncio.sleep(0.05)
         await asyncio.to_thread(node.kill)
@@ -88,10 +87,19 @@ async def test_a_publisher_with_ids_loses_and_doubles_nothing_when_leaders_go(
         await stream.delete()
 
 
-async def _kill_leader(cluster: NatsCluster, stream: jetspark.Stream) -> None:
-    leader = await _leader(stream)
+async def _leading_node(cluster: NatsCluster, of: jetspark.Stream | jetspark.Consumer) -> NatsServer:
+    leader = await _leader(of)
     [node] = [node for node in cluster.nodes if node.config.server_name == leader]
+    return node
+
+
+async def _kill_leader(cluster: NatsCluster, stream: jetspark.Stream) -> None:
+    node = await _leading_node(cluster, stream)
     await asyncio.to_thread(node.kill)
+    await _bring_back(cluster, node)
+
+
+async def _bring_back(cluster: NatsCluster, node: NatsServer) -> None:
     await asyncio.sleep(0.5)
     await asyncio.to_thread(node.start)
     await asyncio.to_thread(cluster.wait_until_ready)
@@ -141,4 +149,72 @@ async def test_ordered_reading_and_watching_miss_nothing_when_leaders_go(driver:
         assert ordered == list(range(300))
         assert watched == list(range(300))
         assert (await kv.get("k.9")).value == b"299"
+        await stream.delete()
+
+
+@pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
+@pytest.mark.parametrize("whose", ["consumer", "stream"])
+@on_both_drivers
+async def test_messages_hands_out_everything_when_the_leader_is_killed(
+    driver: Driver, cluster: NatsCluster, whose: str
+) -> None:
+    """And comes to rest: all acknowledged, and no more delivered twice than was unacknowledged at that moment.
+
+    That is ``max_ack_pending`` at most. A delivery is sent only when a majority knows of it, and the server had to have
+    the acks that made room for it before; so with the leader die only acks of the last so many deliveries.
+    """
+    name = f"killed_{whose}_{driver.name}"
+    count, unacknowledged = 3_000, 200
+    seen: dict[int, list[int]] = {}
+    is_flowing = asyncio.Event()
+    async with driver.connect(cluster.urls) as writer, driver.connect(cluster.urls) as reader:
+        js = writer.jetstream(timeout=5)
+        stream = await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], replicas=3))
+        for number in range(count - 100):
+            await js.publish_async(f"{name}.n", b"%d" % number)
+        await js.publish_async_complete(30)
+        assert (await stream.info()).state.messages == count - 100
+        consumer = await (await reader.jetstream(timeout=5).stream(name)).create_consumer(
+            ConsumerConfig(durable_name="c", ack_policy="explicit", ack_wait_s=5.0, max_ack_pending=unacknowledged)
+        )
+
+        async def read() -> None:
+            async for message in messages:
+                seen.setdefault(int(message.data), []).append(message.metadata.delivered)
+                await message.ack()
+                if len(seen) == count // 10:
+                    is_flowing.set()
+
+        async def write() -> None:
+            for number in range(count - 100, count):
+                await _until_stored(js, f"{name}.n", b"%d" % number, f"{name}-{number}")
+
+        async def at_rest() -> jetspark.ConsumerInfo:
+            while True:
+                try:
+                    info = await consumer.info()
+                    if info.ack_floor.stream_sequence == count and not (info.ack_pending or info.pending):
+                        return info
+                except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                    pass
+                await asyncio.sleep(0.1)
+
+        node = await _leading_node(cluster, consumer if whose == "consumer" else stream)
+        async with consumer.messages(max_messages=100) as messages:
+            reading = asyncio.ensure_future(read())
+            async with asyncio.timeout(30):
+                await is_flowing.wait()
+            await asyncio.to_thread(node.kill)
+            assert len(seen) < count - 100, "it was over before the leader died"
+            writing = asyncio.ensure_future(write())
+            await _bring_back(cluster, node)
+            await writing
+            async with asyncio.timeout(90):
+                info = await at_rest()
+        await reading
+        assert sorted(seen) == list(range(count))
+        assert (await stream.info()).state.messages == count
+        assert all(times == sorted(set(times)) for times in seen.values()), "what comes again says so itself"
+        assert sum(map(len, seen.values())) <= info.delivered.consumer_sequence <= count + unacknowledged
+        assert info.redelivered == 0  # none is waiting to come again
         await stream.delete()

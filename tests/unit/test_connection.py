@@ -399,6 +399,56 @@ def test_a_message_larger_than_the_buffer_goes_through_an_empty_one_only() -> No
     assert connection.published == 2
 
 
+def test_frames_built_elsewhere_are_accepted_together_or_not_at_all() -> None:
+    frame = b"PUB a 1\r\nx\r\n"
+    connection = new(send_buffer_bytes=3 * len(frame))
+    connection.publish_frames([frame, frame])
+    with pytest.raises(BufferFull):
+        connection.publish_frames([frame, frame])
+    connection.publish_frames([frame])
+    assert connection.published == 3
+    connection.publish_frames([b"PUB ping 0\r\n\r\n"], is_urgent=True)  # what is small and rare does not wait
+    log_in(connection)
+    assert connection.data_to_send() == 3 * frame + b"PUB ping 0\r\n\r\n"
+    assert connection.published == 4
+    connection.close()
+    for is_urgent in (False, True):
+        with pytest.raises(ConnectionClosed):
+            connection.publish_frames([frame], is_urgent=is_urgent)
+
+
+def test_frames_that_had_not_left_wait_for_the_next_session_in_order() -> None:
+    connection = connected()
+    connection.publish_frames([b"PUB a 1\r\n1\r\n", b"PUB a 1\r\n2\r\n"])
+    connection.publish("a", b"3")
+    connection.end("gone")
+    log_in(connection)
+    assert connection.data_to_send() == b"PUB a 1\r\n1\r\nPUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"
+
+
+def test_what_goes_into_a_frame_is_checked_where_it_is_built() -> None:
+    connection = connected()
+    assert connection.address("é.b") == b"\xc3\xa9.b"
+    with pytest.raises(InvalidSubject):
+        connection.address("a b")
+    assert connection.payload(bytearray(b"abc")) == b"abc"
+    limit = connection.info.max_payload_bytes
+    with pytest.raises(PayloadTooLarge) as failure:
+        connection.payload(b"x" * limit, header_bytes=1)
+    assert failure.value.size_bytes == limit + 1
+    with pytest.raises(ConfigError, match="expected bytes"):
+        connection.payload("text")  # type: ignore[arg-type]
+
+
+def test_every_batch_has_an_id_and_a_prefix_that_are_nobody_elses() -> None:
+    connection, other = new(), new()
+    places = [connection.new_batch(), connection.new_batch(), other.new_batch()]
+    assert places[0] != places[1]
+    prefix, batch_id = places[0]
+    assert "." not in batch_id
+    assert connection.new_inbox().startswith(f"{prefix}.")
+
+
 def test_the_memory_of_subjects_is_bounded() -> None:
     connection = connected(send_buffer_bytes=1 << 30)
     largest = 0

@@ -142,6 +142,19 @@ def test_what_an_abandoned_request_will_bring_is_not_asked_for_again() -> None:
     assert body(reader.step(10.0, 1))["batch"] == 1
 
 
+def test_a_request_left_behind_with_another_priority_is_not_relied_on() -> None:
+    machine = puller()
+    picky = fetch(machine, 5, timeout_s=30.0, priority=Priority(group="g", min_pending=1000))
+    asked(picky.step(0.0, 1))
+    picky.leave(is_cancelled=True)
+    reader = fetch(machine, 2, now=1.0, timeout_s=30.0, priority=Priority(group="g"))
+    assert body(reader.step(1.0, 1))["batch"] == 2
+    assert isinstance(reader.step(1.0, 1), Wait)
+    machine.absorb([message(1), message(2)], 1.1)
+    assert reader.step(1.1, 1) is None
+    assert len(reader.messages) == 2
+
+
 def test_two_fetches_ask_for_both_together() -> None:
     machine = puller()
     one, other = fetch(machine, 3), fetch(machine, 4)

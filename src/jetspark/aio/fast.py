@@ -153,8 +153,9 @@ class FastBatch(_Paced, FastBatchFace):
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
         batch, link = self._batch, self._link
-        checked = publish_headers(headers, msg_id, expect, ttl)
-        item: Item = (subject, data) if checked is None else (subject, data, checked)
+        item: Item = (subject, data)
+        if headers is not None or msg_id is not None or expect is not None or ttl is not None:
+            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         if batch.room == 0 and await self._open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:

@@ -213,26 +213,37 @@ class Source:
         self._waiters: list[Waiter] = []
         self._is_closed = False
 
-    def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Ask | Wait | int | None:
-        """One step of a reader's, with the asking or waiting it wants; returns what step it was."""
-        machine, link = self._machine, self._link
+    @property
+    def session(self) -> int | None:
+        machine = self._machine
+        return machine.sessions if machine.is_connected else None
+
+    def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
+        """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
+        link = self._link
         with link.lock:
             if self.state.pending or self.state.is_finished:
                 # Read by another thread, which has not come to passing it on. Were we to wait for the network now, its
                 # waking us would go unnoticed.
                 self.on_arrival()
-            step = reader.step(time.monotonic(), machine.sessions if machine.is_connected else None)
-            if isinstance(step, Ask):
-                self._send(step)
-            if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
-                return step
-            waiter, is_reading = self._prepare_to_wait()
+            has_asked = False
+            try:
+                while isinstance(step := reader.step(time.monotonic(), self.session), Ask):
+                    has_asked = True
+                    self._publish(step)
+                if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
+                    return step
+                waiter, is_reading = self._prepare_to_wait()
+            finally:
+                # Only now: the answer is for this thread, if it is the one that reads from here on.
+                if has_asked:
+                    link.flush()
         if not self._wait(waiter, step.until, is_reading=is_reading):
             with link.lock:
                 self.puller.on_time(time.monotonic())
         return step
 
-    def _send(self, ask: Ask) -> None:
+    def _publish(self, ask: Ask) -> None:
         machine = self._machine
         try:
             try:
@@ -242,7 +253,6 @@ class Source:
         except BaseException:
             self.puller.take_back(ask)
             raise
-        self._link.flush()
 
     def _prepare_to_wait(self) -> tuple[Waiter, bool]:
         """With the lock: someone to wake, and whether this thread is the one that reads meanwhile."""

@@ -49,6 +49,9 @@ M = TypeVar("M", bound=AckableMessage)
 
 _logger = logging.getLogger("jetspark.pull")
 
+# Made once: json.dumps() with separators makes an encoder for every call, which takes longer than encoding.
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
 # A request whose time is over gets its 408 within a round trip; a second later it is not coming any more.
 GRACE_S = 1.0
 # A server with `max_ack_pending` reached leaves a no_wait request without any answer (2.15).
@@ -160,7 +163,7 @@ class _Request:
     is_whole: bool
     """It may use all the bytes its reader has."""
     no_wait: bool
-    group: str | None
+    priority: Priority | None
 
 
 class Puller(Generic[M]):
@@ -202,6 +205,9 @@ class Puller(Generic[M]):
     def has_request_of(self, reader: _Reader) -> bool:
         return any(request.reader is reader for request in self._requests.values())
 
+    def has_request_with(self, priority: Priority | None) -> bool:
+        return any(request.priority == priority for request in self._requests.values())
+
     def may_ask_at(self) -> float:
         """Not before this: the server has just refused."""
         return self._ask_at
@@ -238,7 +244,6 @@ class Puller(Generic[M]):
                 body["idle_heartbeat"] = seconds_to_ns(heartbeat_s)
         if max_bytes is not None:
             body["max_bytes"] = max_bytes
-        group = None
         if priority is not None:
             body |= priority.fields()
             group = priority.group
@@ -248,10 +253,10 @@ class Puller(Generic[M]):
                 body["id"] = self._pin_ids[group]
         ends_at = now + (NO_WAIT_S if no_wait else expires_s + GRACE_S)
         self._requests[token] = _Request(
-            reader, batch, now, ends_at, None if no_wait else heartbeat_s, max_bytes, is_whole, no_wait, group
+            reader, batch, now, ends_at, None if no_wait else heartbeat_s, max_bytes, is_whole, no_wait, priority
         )
         self.owed += batch
-        return Ask(self._prefix + token, json.dumps(body, separators=(",", ":")).encode())
+        return Ask(self._prefix + token, _to_json(body).encode())
 
     def take_back(self, ask: Ask) -> None:
         """It was not published."""
@@ -320,7 +325,8 @@ class Puller(Generic[M]):
             case 400 | 412:
                 reader.error = ServerError(status.code, 0, text)
             case 423:
-                self._pin_ids.pop(request.group or "", None)
+                if request.priority is not None and request.priority.group is not None:
+                    self._pin_ids.pop(request.priority.group, None)
                 self._pause(now)
             case 503:
                 if self._unavailable_since is None:
@@ -462,6 +468,8 @@ class Fetch(_Reader, Generic[M]):
             shortfall = 0 if puller.has_request_of(self) else self.need
         else:
             shortfall = sum(each.need for each in puller.fetches) - puller.owed
+            if shortfall <= 0 and not puller.has_request_with(self._priority):
+                shortfall = self.need  # one left behind by another fetch may wait for what we do not
         if shortfall > 0:
             if self._has_asked and now >= self._deadline - 2 * self._margin_s:
                 return Wait(self._deadline) if puller.owed or puller.is_unavailable else None
