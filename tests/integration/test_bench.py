@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from jetspark.bench.runner import Plan, run
+from jetspark.bench import peers
+from jetspark.bench.peers import Peer
+from jetspark.bench.runner import Plan, contenders_of, run
 from jetspark.bench.workloads import WORKLOADS
-from jetspark.errors import ConfigError, ConnectionLost
+from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
 from jetspark.server import NatsServer
 
 COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.bench import bench; typer.run(bench)"]
@@ -30,9 +32,15 @@ def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
     report = run(Plan(workloads=(name,), is_quick=True), announced.append)
     [result] = report.workloads
     assert report.errors == []
-    assert announced == [f"{name}: {contender.name}" for contender in WORKLOADS[name].contenders] + [""]
+    # Peers with a runtime of their own take part where they are installed.
+    optional = {contender.name for contender in WORKLOADS[name].contenders if isinstance(contender.needs, Peer)}
+    skipped = {contender.name for contender in result.contenders if contender.skipped is not None}
+    assert skipped <= optional
+    names = [contender.name for contender in WORKLOADS[name].contenders if contender.name not in skipped]
+    assert announced == [f"{name}: {one}" for one in names] + [""]
     for contender in result.contenders:
-        assert contender.skipped is None
+        if contender.name in skipped:
+            continue
         assert {*contender.spreads} == {metric.name for metric in WORKLOADS[name].metrics}
         assert all(spread.min > 0 for spread in contender.spreads.values())
     assert all(verdict.ratio is not None and verdict.is_met is None for verdict in result.verdicts)
@@ -80,6 +88,48 @@ def test_a_contender_that_fails_is_an_error_in_the_report(monkeypatch: pytest.Mo
     report = run(Plan(workloads=("core-publish",), is_quick=True, has_peers=False))
     assert len(report.errors) == 3
     assert "core-publish, bare: not done after" in report.errors[0]
+
+
+def test_a_peer_that_is_not_installed_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workload = WORKLOADS["fast-ingest"]
+    monkeypatch.delenv(peers.NODE_MODULES_VARIABLE, raising=False)
+    monkeypatch.delenv(peers.PYTHON_VARIABLE, raising=False)
+    monkeypatch.setattr(peers, "CHECKOUT_NODE_MODULES", tmp_path / "nothing")
+    monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
+    _, skipped = contenders_of(workload, Plan())
+    assert skipped["nats.js"] == skipped["nats.js-add"]
+    assert skipped["nats.js"].startswith("JETSPARK_BENCH_NODE_MODULES does not name")
+    assert skipped["nats-jetstream"].startswith("JETSPARK_BENCH_PYTHON313 does not name")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setenv(peers.PYTHON_VARIABLE, str(tmp_path / "nothing"))
+    _, skipped = contenders_of(workload, Plan())
+    assert skipped["nats.js"] == "node is not on the PATH"
+    assert "nats-jetstream-extra cannot be run" in skipped["nats-jetstream"]
+    _, skipped = contenders_of(workload, Plan(has_peers=False))
+    assert skipped["nats.js"] == skipped["nats-jetstream"] == "left out by request"
+
+
+def test_a_peer_answers_through_a_process_and_its_last_words_are_the_reason_of_a_failure(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import sys, json\n"
+        "if sys.argv[1] == '--version': sys.exit(print('1.2 (something)'))\n"
+        "job = json.loads(sys.argv[1])\n"
+        "if job['count'] == 0: sys.exit('first words\\nnothing to do')\n"
+        "print(json.dumps({'messages_per_s': job['count'] * 2.0}))\n",
+        encoding="utf-8",
+    )
+    peer = Peer(distribution="peer", command_from_env=lambda: [sys.executable, str(script)])
+    assert peer.version() == "1.2 (something)"
+    assert peer.measure({"count": 3}) == {"messages_per_s": 6.0}
+    with pytest.raises(JetSparkError, match=r"^peer: nothing to do$"):
+        peer.measure({"count": 0})
+    script.write_text("import sys; sys.exit('no such module')", encoding="utf-8")
+    other = Peer(distribution="other", command_from_env=lambda: [sys.executable, str(script)])
+    with pytest.raises(ConfigError, match=r"^other cannot be run: no such module$"):
+        other.version()
 
 
 @pytest.mark.parametrize("options", [["nonsense"], ["--repeats", "2"], ["--count", "0"]])

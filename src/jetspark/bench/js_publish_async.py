@@ -7,14 +7,12 @@ apart; an acknowledgement that does not come, or is an error, makes the measurem
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
-from collections.abc import Iterator
 from time import perf_counter
 
 from jetspark.aio import connect
 from jetspark.aio.publisher import WindowedPublisher
+from jetspark.bench.streams import stream_for
 from jetspark.bench.wire import CHUNK_BYTES, READ_BYTES, dial
 from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
 from jetspark.blocking import connect as connect_blocking
@@ -30,7 +28,7 @@ TIMEOUT_S = 60.0
 
 def bare(job: Job) -> Values:
     """One thread, send and recv in turns, the window kept by counting the acknowledgements' first words."""
-    with _stream(job):
+    with stream_for(job):
         connection, _ = dial(job.url)
         with connection:
             inbox = f"_INBOX.{job.subject}"
@@ -74,7 +72,7 @@ def _pump(connection: socket.socket, frames: list[bytes], inbox: bytes) -> None:
 async def nats_py(job: Job) -> Values:
     import nats
 
-    with _stream(job):
+    with stream_for(job):
         client = await nats.connect(job.url)
         js = client.jetstream(publish_async_max_pending=WINDOW)
         subject, payload = job.subject, payload_of(job.payload_bytes)
@@ -90,7 +88,7 @@ async def nats_py(job: Job) -> Values:
 
 
 async def jetspark(job: Job) -> Values:
-    with _stream(job):
+    with stream_for(job):
         async with connect(job.url) as client:
             publisher = WindowedPublisher(client, max_outstanding=WINDOW)
             publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
@@ -105,7 +103,7 @@ async def jetspark(job: Job) -> Values:
 
 
 def jetspark_blocking(job: Job) -> Values:
-    with _stream(job), connect_blocking(job.url) as client:
+    with stream_for(job), connect_blocking(job.url) as client:
         publisher = BlockingPublisher(client, max_outstanding=WINDOW)
         publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
@@ -116,24 +114,6 @@ def jetspark_blocking(job: Job) -> Values:
             for future in futures:
                 future.result()
     return {"messages_per_s": job.count / elapsed}
-
-
-@contextlib.contextmanager
-def _stream(job: Job) -> Iterator[None]:
-    """A stream of the job's own, which has stored exactly what was published when the block ends."""
-    name = job.subject.replace(".", "-")
-    config = {"name": name, "subjects": [job.subject], "storage": "file", "num_replicas": 1, "retention": "limits"}
-    with connect_blocking(job.url) as client:
-        reply = json.loads(client.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode()).data)
-        if "error" in reply:
-            raise ConnectionLost(f"no stream: {reply['error']}")
-        try:
-            yield
-            info = json.loads(client.request(f"$JS.API.STREAM.INFO.{name}").data)
-            if info["state"]["messages"] != job.warmup + job.count:
-                raise ConnectionLost(f"{info['state']['messages']} stored of {job.warmup + job.count}")
-        finally:
-            client.request(f"$JS.API.STREAM.DELETE.{name}")
 
 
 JS_PUBLISH_ASYNC = Workload(

@@ -1,7 +1,9 @@
 """Pulling from a stream: how fast messages reach the program, with nothing to acknowledge and with an ack for each.
 
 Every measurement has a stream of its own in memory, which it fills before the clock starts: what is measured is the
-way from the server to the program. All contenders keep at most a thousand messages asked for. A consumer without acks
+way from the server to the program. All contenders keep at most a thousand messages asked for. ``fetch`` asks for the
+next thousand only when its caller has the last: in between the server has nothing to do. ``bare-fetch`` shows what that
+alone costs; the bars are set against ``bare``, whose server never waits. A consumer without acks
 never has more to do than to send; with explicit acks every message is acked by itself, and the clock stops only when
 the server has received the last one; that its consumer has processed it too is not waited for.
 """
@@ -56,9 +58,19 @@ def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
 
 def bare(job: Job) -> Values:
     """Requests framed beforehand; two are out at any time, so that the server always has one to serve."""
+    return _read_bare(job, requests=2)
+
+
+def bare_fetch(job: Job) -> Values:
+    """One request at a time, the next when everything of the last has been read."""
+    return _read_bare(job, requests=1)
+
+
+def _read_bare(job: Job, *, requests: int) -> Values:
+    batch = BATCH // requests
     with _filled(job, "none") as stream:
         connection, _ = dial(job.url)
-        body = json.dumps({"batch": BATCH // 2, "expires": 60_000_000_000}).encode()
+        body = json.dumps({"batch": batch, "expires": 60_000_000_000}).encode()
         ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b bench.inbox.%b %d\r\n%b\r\n" % (
             stream.encode(),
             CONSUMER.encode(),
@@ -68,8 +80,8 @@ def bare(job: Job) -> Values:
         )
         with connection:
             connection.sendall(b"SUB bench.inbox.%b 1\r\n" % stream.encode())
-            connection.sendall(ask * 2)
-            data, wanted = b"", BATCH // 2
+            connection.sendall(ask * requests)
+            data, wanted = b"", batch
             received = 0
             for count in (job.warmup, job.count):
                 received -= count
@@ -96,7 +108,7 @@ def bare(job: Job) -> Values:
                         position = end + 2
                         if not wanted:
                             connection.sendall(ask)
-                            wanted = BATCH // 2
+                            wanted = batch
                     data = data[position:]
                 elapsed = perf_counter() - started
                 assert payload
@@ -244,6 +256,7 @@ JS_PULL = Workload(
     replicas=1,
     contenders=(
         Contender(name="bare", what="two framed requests out, find the line, slice the payload", run=bare),
+        Contender(name="bare-fetch", what="one framed request out at a time", run=bare_fetch),
         Contender(name="nats-py", what="fetch(1000)", run=nats_py, needs="nats", has_uvloop_twin=True),
         Contender(name="jetspark", what="async for in messages()", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch),

@@ -15,13 +15,14 @@ import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from jetspark.bench import helper
+from jetspark.bench.peers import Peer
 from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
 from jetspark.bench.sample import UVLOOP_SUFFIX
 from jetspark.bench.wire import dial
@@ -89,12 +90,25 @@ def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender],
             names.append(contender.name + UVLOOP_SUFFIX)
         for name in names:
             chosen[name] = contender
-            needs = {contender.needs, "uvloop" if name != contender.name else ""} - {""}
-            if contender.needs == PEER_MODULE and not plan.has_peers:
-                skipped[name] = "left out by request"
-            elif missing := sorted(module for module in needs if importlib.util.find_spec(module) is None):
-                skipped[name] = f"{', '.join(_DISTRIBUTIONS[module] for module in missing)} is not installed"
+            if reason := _reason_to_skip(contender, plan, has_uvloop=name != contender.name):
+                skipped[name] = reason
     return chosen, skipped
+
+
+def _reason_to_skip(contender: Contender, plan: Plan, *, has_uvloop: bool) -> str | None:
+    needs = contender.needs
+    if (isinstance(needs, Peer) or needs == PEER_MODULE) and not plan.has_peers:
+        return "left out by request"
+    if isinstance(needs, Peer):
+        try:
+            needs.version()
+        except ConfigError as error:
+            return str(error)
+        return None
+    modules = {needs, "uvloop" if has_uvloop else ""} - {""}
+    if missing := sorted(module for module in modules if importlib.util.find_spec(module) is None):
+        return f"{', '.join(_DISTRIBUTIONS[module] for module in missing)} is not installed"
+    return None
 
 
 def total_samples(plan: Plan) -> int:
@@ -127,7 +141,7 @@ def run(plan: Plan, on_progress: OnProgress = lambda what: None) -> Report:
     return Report(
         started=started,
         machine=machine,
-        versions=_versions(str(info.get("version", "unknown"))),
+        versions=_versions(str(info.get("version", "unknown")), workloads),
         commit=_commit(),
         server="an existing server" if plan.url else "embedded",
         repeats=plan.repeats_or_default(),
@@ -201,13 +215,19 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _versions(server: str) -> dict[str, str | None]:
+def _versions(server: str, workloads: Sequence[Workload]) -> dict[str, str | None]:
     versions: dict[str, str | None] = {"jetspark": VERSION, "nats-server": server}
     for distribution in _DISTRIBUTIONS.values():
         try:
             versions[distribution] = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             versions[distribution] = None
+    for contender in (contender for workload in workloads for contender in workload.contenders):
+        if isinstance(contender.needs, Peer):
+            try:
+                versions[contender.needs.distribution] = contender.needs.version()
+            except ConfigError:
+                versions[contender.needs.distribution] = None
     return versions
 
 

@@ -32,7 +32,9 @@ def dial(url: str, *, timeout_s: float = 120.0) -> tuple[socket.socket, dict[str
         while not greeting.endswith(b"\r\n"):
             greeting += _some(connection)
         info: dict[str, Any] = json.loads(greeting.removeprefix(b"INFO "))
-        connection.sendall(b'CONNECT {"verbose":false,"pedantic":false,"lang":"python-bare","version":"0"}\r\nPING\r\n')
+        connection.sendall(
+            b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"lang":"python-bare","version":"0"}\r\nPING\r\n'
+        )
         await_pong(connection)
     except BaseException:
         connection.close()

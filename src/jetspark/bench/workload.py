@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from jetspark.bench.peers import Peer
+
 __all__ = ["MESSAGES_PER_S", "Bar", "Contender", "Job", "Metric", "Values", "Workload", "payload_of", "percentile"]
 
 Values: TypeAlias = dict[str, float]
@@ -32,8 +34,8 @@ class Contender:
     name: str
     what: str
     run: Callable[[Job], Values | Awaitable[Values]]
-    needs: str = ""
-    """Name of a module that is not ours; without it the contender is skipped."""
+    needs: str | Peer = ""
+    """Name of a module that is not ours, or a client outside this interpreter; without it the contender is skipped."""
     has_uvloop_twin: bool = False
     """Whether ``--uvloop`` runs it a second time, on uvloop."""
 

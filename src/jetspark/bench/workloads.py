@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from jetspark.bench.atomic_batches import ATOMIC_10, ATOMIC_100, ATOMIC_1000
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
+from jetspark.bench.fast_ingest import FAST_INGEST
 from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.request_latency import REQUEST_LATENCY
@@ -14,7 +16,18 @@ __all__ = ["WORKLOADS", "choose"]
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
-    for workload in (CORE_PUBLISH, CORE_SUBSCRIBE, REQUEST_LATENCY, JS_PUBLISH_ASYNC, JS_PULL, JS_PULL_ACK)
+    for workload in (
+        CORE_PUBLISH,
+        CORE_SUBSCRIBE,
+        REQUEST_LATENCY,
+        JS_PUBLISH_ASYNC,
+        FAST_INGEST,
+        ATOMIC_10,
+        ATOMIC_100,
+        ATOMIC_1000,
+        JS_PULL,
+        JS_PULL_ACK,
+    )
 }
 
 
