@@ -674,7 +674,9 @@ async def test_a_connection_cut_in_the_middle_of_a_frame(
             lost = {number for missing in fast.gaps for number in missing}
             assert lost
             expected = [number for number in range(1, 5001) if number not in lost]
-            assert fast.stored == len(expected)
+            # What the server said while the connection broke may be lost too, so only the others are certain.
+            in_doubt = {number for doubt in fast.doubts for number in doubt}
+            assert fast.stored == len(set(expected) - in_doubt)
         else:
             with pytest.raises(BatchCutShort) as caught:
                 await add_and_commit(fast, more)

@@ -36,6 +36,7 @@ from jetspark.errors import (
     BatchCutShort,
     BatchInDoubt,
     BatchUnknown,
+    BufferFull,
     ConfigError,
     ConnectionClosed,
     JetSparkError,
@@ -272,14 +273,18 @@ class Endless:
         if batch.state is State.OPEN:
             if self._backlog and (room := batch.room):
                 self._send(batch, min(room, CHUNK_MESSAGES), now)
-                return bool(self._backlog) and batch.room > 0
+                return True  # to more of it, or to the end that a flush is waiting for
             if self._wants_end(batch):
                 batch.end(now)
         return False
 
     def _begin(self, batch: FastMachine, now: float) -> None:
         item = self._sent[0] if self._sent else self._backlog[0]
-        batch.start(item, now)
+        try:
+            batch.start(item, now)
+        except BufferFull:
+            batch.reopen_at = now + RETRY_WAIT_S  # a moment that has passed would be waited for again at once
+            raise
         if not self._sent:
             self._sent.append(self._backlog.popleft())
 
@@ -297,6 +302,8 @@ class Endless:
         """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
         if self._is_closing:
             return not self._backlog
+        if self.room == 0 and not self._backlog and batch.room > 0:
+            return True  # the server waits for more before it acknowledges, and we have no room for more
         return self.published < self._flush_to <= self.published + len(self._sent)
 
     # ---- what comes back ---------------------------------------------------------------------------------------
@@ -358,7 +365,7 @@ class Endless:
         self._sent.clear()
         if _is_hopeless(failure) and refusal is None:
             self.fail(failure)
-        elif self.failure is None and not isinstance(failure, BatchCutShort):
+        elif self.failure is None and refusal is None and not isinstance(failure, BatchCutShort):
             self._retry_at = now + self._retry_wait_s
             self._retry_wait_s = min(2 * self._retry_wait_s, RETRY_WAIT_MAX_S)
 

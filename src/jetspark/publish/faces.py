@@ -59,6 +59,11 @@ class FastBatchFace:
         return list(self._batch.errors)
 
     @property
+    def doubts(self) -> list[range]:
+        """Mode ``"ok"``: sequences under way when the connection was lost, whose losses may not have been reported."""
+        return list(self._batch.doubts)
+
+    @property
     def ack(self) -> PubAck | None:
         """The final acknowledgement, once there is one."""
         return self._batch.ack

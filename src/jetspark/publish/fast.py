@@ -30,17 +30,16 @@ Nothing is sent once the server said that the batch is over.
 
 from __future__ import annotations
 
-import bisect
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jetspark.core import frames
 from jetspark.core.connection import Connection, is_no_responders
-from jetspark.core.events import Closed, ConnectionEvent, ErrorReported, Reconnected
+from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
 from jetspark.core.subscription import SubscriptionState
@@ -178,6 +177,8 @@ class FastMachine:
         self.acknowledged = 0
         self.gaps: list[range] = []
         self.errors: list[Refusal] = []
+        self.doubts: list[range] = []
+        """Mode "ok": the session was lost while these were under way, and with it what the server said about them."""
         self.ack: PubAck | None = None
         """The final one, however the batch ended."""
         self.failure: Exception | None = None
@@ -193,6 +194,7 @@ class FastMachine:
         self._is_over_soon = False
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
+        self._gaps_end = 0
         self._ends: set[int] = set()
         """Sequences of ours that are no messages."""
         self._inbox: SubscriptionState | None = None
@@ -252,13 +254,9 @@ class FastMachine:
         if self.ack is None:
             return 0
         last = self.ack.batch_size or 0
-        lost = sum(len(range(gap.start, min(gap.stop, last + 1))) for gap in self.gaps)
-        refused = {refusal.sequence for refusal in self.errors if refusal.sequence <= last}
-        return last - lost - sum(1 for sequence in refused if not self._is_in_gap(sequence))
-
-    def _is_in_gap(self, sequence: int) -> bool:
-        before = bisect.bisect_right(self.gaps, sequence, key=lambda gap: gap.start)
-        return before > 0 and sequence in self.gaps[before - 1]
+        single = [refusal.sequence for refusal in self.errors] + list(self._ends)
+        missing = [*self.gaps, *self.doubts, *(range(sequence, sequence + 1) for sequence in single)]
+        return last - _covered(missing, last)
 
     @property
     def inbox(self) -> SubscriptionState | None:
@@ -468,7 +466,12 @@ class FastMachine:
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
         is_commit_lost = self.state is State.COMMITTING and self.sequence in missing
-        for part in _without(missing, self._ends):
+        known = [range(sequence, sequence + 1) for sequence in self._ends]
+        if missing.start < self._gaps_end:
+            # A new leader knows what is stored and nothing else: it reports again what the old one had reported.
+            known += self.gaps
+        self._gaps_end = max(self._gaps_end, missing.stop)
+        for part in _without(missing, known):
             self._report(self.gaps, part)
         self._move_to(missing.stop - 1, now)
         if self._is_failing:
@@ -546,6 +549,9 @@ class FastMachine:
     def on_event(self, event: ConnectionEvent, now: float) -> None:
         """Something happened to the connection."""
         match event:
+            case Disconnected():
+                self.on_replies(now)
+                self._on_disconnected()
             case Reconnected():
                 self._max_payload_bytes = self._machine.info.max_payload_bytes
                 # The batch is not the session's: if it is still there, this tells what was lost between them.
@@ -559,6 +565,12 @@ class FastMachine:
                     self._over(error)
                 elif self.state is not State.ENDED:
                     self._on_hole(0, Operation.APPEND, error, now)
+
+    def _on_disconnected(self) -> None:
+        """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
+        first = max(self.acknowledged + 1, self.doubts[-1].stop if self.doubts else 1)
+        if not self._is_failing and self.state not in (State.NEW, State.ENDED) and first <= self.sequence:
+            self.doubts.append(range(first, self.sequence + 1))
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -643,12 +655,17 @@ def _number(reply: dict[str, Any], name: str) -> int:
     return value
 
 
-def _without(numbers: range, others: set[int]) -> Sequence[range]:
-    """The parts of a range between those others that are in it."""
+def _without(numbers: range, others: Iterable[range]) -> list[range]:
+    """The parts of a range that are in none of the others."""
     parts, start = [], numbers.start
-    for other in sorted(others):
-        if other in numbers:
-            parts.append(range(start, other))
-            start = other + 1
+    for other in sorted(others, key=lambda each: each.start):
+        if other.stop > start and other.start < numbers.stop:
+            parts.append(range(start, other.start))
+            start = max(start, other.stop)
     parts.append(range(start, numbers.stop))
     return [part for part in parts if part]
+
+
+def _covered(ranges: Iterable[range], last: int) -> int:
+    """How many of the numbers from 1 to ``last`` are in one of the ranges."""
+    return last - sum(map(len, _without(range(1, last + 1), ranges)))
