@@ -327,7 +327,7 @@ async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: str) -> No
             with pytest.raises(BatchCutShort) as caught:
                 await publish()
             assert (caught.value.stored, fast.ack.batch_size, fast.stored) == (3, 3, 3)
-            assert fast.gaps[0] == range(4, 6)
+            assert fast.gaps[0].start == 4
             assert await stored(stream) == [b"1", b"2", b"3"]
         assert told == fast.gaps
 

@@ -67,6 +67,13 @@ def test_every_link_between_pages_leads_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_every_test_a_page_names_exists() -> None:
+    tests = "".join(file.read_text(encoding="utf-8") for file in (REPOSITORY / "tests").rglob("test_*.py"))
+    for page in PAGES:
+        for name in re.findall(r"`(test_[a-z0-9_]+)`", page.read_text(encoding="utf-8")):
+            assert f"def {name}(" in tests, f"{page.name}: {name}"
+
+
 def test_every_public_name_is_described() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in jetspark.__all__ if f"`{name}" not in text and f"## {name}\n" not in text] == []

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable, Iterable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import WRITE_AT_BYTES
@@ -16,9 +15,9 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
-from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
+from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace, headers_of
-from jetspark.publish.fast import FastBatchOptions, FastMachine, FastReceipt, Item
+from jetspark.publish.fast import CHUNK_BYTES, CHUNK_MESSAGES, FastBatchOptions, FastMachine, FastReceipt, Item, take
 
 if TYPE_CHECKING:
     from jetspark.aio.client import Client
@@ -184,11 +183,11 @@ class FastBatch(_Paced, FastBatchFace):
             chunk, held = held, []
             before = len(chunk)
             try:
-                chunk.extend(islice(iterator, count))
+                take(iterator, chunk, count, CHUNK_BYTES)
             except BaseException:
                 await self._add_chunk(chunk)  # it has what the iterator gave before it failed
                 raise
-            is_last = len(chunk) - before < count
+            is_last = len(chunk) == before
             if commit and chunk:
                 held = [chunk.pop()]
             await self._add_chunk(chunk)
@@ -374,11 +373,11 @@ class FastPublisher(_Paced, FastPublisherFace):
             chunk: list[Item] = []
             count = min(self._endless.room, CHUNK_MESSAGES)
             try:
-                chunk.extend(islice(iterator, count))
+                take(iterator, chunk, count, min(CHUNK_BYTES, self._endless.room_bytes))
             finally:
                 self._endless.accept(chunk, self._loop.time())
                 self._pump()
-            if len(chunk) < count:
+            if not chunk:
                 return self.accepted
             if self._connection.out_bytes >= WRITE_AT_BYTES:
                 await self._link.push()

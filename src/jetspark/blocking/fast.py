@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
@@ -22,9 +21,9 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
-from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
+from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace, headers_of
-from jetspark.publish.fast import FastBatchOptions, FastMachine, FastReceipt, Item
+from jetspark.publish.fast import CHUNK_BYTES, CHUNK_MESSAGES, FastBatchOptions, FastMachine, FastReceipt, Item, take
 
 if TYPE_CHECKING:
     from jetspark.blocking.client import Client
@@ -177,11 +176,11 @@ class FastBatch(_Paced, FastBatchFace):
             chunk, held = held, []
             before = len(chunk)
             try:
-                chunk.extend(islice(iterator, count))
+                take(iterator, chunk, count, CHUNK_BYTES)
             except BaseException:
                 self._add_chunk(chunk)  # it has what the iterator gave before it failed
                 raise
-            is_last = len(chunk) - before < count
+            is_last = len(chunk) == before
             if commit and chunk:
                 held = [chunk.pop()]
             self._add_chunk(chunk)
@@ -362,14 +361,14 @@ class FastPublisher(_Paced, FastPublisherFace):
                 count = min(self._endless.room, CHUNK_MESSAGES)
             chunk: list[Item] = []
             try:
-                chunk.extend(islice(iterator, count))
+                take(iterator, chunk, count, min(CHUNK_BYTES, self._endless.room_bytes))
             finally:
                 with self._link.lock:
                     self._endless.accept(chunk, time.monotonic())
                     self._pump()
                     if self._connection.out_bytes >= WRITE_AT_BYTES:
                         self._link.make_room()
-            if len(chunk) < count:
+            if not chunk:
                 return self.accepted
 
     def _until_there_is_room(self) -> None:

@@ -26,7 +26,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
 from typing import Any
 
 from jetspark.core.connection import Connection
@@ -45,7 +44,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.fast import FastBatchOptions, FastMachine, Item, State
+from jetspark.publish.fast import CHUNK_BYTES, CHUNK_MESSAGES, FastBatchOptions, FastMachine, Item, State, take
 
 __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 
@@ -53,9 +52,8 @@ __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 KEPT_OVERHEAD_BYTES = 200
 RETRY_WAIT_S = 0.05
 RETRY_WAIT_MAX_S = 2.0
-# Frames are built and handed over in pieces of about this size, so that memory does not depend on the window.
-CHUNK_MESSAGES = 500
-
+# "duplicate message id is in process": a copy is still being replicated, and this one will be recognised soon.
+_IN_PROCESS = 10158
 # The stream will not change its mind about these, so trying again would only hide them.
 _HOPELESS = frozenset({10109, 10205})
 
@@ -100,12 +98,13 @@ class FastPublisherOptions:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
         if self.id_prefix is not None and not self.message_ids:
             raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
-        self.batch_options()
+        FastBatchOptions(flow=self.flow, max_outstanding_acks=self.max_outstanding_acks)  # has checks of its own
 
     def batch_options(self) -> FastBatchOptions:
         return FastBatchOptions(
             gap="fail",
-            flow=self.flow,
+            # An acknowledgement has to come before there is no room for more to send.
+            flow=max(1, min(self.flow, self.max_pending_messages // (self.max_outstanding_acks + 1))),
             max_outstanding_acks=self.max_outstanding_acks,
             timeout=self.batch_timeout_s,
         )
@@ -167,9 +166,14 @@ class Endless:
     @property
     def room(self) -> int:
         """How many more messages are accepted now."""
-        if self._pending_bytes >= self.options.max_pending_bytes:
+        if self.room_bytes <= 0:
             return 0
         return max(0, self.options.max_pending_messages - self.pending)
+
+    @property
+    def room_bytes(self) -> int:
+        """How many more bytes; the message that passes it is still accepted."""
+        return self.options.max_pending_bytes - self._pending_bytes
 
     @property
     def batch(self) -> FastMachine | None:
@@ -289,7 +293,8 @@ class Endless:
             self._sent.append(self._backlog.popleft())
 
     def _send(self, batch: FastMachine, count: int, now: float) -> None:
-        items = list(islice(self._backlog, count))
+        items: list[Item] = []
+        take(iter(self._backlog), items, count, CHUNK_BYTES)
         batch.add_many(items, now)
         if len(items) == len(self._backlog):
             self._backlog.clear()
@@ -365,7 +370,7 @@ class Endless:
         self._sent.clear()
         if _is_hopeless(failure) and refusal is None:
             self.fail(failure)
-        elif self.failure is None and refusal is None and not isinstance(failure, BatchCutShort):
+        elif self.failure is None and refusal is None and (batch.errors or not isinstance(failure, BatchCutShort)):
             self._retry_at = now + self._retry_wait_s
             self._retry_wait_s = min(2 * self._retry_wait_s, RETRY_WAIT_MAX_S)
 
@@ -373,7 +378,8 @@ class Endless:
         """What the stream said about the first message that is not stored, if it was that which ended the batch."""
         first_missing = self._settled_in_batch + 1
         for refusal in batch.errors:
-            if refusal.sequence == first_missing and self._sent and not _is_hopeless(refusal.error):
+            is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != _IN_PROCESS
+            if refusal.sequence == first_missing and self._sent and is_final:
                 return refusal.error
         return None
 

@@ -33,8 +33,9 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jetspark.core import frames
@@ -61,7 +62,7 @@ from jetspark.jetstream import wire
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import check_batch_id, header_block
 
-__all__ = ["FastBatchOptions", "FastMachine", "FastReceipt", "GapMode", "Item", "Refusal", "State"]
+__all__ = ["FastBatchOptions", "FastMachine", "FastReceipt", "GapMode", "Item", "Refusal", "State", "take"]
 
 GapMode = Literal["fail", "ok"]
 
@@ -70,6 +71,9 @@ Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | No
 
 # The server allows 500 at most, whatever is asked for.
 MAX_FLOW = 500
+# What is taken from an iterable at a time: enough to make one large write, and a bound for memory.
+CHUNK_MESSAGES = 500
+CHUNK_BYTES = 256 << 10
 # Exact reports need memory. A batch with so many separate losses has no use for going on.
 MAX_REPORTS = 100_000
 # Publishers use few subjects; see Connection, which has the same bound.
@@ -638,6 +642,21 @@ class FastMachine:
             raise UsageError("the batch is committed; begin another one")
         if self.state is State.COMMITTING:
             raise UsageError("the batch is being committed; begin another one")
+
+
+def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes: int) -> None:
+    """Move some items into ``chunk``, which keeps what it got when the iterator raises.
+
+    The last one may be larger than what is left of ``max_bytes``.
+    """
+    for item in islice(items, max_messages):
+        chunk.append(item)
+        try:
+            max_bytes -= len(item[1])
+        except (TypeError, IndexError):
+            return  # not a message; whoever makes a frame of it says so
+        if max_bytes <= 0:
+            return
 
 
 def _place_of(subject: str) -> tuple[int, int]:

@@ -1,0 +1,569 @@
+"""A network in virtual time: a clock that jumps, wires that break, and a front that speaks NATS for the model server.
+
+Nothing here sleeps, and nothing is random but the die that is passed in, so a course of events is a function of a seed.
+
+The clock holds what is to happen, by time and then by order of arrival, and is moved by whoever runs it. A wire is one
+transport between a client and the front, two directions of bytes::
+
+    client ──write()──> [in flight: in order, each chunk with a delay of its own] ──> front
+    client <── on_data() ────────────────── [in flight] <──────────────────────────── front
+
+    up ──cut()──> cut: of what is in flight a part still arrives, ending anywhere, the rest is gone, and so is what is
+                  written from now on; the client and the front learn of it later, each in its own time
+
+A wire takes no more than ``max_in_flight_bytes`` from a client, as a socket does: then ``is_full``, until ``on_room``
+says that this is over.
+
+The front knows sessions and subscriptions; what a publish means is the model's business. Messages reach the model in
+the order in which their last byte arrives, at once or, with ``service_s``, one after the other at the pace of a server
+that needs so long for each. Interest of core subscribers counts: they get the message, and nobody is told that there
+are no responders.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from jetspark.core import frames
+from jetspark.core.headers import Headers, decode, encode
+from jetspark.core.subjects import matches
+from jetspark.testing.model import Delivery, ModelServer
+
+__all__ = ["Clock", "Front", "Network", "Published", "Timer", "Wire"]
+
+# Monotonic clocks never show zero, and nothing that runs on one has to get along with it.
+BEGINNING = 1000.0
+
+
+class Timer:
+    """Something that is to happen; ``cancel`` and it will not."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self._call = None
+
+    def fire(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    @property
+    def is_pending(self) -> bool:
+        return self._call is not None
+
+
+class Clock:
+    """Virtual time, in seconds, and what happens when."""
+
+    def __init__(self, now: float = BEGINNING) -> None:
+        self.now = now
+        self._queue: list[tuple[float, int, Timer]] = []
+        self._last = 0
+
+    def at(self, when: float, call: Callable[[], None]) -> Timer:
+        """Have ``call`` called at a time; one that has passed is now, after all that is due already."""
+        timer = Timer(call)
+        self._last += 1
+        heapq.heappush(self._queue, (max(when, self.now), self._last, timer))
+        return timer
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        return self.at(self.now + seconds, call)
+
+    def step(self, until: float) -> bool:
+        """Let the next thing happen, if there is one until then; else it is that time, and False is returned."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            when, _, timer = heapq.heappop(queue)
+            if timer.is_pending:
+                self.now = when
+                timer.fire()
+                return True
+        self.now = max(self.now, until)
+        return False
+
+    def run(self, until: float, is_done: Callable[[], bool] = lambda: False) -> bool:
+        """Let everything happen until a time, or until ``is_done``; returns whether it is."""
+        while not is_done():
+            if not self.step(until):
+                return is_done()
+        return True
+
+
+# ---- the front -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message as it reached the server, for whoever watches."""
+
+    client: int
+    """The number of its session."""
+    subject: str
+    reply: str
+    headers: Headers | None
+    data: bytes
+
+
+class _Subscription:
+    __slots__ = ("filter", "limit", "sent", "session", "sid")
+
+    def __init__(self, session: _Session, sid: int, filter: str) -> None:
+        self.session, self.sid, self.filter = session, sid, filter
+        self.sent = self.limit = 0
+        """So many it got, and so many it wants in all; a limit of 0 is none."""
+
+
+class _Interest:
+    """Who is subscribed to what. Whole subjects and ``a.b.>``, the form of inboxes, are found without a search."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, list[_Subscription]] = {}
+        self._tails: dict[str, list[_Subscription]] = {}
+        self._patterns: list[_Subscription] = []
+
+    def _place(self, filter: str) -> list[_Subscription]:
+        stem = filter.removesuffix(".>")
+        if "*" in stem or ">" in stem:
+            return self._patterns
+        return (self._exact if stem == filter else self._tails).setdefault(stem, [])
+
+    def add(self, entry: _Subscription) -> None:
+        self._place(entry.filter).append(entry)
+
+    def remove(self, entry: _Subscription) -> None:
+        self._place(entry.filter).remove(entry)
+
+    def find(self, subject: str) -> list[_Subscription]:
+        found = list(self._exact.get(subject, ()))
+        stem, dot, _ = subject.rpartition(".")
+        while dot:
+            found += self._tails.get(stem, ())
+            stem, dot, _ = stem.rpartition(".")
+        found += [each for each in self._patterns if matches(each.filter, subject)]
+        return found
+
+
+class _Session:
+    """The server's end of one connection."""
+
+    def __init__(self, front: Front, number: int, write: Callable[[bytes], None]) -> None:
+        self.number = number
+        self.subscriptions: dict[int, _Subscription] = {}
+        self.is_open = True
+        self._front, self._write = front, write
+        self._buffer = b""
+        self._out: list[bytes] = []
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes, however they are cut."""
+        if not self.is_open:
+            return
+        buffer, start = self._buffer + data, 0
+        while self.is_open and (end := buffer.find(b"\r\n", start)) >= 0:
+            line = buffer[start:end]
+            body = end + 2
+            verb = line[:4].upper()
+            if verb in (b"PUB ", b"HPUB"):
+                words = line.split()
+                size = int(words[-1])
+                if len(buffer) < body + size + 2:
+                    break
+                self._on_publish(words, buffer[body : body + size])
+                start = body + size + 2
+                continue
+            start = body
+            self._on_line(line)
+        self._buffer = buffer[start:]
+        self._front.flush()
+
+    def _on_publish(self, words: list[bytes], body: bytes) -> None:
+        has_headers = words[0].upper() == b"HPUB"
+        addresses = words[1 : -2 if has_headers else -1]
+        header_size = int(words[-2]) if has_headers else 0
+        self._front.on_published(
+            Published(
+                self.number,
+                addresses[0].decode(),
+                addresses[1].decode() if len(addresses) > 1 else "",
+                decode(body[:header_size]) if has_headers else None,
+                body[header_size:],
+            )
+        )
+
+    def _on_line(self, line: bytes) -> None:
+        verb, *words = line.split(b" ", 1) if line[:1].upper() == b"C" else line.split()
+        match verb.upper():
+            case b"PING":
+                self.send(frames.PONG)
+            case b"SUB":
+                entry = _Subscription(self, int(words[-1]), words[0].decode())
+                self.subscriptions[entry.sid] = entry
+                self._front.interest.add(entry)
+            case b"UNSUB":
+                self._unsubscribe(int(words[0]), int(words[1]) if len(words) > 1 else 0)
+            case b"CONNECT" | b"PONG":
+                pass
+            case _:
+                self.send(b"-ERR 'Unknown Protocol Operation'\r\n")
+                self._front.flush()
+                self.close()
+
+    def _unsubscribe(self, sid: int, limit: int) -> None:
+        entry = self.subscriptions.get(sid)
+        if entry is None:
+            return
+        entry.limit = limit
+        if entry.sent >= limit:
+            self._forget(entry)
+
+    def _forget(self, entry: _Subscription) -> None:
+        del self.subscriptions[entry.sid]
+        self._front.interest.remove(entry)
+
+    def deliver(self, entry: _Subscription, subject: str, reply: str, block: bytes, data: bytes) -> None:
+        address = f"{subject} {entry.sid} {reply}".rstrip().encode()
+        if block:
+            self.send(b"HMSG %b %d %d\r\n%b%b\r\n" % (address, len(block), len(block) + len(data), block, data))
+        else:
+            self.send(b"MSG %b %d\r\n%b\r\n" % (address, len(data), data))
+        entry.sent += 1
+        if entry.sent == entry.limit:
+            self._forget(entry)
+
+    def send(self, frame: bytes) -> None:
+        if not self._out:
+            self._front.has_news(self)
+        self._out.append(frame)
+
+    def flush(self) -> None:
+        data = b"".join(self._out)
+        self._out.clear()
+        if self.is_open and data:
+            self._write(data)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            for entry in list(self.subscriptions.values()):
+                self._forget(entry)
+            self._front.closed(self)
+
+
+class Front:
+    """Speaks the client protocol for a :class:`ModelServer`."""
+
+    def __init__(
+        self, model: ModelServer, clock: Clock, *, service_s: float = 0.0, max_payload_bytes: int = 1 << 20
+    ) -> None:
+        """``service_s`` is how long the server is busy with each message; with 0 it has no end of capacity."""
+        self.model, self.clock = model, clock
+        self.watchers: list[Callable[[Published], None]] = []
+        """Each is told of every message, before the model is."""
+        self.interest = _Interest()
+        self._service_s = service_s
+        self._busy_until = 0.0
+        self._sessions: dict[int, _Session] = {}
+        self._last_session = 0
+        self._talkative: list[_Session] = []
+        info = {
+            "server_id": "MODEL",
+            "version": "2.15.1",
+            "proto": 1,
+            "headers": True,
+            "jetstream": True,
+            "api_lvl": 5,
+            "max_payload": max_payload_bytes,
+        }
+        self._info = f"INFO {json.dumps(info)}\r\n".encode()
+
+    @property
+    def sessions(self) -> int:
+        """How many are open, as the server sees it."""
+        return len(self._sessions)
+
+    def open(self, write: Callable[[bytes], None]) -> _Session:
+        """A client has connected; ``write`` takes what the server has to say to it, beginning now."""
+        self._last_session += 1
+        session = self._sessions[self._last_session] = _Session(self, self._last_session, write)
+        session.send(self._info)
+        self.flush()
+        return session
+
+    def close_all(self) -> None:
+        for session in list(self._sessions.values()):
+            session.close()
+
+    def closed(self, session: _Session) -> None:
+        del self._sessions[session.number]
+
+    def say(self, deliveries: Iterable[Delivery]) -> None:
+        """The server says something to whoever is subscribed."""
+        for each in deliveries:
+            block = b""
+            if each.headers is not None or each.status is not None:
+                block = encode(each.headers)
+                if each.status is not None:
+                    first_line = f"NATS/1.0 {each.status.code} {each.status.description}".rstrip().encode()
+                    block = first_line + block[len(b"NATS/1.0") :]
+            for entry in self.interest.find(each.subject):
+                entry.session.deliver(entry, each.subject, "", block, each.data)
+        self.flush()
+
+    def on_published(self, message: Published) -> None:
+        if not self._service_s:
+            self.process(message)
+            return
+        self._busy_until = max(self._busy_until, self.clock.now) + self._service_s
+        self.clock.at(self._busy_until, lambda: self.process(message))
+
+    def process(self, message: Published) -> None:
+        """What the server does with a message: core subscribers first, then JetStream."""
+        for watch in self.watchers:
+            watch(message)
+        said = self.model.publish(
+            message.subject, message.data, reply=message.reply or None, headers=message.headers, now=self.clock.now
+        )
+        listeners = self.interest.find(message.subject)
+        if listeners:
+            block = b"" if message.headers is None else encode(message.headers)
+            for entry in listeners:
+                entry.session.deliver(entry, message.subject, message.reply, block, message.data)
+            said = [each for each in said if each.status is None or each.subject != message.reply]
+        if said:
+            self.say(said)
+
+    def has_news(self, session: _Session) -> None:
+        self._talkative.append(session)
+
+    def flush(self) -> None:
+        """Hand over what was said, a chunk for each session."""
+        talkative, self._talkative = self._talkative, []
+        for session in talkative:
+            session.flush()
+
+
+# ---- wires -----------------------------------------------------------------------------------------------------------
+
+
+class _Pipe:
+    """One direction: what goes in comes out in order, later."""
+
+    def __init__(self, clock: Clock, delays: Iterator[float], out: Callable[[bytes], None]) -> None:
+        self.in_flight_bytes = 0
+        self.is_cut = False
+        self._clock, self._delays, self._out = clock, delays, out
+        self._in_flight: deque[bytes] = deque()
+        self._last_at = 0.0
+
+    def send(self, data: bytes) -> None:
+        if self.is_cut or not data:
+            return
+        self._in_flight.append(data)
+        self.in_flight_bytes += len(data)
+        self._last_at = max(self._last_at, self._clock.now + next(self._delays))
+        self._clock.at(self._last_at, self._arrive)
+
+    def _arrive(self) -> None:
+        if self._in_flight:
+            data = self._in_flight.popleft()
+            self.in_flight_bytes -= len(data)
+            self._out(data)
+
+    def cut(self, keep_bytes: int) -> None:
+        """Lose all but the first so many bytes of what is in flight, and everything to come."""
+        self.is_cut = True
+        kept: deque[bytes] = deque()
+        for data in self._in_flight:
+            part = data[:keep_bytes]
+            keep_bytes -= len(part)
+            if part:
+                kept.append(part)
+        self._in_flight = kept
+        self.in_flight_bytes = sum(map(len, kept))
+
+
+class Wire:
+    """One transport from a client to the front."""
+
+    def __init__(
+        self,
+        network: Network,
+        on_data: Callable[[bytes], None],
+        on_lost: Callable[[str], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._network = network
+        self._on_data, self._on_lost, self._on_room = on_data, on_lost, on_room
+        self.is_open = True
+        """As the client sees it."""
+        delays = network.delays()
+        self._to_server = _Pipe(network.clock, delays, self._arrive)
+        self._to_client = _Pipe(network.clock, delays, self._deliver)
+        self._session = network.front.open(self._to_client.send)
+
+    @property
+    def is_full(self) -> bool:
+        return self._to_server.in_flight_bytes >= self._network.max_in_flight_bytes
+
+    @property
+    def is_cut(self) -> bool:
+        return self._to_server.is_cut
+
+    def write(self, data: bytes) -> None:
+        """Send; in pieces, as networks do, that have nothing to do with where frames end."""
+        for piece in self._network.pieces(data):
+            self._to_server.send(piece)
+            if self._network.on_write is not None:
+                self._network.on_write()
+
+    def _arrive(self, data: bytes) -> None:
+        was_full = self._to_server.in_flight_bytes + len(data) >= self._network.max_in_flight_bytes
+        self._session.receive(data)
+        if was_full and not self.is_full and self.is_open and not self.is_cut:
+            self._on_room()
+
+    def _deliver(self, data: bytes) -> None:
+        if self.is_open:
+            for piece in self._network.pieces(data):
+                if self.is_open:
+                    self._on_data(piece)
+
+    def hang_up(self) -> None:
+        """The client goes. What it wrote still arrives; the server learns of the end after that."""
+        if self.is_open:
+            self.is_open = False
+            if not self.is_cut:
+                self._to_server.is_cut = self._to_client.is_cut = True
+                self._network.forget(self)
+                self._network.clock.after(self._network.learning_s(), self._session.close)
+
+    def cut(self, *, reason: str = "the connection was reset") -> None:
+        """The wire breaks, somewhere in the middle of what is on it."""
+        if self.is_cut:
+            return
+        die, clock = self._network.die, self._network.clock
+        for pipe in (self._to_server, self._to_client):
+            pipe.cut(die.randint(0, pipe.in_flight_bytes))
+        self._network.forget(self)
+        clock.after(self._network.learning_s(), self._session.close)
+        clock.after(self._network.learning_s(), lambda: self._end(reason))
+
+    def _end(self, reason: str) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._on_lost(reason)
+
+
+class Network:
+    """Wires to one front, and the misfortunes of both."""
+
+    def __init__(
+        self,
+        front: Front,
+        die: random.Random,
+        *,
+        delay_s: tuple[float, float] = (0.0005, 0.005),
+        learning_s: tuple[float, float] = (0.0, 0.5),
+        max_in_flight_bytes: int = 64 << 10,
+        piece_bytes: int = 0,
+    ) -> None:
+        """All randomness is ``die``'s.
+
+        Args:
+            front: Where the wires lead.
+            die: Gives every number that is not said.
+            delay_s: Shortest and longest way of a chunk, in either direction.
+            learning_s: How long it takes either end to notice that a wire is broken.
+            max_in_flight_bytes: What a wire takes from a client before it is full.
+            piece_bytes: Cut what is written into pieces of at most so many bytes; 0 leaves it whole.
+        """
+        self.front, self.clock, self.die = front, front.clock, die
+        self.max_in_flight_bytes = max_in_flight_bytes
+        self.on_write: Callable[[], None] | None = None
+        """Called with every piece of data that a client writes, when it is on its way."""
+        self._delay_s, self._learning_s, self._piece_bytes = delay_s, learning_s, piece_bytes
+        self._wires: list[Wire] = []
+        self._down_until = self._refusing_until = 0.0
+
+    @property
+    def wires(self) -> list[Wire]:
+        """Those that are not cut, the oldest first."""
+        return list(self._wires)
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.clock.now >= self._down_until and self.clock.now >= self._refusing_until
+
+    # ---- what a client does ------------------------------------------------------------------------------------
+
+    def dial(
+        self, on_data: Callable[[bytes], None], on_lost: Callable[[str], None], on_room: Callable[[], None]
+    ) -> Wire:
+        """Open a wire.
+
+        Raises:
+            ConnectionRefusedError: Nobody listens.
+        """
+        if not self.is_reachable:
+            raise ConnectionRefusedError("connection refused")
+        wire = Wire(self, on_data, on_lost, on_room)
+        self._wires.append(wire)
+        return wire
+
+    def delays(self) -> Iterator[float]:
+        low, high = self._delay_s
+        while True:
+            yield self.die.uniform(low, high)
+
+    def learning_s(self) -> float:
+        return self.die.uniform(*self._learning_s)
+
+    def pieces(self, data: bytes) -> Iterable[bytes]:
+        if not self._piece_bytes or len(data) <= 1:
+            return (data,)
+        pieces, start = [], 0
+        while start < len(data):
+            end = start + self.die.randint(1, self._piece_bytes)
+            pieces.append(data[start:end])
+            start = end
+        return pieces
+
+    def forget(self, wire: Wire) -> None:
+        self._wires.remove(wire)
+
+    # ---- misfortune --------------------------------------------------------------------------------------------
+
+    def cut(self, wire: Wire | None = None) -> None:
+        """Break a wire, any one if none is named."""
+        if wire is None and self._wires:
+            wire = self.die.choice(self._wires)
+        if wire is not None:
+            wire.cut()
+
+    def refuse(self, seconds: float) -> None:
+        """Nobody gets in for a while; who is in stays."""
+        self._refusing_until = max(self._refusing_until, self.clock.now + seconds)
+
+    def kill_server(self, seconds: float) -> None:
+        """The server ends, and every connection with it; after some seconds it is there again, with what it stored."""
+        self._down_until = max(self._down_until, self.clock.now + seconds)
+        for wire in self.wires:
+            wire.cut(reason="the server is gone")
+        self.front.close_all()
+        self.front.say(self.front.model.restart(self.clock.now))
+
+    def lose_leader(self, stream: str, seconds: float, *, drop: int = 0, is_silent: bool = False) -> None:
+        """A stream is without a leader for some seconds; see :meth:`ModelServer.lose_leader`."""
+        model, front, clock = self.front.model, self.front, self.clock
+        front.say(model.lose_leader(stream, clock.now, drop=drop, is_silent=is_silent))
+        clock.after(seconds, lambda: front.say(model.elect_leader(stream, clock.now)))

@@ -1,0 +1,300 @@
+"""A driver in virtual time: keeps a :class:`Connection` connected over a simulated network; and a die that breaks it.
+
+What :mod:`jetspark.aio` and :mod:`jetspark.blocking` do with sockets, timers and tasks, :class:`Link` does with a
+:class:`~jetspark.testing.network.Network` and its clock, so the machines of ``core`` and ``publish`` run here as they
+do there, byte for byte, and whole minutes of outage cost milliseconds.
+
+States of a link, and who moves them::
+
+    closed ──open()──> establishing ──session is up──> connected ──wire lost, pings unanswered──> establishing
+                            └──every server refused at the first try: the program tries again, as programs do
+
+Faults are drawn from the same die as everything else: by time, beforehand, and, with ``per_write``, by what is written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from jetspark.core.connection import Connection, Done, Failed, Ready
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.lifecycle import Converse, Dial, Hangup, Pause, Step, establish
+from jetspark.core.options import ConnectOptions
+from jetspark.core.reconnect import parse_servers
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.testing.network import Clock, Network, Timer, Wire
+
+__all__ = ["Fault", "FaultPlan", "Faults", "Link"]
+
+# A program whose first connect() fails tries again after a while.
+CONNECT_AGAIN_S = 0.2
+
+
+class Link:
+    """Moves bytes between a connection and the network, and tells whoever listens what happened.
+
+    The handle of a subscription is called without arguments when there is something to read; the handle of a request
+    or a flush with the result and the error, one of which is None.
+    """
+
+    def __init__(self, network: Network, *, name: str, options: ConnectOptions | None = None) -> None:
+        """``name`` tells this connection's reply subjects from all others'."""
+        self.network, self.clock = network, network.clock
+        self.machine = Connection(
+            options or ConnectOptions(),
+            parse_servers("model"),
+            inbox=f"_INBOX.{name}",
+            jitter=network.die.random,
+        )
+        self.listeners: list[Callable[[ConnectionEvent], None]] = []
+        self.wire: Wire | None = None
+        self._steps: Generator[Step, Any, None] | None = None
+        self._converse: Converse | None = None
+        self._give_up: Timer | None = None
+        self._timer: Timer | None = None
+        self._is_flush_scheduled = False
+        self._waiting_for_room: list[Callable[[], None]] = []
+        self._has_been_up = False
+
+    # ---- what the program does ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to connect, and stay connected from then on."""
+        if self.machine.is_closed:
+            return
+        self._steps = establish(self.machine, None, None, is_first=not self._has_been_up)
+        self.clock.after(0.0, self._advance)
+
+    def close(self) -> None:
+        self.machine.close()
+        self._steps = self._converse = None
+        self._hang_up()
+        self.settle()
+        self._wake_publishers()
+
+    def settle(self) -> None:
+        """After every call into the machine: pass on what happened, send what it has to say."""
+        for event in self.machine.events():
+            match event:
+                case Ready(subscription):
+                    if subscription.handle is not None:
+                        subscription.handle()
+                case Done(handle, result):
+                    handle(result, None)
+                case Failed(handle, error):
+                    handle(None, error)
+                case _:
+                    for listener in list(self.listeners):
+                        listener(event)
+        if self.machine.out_bytes:
+            self.schedule_flush()
+
+    def schedule_flush(self) -> None:
+        """Write when all that happens at this moment has happened."""
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self.clock.after(0.0, self.flush)
+
+    def flush(self) -> None:
+        self._is_flush_scheduled = False
+        if self.wire is not None and not self.wire.is_full:
+            data = self.machine.data_to_send()
+            if data:
+                self.wire.write(data)
+                if not self.wire.is_full:
+                    self._wake_publishers()
+
+    def call_when_there_is_room(self, call: Callable[[], None]) -> None:
+        """When something has changed: there is room, a session, or none ever again."""
+        self._waiting_for_room.append(call)
+
+    def _wake_publishers(self) -> None:
+        waiting, self._waiting_for_room = self._waiting_for_room, []
+        for call in waiting:
+            call()
+
+    # ---- a session's life --------------------------------------------------------------------------------------
+
+    def _advance(self, problem: Exception | None = None) -> None:
+        """Let the generator that decides take its next step."""
+        steps = self._steps
+        if steps is None:
+            return
+        try:
+            step = next(steps) if problem is None else steps.throw(problem)
+        except StopIteration:
+            self._up()
+            return
+        except JetSparkError:
+            self._steps = None
+            self.clock.after(CONNECT_AGAIN_S, self.open)
+            return
+        match step:
+            case Pause(seconds):
+                self.clock.after(seconds, self._advance)
+            case Hangup():
+                self._hang_up()
+                self.clock.after(0.0, self._advance)
+            case Dial():
+                self.clock.after(next(self.network.delays()), self._dial)
+            case Converse():
+                self._converse = step
+                self._give_up = self.clock.after(self.machine.options.connect_timeout_s, self._out_of_patience)
+                self.flush()
+                self._look()
+            case _:
+                raise AssertionError(f"no part of the simulation: {step}")
+
+    def _dial(self) -> None:
+        if self._steps is None:
+            return
+        try:
+            self.wire = self.network.dial(self._on_data, self._on_lost, self._on_room)
+        except OSError as error:
+            self._advance(error)
+        else:
+            self._advance()
+
+    def _look(self) -> None:
+        """A conversation may be over: all is said, or the wire is gone."""
+        converse = self._converse
+        if converse is not None and (self.wire is None or converse.is_done()):
+            self._end_conversation(None if self.wire is not None else ConnectionLost("the connection was dropped"))
+
+    def _out_of_patience(self) -> None:
+        if self._converse is not None:
+            self._end_conversation(RequestTimeout(self._converse.what, self.machine.options.connect_timeout_s))
+
+    def _end_conversation(self, problem: Exception | None) -> None:
+        self._converse = None
+        if self._give_up is not None:
+            self._give_up.cancel()
+        self._advance(problem)
+
+    def _up(self) -> None:
+        self._steps = None
+        self._has_been_up = True
+        self.flush()
+        self._wake_publishers()
+        self.machine.on_time(self.clock.now)
+        self._arm_timer()
+        self.settle()
+
+    def _hang_up(self) -> None:
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.hang_up()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ---- what the wire tells us --------------------------------------------------------------------------------
+
+    def _on_data(self, data: bytes) -> None:
+        try:
+            self.machine.receive_data(data)
+        except JetSparkError as error:
+            self._on_lost(str(error))
+            return
+        self._look()
+        self.settle()
+
+    def _on_lost(self, reason: str) -> None:
+        self._hang_up()
+        if self._converse is not None:
+            self._look()
+            return
+        if self.machine.is_closed or self._steps is not None:
+            return
+        self.machine.end(reason)
+        self._wake_publishers()
+        self.settle()
+        self.open()
+
+    def _on_room(self) -> None:
+        self.flush()
+        self._wake_publishers()
+
+    def _arm_timer(self) -> None:
+        deadline = self.machine.next_deadline()
+        if deadline is not None:
+            self._timer = self.clock.at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        try:
+            self.machine.on_time(self.clock.now)
+        except JetSparkError as error:
+            self._on_lost(str(error))
+            return
+        self._arm_timer()
+        self.settle()
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+Fault: TypeAlias = Literal["cut", "cut all", "refuse", "kill", "leader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """What goes wrong, how often and for how long."""
+
+    kinds: Sequence[Fault] = ("cut", "cut", "cut all", "refuse", "kill")
+    """Drawn from with equal chances: name one twice to have it twice as often. ``"leader"`` needs replicas."""
+    every_s: float = 2.0
+    """The mean time between two."""
+    per_write: float = 0.0
+    """The chance that something goes wrong with any piece of data a client writes: faults come when there is work."""
+    for_s: float = 20.0
+    """No more begin after this long."""
+    outage_s: tuple[float, float] = (0.05, 4.0)
+    """How long refusing, being dead and being without a leader take."""
+    max_drop: int = 20
+    """A lost leader takes at most so many unacknowledged messages with it."""
+
+
+class Faults:
+    """Draws faults and puts them on the clock."""
+
+    def __init__(self, network: Network, die: random.Random, plan: FaultPlan, *, stream: str) -> None:
+        self.happened: list[tuple[float, Fault, float]] = []
+        """When, what, for how long."""
+        self.over_at: float = network.clock.now
+        """From then on nothing is wrong any more."""
+        self._network, self._die, self._plan, self._stream = network, die, plan, stream
+        clock: Clock = network.clock
+        when, end = clock.now, clock.now + plan.for_s
+        self._end = end
+        if plan.kinds and plan.per_write:
+            network.on_write = self._on_write
+            self.over_at = end + plan.outage_s[1]
+        while plan.kinds and (when := when + die.expovariate(1 / plan.every_s)) < end:
+            kind, seconds = die.choice(plan.kinds), die.uniform(*plan.outage_s)
+            self.over_at = max(self.over_at, when + seconds)
+            clock.at(when, lambda kind=kind, seconds=seconds: self._happen(kind, seconds))  # type: ignore[misc]
+
+    def _on_write(self) -> None:
+        die, plan, clock = self._die, self._plan, self._network.clock
+        if clock.now < self._end and die.random() < plan.per_write:
+            kind, seconds = die.choice(plan.kinds), die.uniform(*plan.outage_s)
+            # Some of the data should be on its way by then.
+            clock.after(next(self._network.delays()), lambda: self._happen(kind, seconds))
+
+    def _happen(self, kind: Fault, seconds: float) -> None:
+        network, die = self._network, self._die
+        self.happened.append((network.clock.now, kind, seconds))
+        match kind:
+            case "cut":
+                network.cut()
+            case "cut all":
+                for wire in network.wires:
+                    wire.cut()
+            case "refuse":
+                network.refuse(seconds)
+            case "kill":
+                network.kill_server(seconds)
+            case "leader":
+                drop, is_silent = die.randint(0, self._plan.max_drop), die.random() < 0.5
+                network.lose_leader(self._stream, seconds, drop=drop, is_silent=is_silent)

@@ -1,0 +1,465 @@
+"""Batches in a failing world: thousands of courses of events, each of them a seed.
+
+A block runs many seeds of one workload. When one fails, its seed is printed with what happened in it, and running that
+seed alone makes the very same happen again::
+
+    JETSPARK_SEED=1234 .venv/bin/python -m pytest tests/simulation/test_batches.py -k endless_with_ids
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation.atomic import AtomicRun, FrontWithApi
+from simulation.checkers import SentOnce, StoredIsAPrefix, Violation, endless_checkers, fast_checkers
+from simulation.world import STREAM, BatchRun, Burst, EndlessRun, Run, World, some_bursts
+
+from jetspark.core.headers import HeadersLike
+from jetspark.errors import BatchInDoubt
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.operations import Operation as Asking
+from jetspark.publish.atomic import AtomicMachine
+from jetspark.publish.endless import Endless, FastPublisherOptions, Refused
+from jetspark.publish.fast import FastBatchOptions, FastMachine, GapMode, Item, Operation, Refusal
+from jetspark.testing import BatchLimits
+from jetspark.testing.simulation import FaultPlan
+
+BLOCKS = 5
+# By what a seed of each workload costs, so that a block takes two or three seconds.
+SEEDS_IN_A_BLOCK = {
+    "batches_in_mode_ok": 500,
+    "batches_in_mode_fail": 600,
+    "endless_with_ids": 100,
+    "endless_without_ids": 130,
+    "all_kinds_at_once": 80,
+    "atomic_batches": 400,
+}
+
+# Longer than the batches' keep-alive (3 s); and longer than the server's patience with idle batches (10 s).
+PAUSES_S = (0.0, 0.001, 0.05, 0.5, 4.0, 11.0)
+CALM = FaultPlan(kinds=())
+
+
+def some_plan(die: random.Random, *, is_replicated: bool) -> FaultPlan:
+    """None at all, or some, or more than anyone deserves."""
+    if die.random() < 0.1:
+        return CALM
+    kinds = ["cut", "cut", "cut all", "refuse", "kill"]
+    if is_replicated:
+        kinds = [*kinds, "leader", "leader", "leader"] if die.random() < 0.7 else ["leader"]
+    return FaultPlan(
+        kinds=kinds,  # type: ignore[arg-type]
+        every_s=die.choice([0.3, 1.0, 3.0, 1000.0]),
+        per_write=die.choice([0.0, 0.02, 0.1]),
+        for_s=die.choice([3.0, 10.0, 20.0]),
+        outage_s=die.choice([(0.01, 0.3), (0.05, 4.0), (2.0, 9.0)]),
+    )
+
+
+def some_world(seed: int) -> World:
+    die = random.Random(f"plan {seed}")
+    is_replicated = die.random() < 0.6
+    world = World(
+        seed,
+        plan=some_plan(die, is_replicated=is_replicated),
+        replicas=3 if is_replicated else 1,
+        front=FrontWithApi,
+        limits=BatchLimits(max_fast_inflight_per_stream=die.choice([1000, 1000, 1000, 2])),
+    )
+    SentOnce(world)
+    return world
+
+
+def some_bad(run: Run, *shares: float) -> None:
+    """Some messages the stream will not take."""
+    die = run.world.die
+    if die.random() < 0.5:
+        return
+    share = die.choice(shares)
+    kinds = die.choice([("wrong sequence",), ("too large",), ("wrong sequence", "too large")])
+    run.bad = {number: die.choice(kinds) for number in range(1, run.total + 1) if die.random() < share}
+
+
+def add_batch(
+    world: World,
+    name: str,
+    gap: GapMode,
+    machine: type[FastMachine] = FastMachine,
+    checkers: Callable[[str], list[Any]] = fast_checkers,
+) -> BatchRun:
+    die = world.die
+    bursts = some_bursts(die, messages=die.choice([1, 2, 7, 40, 150]), pauses=PAUSES_S)
+    options = FastBatchOptions(
+        gap=gap,
+        flow=die.choice([1, 2, 5, 20, 500]),
+        max_outstanding_acks=die.choice([1, 2, 3]),
+        timeout=die.choice([5.0, 30.0]),
+    )
+    run = BatchRun(world, name, bursts, options, commits_with_message=die.random() < 0.5, machine=machine)
+    some_bad(run, 0.02, 0.3, 1.0)
+    run.checkers += checkers(gap)
+    return run
+
+
+def add_endless(world: World, name: str, *, message_ids: bool, machine: type[Endless] = Endless) -> EndlessRun:
+    die = world.die
+    bursts = some_bursts(die, messages=die.choice([1, 5, 40, 150, 300]), pauses=PAUSES_S)
+    handed_back: list[Refused] = []
+    options = FastPublisherOptions(
+        message_ids=message_ids,
+        flow=die.choice([1, 3, 20, 500]),
+        max_outstanding_acks=die.choice([1, 2, 3]),
+        max_pending_messages=die.choice([1, 10, 100, 10_000]),
+        max_pending_bytes=die.choice([500, 5_000, 64 << 20]),
+        batch_timeout_s=die.choice([3.0, 15.0]),
+        on_refused=handed_back.append if die.random() < 0.7 else None,
+    )
+    run = EndlessRun(world, name, bursts, options, flushes_every=die.choice([0, 0, 7, 50]), machine=machine)
+    some_bad(run, 0.02, 0.3, 1.0)
+    run.checkers += endless_checkers()
+    return run
+
+
+def batches_in_mode_ok(world: World) -> None:
+    for number in range(world.die.choice([1, 1, 2, 4])):
+        add_batch(world, f"ok{number}", "ok")
+
+
+def batches_in_mode_fail(world: World) -> None:
+    for number in range(world.die.choice([1, 1, 2, 4])):
+        add_batch(world, f"fail{number}", "fail")
+
+
+def endless_with_ids(world: World) -> None:
+    for number in range(world.die.choice([1, 1, 2, 3])):
+        add_endless(world, f"ids{number}", message_ids=True)
+
+
+def endless_without_ids(world: World) -> None:
+    for number in range(world.die.choice([1, 1, 2, 3])):
+        add_endless(world, f"plain{number}", message_ids=False)
+
+
+def all_kinds_at_once(world: World) -> None:
+    """Among them two that leave early, one of them without a word: its batch stays open and slows the others down."""
+    for name, by_dying in (("guest", False), ("ghost", True)):
+        run = add_batch(world, name, "fail", checkers=lambda gap: [StoredIsAPrefix()])
+        run.leave_after(world.die.uniform(0.0, 10.0), by_dying=by_dying)
+    add_batch(world, "ok0", "ok")
+    add_batch(world, "fail0", "fail")
+    add_endless(world, "ids0", message_ids=True)
+    add_endless(world, "plain0", message_ids=False)
+
+
+def atomic_batches(world: World) -> None:
+    die = world.die
+    for number in range(die.choice([1, 2, 4])):
+        bursts = [Burst(die.choice(PAUSES_S), die.choice([1, 2, 3, 8, 20])) for _ in range(die.choice([1, 3, 6]))]
+        run = AtomicRun(world, f"atomic{number}", bursts)
+        some_bad(run, 0.01, 0.1)
+
+
+WORKLOADS: list[Callable[[World], None]] = [
+    batches_in_mode_ok,
+    batches_in_mode_fail,
+    endless_with_ids,
+    endless_without_ids,
+    all_kinds_at_once,
+    atomic_batches,
+]
+
+
+def simulate(seed: int, workload: Callable[[World], None]) -> World:
+    """One course of events, judged."""
+    world = some_world(seed)
+    try:
+        workload(world)
+        world.run()
+    except Exception as problem:
+        problem.add_note("\n".join(world.trace()))
+        problem.add_note(
+            f"seed {seed}, commit {_commit()}; again: JETSPARK_SEED={seed} .venv/bin/python -m pytest "
+            f"tests/simulation/test_batches.py -k {workload.__name__}"
+        )
+        raise
+    return world
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_guarantees_hold_whatever_happens(workload: Callable[[World], None], block: int) -> None:
+    wanted = os.environ.get("JETSPARK_SEED")
+    if wanted is not None:
+        if block == 0:
+            simulate(int(wanted), workload)
+        return
+    count = SEEDS_IN_A_BLOCK[workload.__name__]
+    for seed in range(block * count, (block + 1) * count):
+        simulate(seed, workload)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_a_seed_makes_the_same_happen_again(workload: Callable[[World], None]) -> None:
+    for seed in range(10):
+        first, second = simulate(seed, workload), simulate(seed, workload)
+        assert first.trace() == second.trace()
+        assert first.clock.now == second.clock.now
+
+
+def test_the_faults_do_happen() -> None:
+    """A simulation in which nothing goes wrong would prove nothing."""
+    ends: Counter[str] = Counter()
+    for seed in range(150):
+        for run in simulate(seed, batches_in_mode_fail).runs + simulate(seed, batches_in_mode_ok).runs:
+            assert isinstance(run, BatchRun)
+            ends[type(run.batch.failure).__name__] += 1
+            ends["gaps"] += len(run.batch.gaps)
+            ends["errors"] += len(run.batch.errors)
+        for run in simulate(seed, endless_without_ids).runs:
+            assert isinstance(run, EndlessRun)
+            ends["batches"] += run.endless.batches
+            ends["doubled"] += len(run.world.stored(run.name)) - len(set(run.world.stored(run.name)))
+        for run in simulate(seed, atomic_batches).runs:
+            assert isinstance(run, AtomicRun)
+            ends.update(f"{batch.machine.outcome}, {type(batch.failure).__name__}" for batch in run.batches)
+    expected = {
+        "NoneType": 200,
+        "BatchInDoubt": 100,
+        "BatchCutShort": 20,
+        "gaps": 100,
+        "errors": 300,
+        "batches": 500,
+        "doubled": 100,
+        "stored, NoneType": 400,
+        "stored, BatchInDoubt": 5,
+        "not stored, BatchInDoubt": 5,
+    }
+    assert all(ends[what] >= count for what, count in expected.items()), ends
+
+
+@pytest.mark.parametrize("message_ids", [False, True])
+def test_a_publisher_nobody_disturbs_is_done_within_a_few_round_trips(message_ids: bool) -> None:
+    world = World(3, delay_s=(0.001, 0.001))
+    run = EndlessRun(world, "calm", [Burst(0.0, 100)], FastPublisherOptions(message_ids=message_ids))
+    run.start()
+    assert world.clock.run(world.clock.now + 0.05, lambda: run.is_over)
+
+
+# ---- flow ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flow", [7, 500])
+@pytest.mark.parametrize("publishers", [1, 2, 3, 10, 60, 501])
+def test_every_publisher_ends_at_its_share_of_the_flow(publishers: int, flow: int) -> None:
+    world = World(publishers, delay_s=(0.0005, 0.002))
+    options = FastBatchOptions(flow=flow)
+    # Enough for the slowest climb, from 1 to 500 by doubling.
+    runs = [BatchRun(world, f"p{number}", [Burst(0.0, 10**9)], options) for number in range(publishers)]
+    for run in runs:
+        run.start()
+    clock = world.clock
+    wanted = max(1, min(flow, 500 // publishers))
+    assert clock.run(
+        clock.now + 5.0, lambda: all(run.batch.msgs_per_ack == wanted and run.batch.acknowledged > 20 for run in runs)
+    )
+    assert [each.messages_per_ack for each in world.model.flow(STREAM)] == [wanted] * publishers
+
+
+def test_those_who_stay_get_the_share_of_those_who_leave() -> None:
+    world = World(1, delay_s=(0.0005, 0.002))
+    runs = [BatchRun(world, f"p{number}", [Burst(0.0, 10**9)], FastBatchOptions()) for number in range(4)]
+    for run in runs:
+        run.start()
+    world.clock.run(world.clock.now + 0.5)
+    assert [run.batch.msgs_per_ack for run in runs] == [125] * 4
+    for run in runs[1:]:
+        run.leave_after(0.0, by_dying=False)
+    world.clock.run(world.clock.now + 0.5)
+    assert runs[0].batch.msgs_per_ack == 500
+
+
+def test_a_dead_publisher_costs_the_others_ten_seconds() -> None:
+    world = World(2, delay_s=(0.0005, 0.002))
+    survivor = BatchRun(world, "survivor", [Burst(0.0, 50), *[Burst(0.1, 600)] * 200], FastBatchOptions())
+    dead = BatchRun(world, "dead", [Burst(0.0, 10**9)], FastBatchOptions())
+    dead.leave_after(1.0, by_dying=True)
+    for run in world.runs:
+        run.start()
+    world.clock.run(world.clock.now + 9.0)
+    assert survivor.batch.msgs_per_ack == 250
+    world.clock.run(world.clock.now + 4.0)
+    assert survivor.batch.msgs_per_ack == 500
+
+
+# ---- the checkers can fail -------------------------------------------------------------------------------------------
+
+
+class Resends(FastMachine):
+    """Sends what it is not sure of again, in the same batch."""
+
+    def add(self, item: Item, now: float) -> None:
+        super().add(item, now)
+        self._machine.publish_frames([self._frame(item, self.sequence, Operation.APPEND)])
+
+
+class TakesLostForStored(FastMachine):
+    def _on_gap(self, missing: range, now: float) -> None:
+        self._on_ack(missing.stop - 1, self.msgs_per_ack, now)
+
+
+class KeepsLossesToItself(FastMachine):
+    def _on_gap(self, missing: range, now: float) -> None:
+        super()._on_gap(missing, now)
+        self.gaps.clear()
+
+
+class SeesNoProgressInErrors(FastMachine):
+    def _on_refused(self, refusal: Refusal, now: float) -> None:
+        self._report(self.errors, refusal)
+
+
+class BlamesTheWrongOne(FastMachine):
+    def _on_refused(self, refusal: Refusal, now: float) -> None:
+        super()._on_refused(Refusal(refusal.sequence - 1, refusal.error), now)
+
+
+class IgnoresThePace(FastMachine):
+    @property
+    def room(self) -> int:
+        return 1000 if super().room else 0
+
+
+class NeverAsks(FastMachine):
+    def next_deadline(self) -> float | None:
+        return None
+
+
+class ClaimsTheWhole(FastMachine):
+    """Takes every final acknowledgement for one of everything."""
+
+    def _on_final(self, ack: PubAck) -> None:
+        self.ack = ack
+        self.acknowledged = self.messages
+        self._over(None)
+
+
+@pytest.mark.parametrize(
+    ("gap", "machine", "claim"),
+    [
+        ("fail", Resends, "was sent twice"),
+        ("ok", Resends, "was sent twice"),
+        ("fail", TakesLostForStored, "acknowledged and not stored"),
+        ("ok", KeepsLossesToItself, "missing without a word"),
+        ("ok", SeesNoProgressInErrors, "failed, and nothing was wrong"),
+        ("ok", BlamesTheWrongOne, "reported missing, and stored"),
+        ("fail", IgnoresThePace, "sent more than there was room for"),
+        ("fail", NeverAsks, "not over, long after|nothing happened for|the batch never ended"),
+        ("fail", ClaimsTheWhole, "acknowledged and not stored|committed and not complete"),
+    ],
+)
+def test_a_broken_batch_is_found_out(gap: GapMode, machine: type[FastMachine], claim: str) -> None:
+    def workload(world: World) -> None:
+        add_batch(world, "broken", gap, machine)
+
+    assert any(re.search(claim, rejected(seed, workload)) for seed in range(200))
+
+
+class DropsWhatWasSent(Endless):
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        if batch.failure is not None:
+            self.published += len(self._sent)
+        self._sent.clear()
+
+
+class PutsItBehind(Endless):
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        sent, self._sent = self._sent, deque()
+        super()._on_batch_over(batch, now)
+        self._backlog.extend(sent)
+
+
+class KeepsDoublesToItself(Endless):
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        super()._on_batch_over(batch, now)
+        self.possibly_doubled = 0
+
+
+class CountsAhead(Endless):
+    """What is sent is as good as stored."""
+
+    def _settle(self, stored: int, now: float) -> None:
+        super()._settle(self._settled_in_batch + len(self._sent), now)
+
+
+class HasRoomForAll(Endless):
+    @property
+    def room(self) -> int:
+        return 100_000
+
+
+class ForgetsTheIds(Endless):
+    def _encode(self, headers: HeadersLike | bytes | None, position: int) -> bytes:
+        return b"NATS/1.0\r\nNats-Nothing: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("machine", "message_ids", "claim"),
+    [
+        (DropsWhatWasSent, True, "published and not stored"),
+        (PutsItBehind, True, "out of order|published and not stored"),
+        (KeepsDoublesToItself, False, "doubled"),
+        (CountsAhead, True, "published and not stored"),
+        (HasRoomForAll, True, "too many messages are kept"),
+        (ForgetsTheIds, True, "doubled"),
+    ],
+)
+def test_a_broken_publisher_is_found_out(machine: type[Endless], message_ids: bool, claim: str) -> None:
+    def workload(world: World) -> None:
+        add_endless(world, "broken", message_ids=message_ids, machine=machine)
+
+    assert any(re.search(claim, rejected(seed, workload)) for seed in range(100))
+
+
+class TrustsTheTimeout(AtomicMachine):
+    """No answer to a commit: then it was not stored, surely."""
+
+    def commit(
+        self, subject: str | None = None, data: bytes = b"", headers: HeadersLike | None = None
+    ) -> Asking[PubAck]:
+        try:
+            return (yield from super().commit(subject, data, headers))
+        except BatchInDoubt:
+            self.outcome = "not stored"
+            raise
+
+
+def test_a_broken_atomic_batch_is_found_out() -> None:
+    def workload(world: World) -> None:
+        AtomicRun(world, "broken", [Burst(0.5, 5)] * 6, machine=TrustsTheTimeout)
+
+    assert any("said not to be stored" in rejected(seed, workload) for seed in range(150))
+
+
+def rejected(seed: int, workload: Callable[[World], None]) -> str:
+    try:
+        simulate(seed, workload)
+    except Violation as violation:
+        return str(violation)
+    except (AssertionError, IndexError):
+        return ""  # a machine's own assertions came first
+    return ""

@@ -1,0 +1,438 @@
+"""Publishers in a world of their own: the real machines, a model of the server, a network that fails, virtual time.
+
+A world is a seed and a plan. Workloads (this module) produce messages and drive the machines as the drivers do; faults
+(:mod:`jetspark.testing.simulation`) break what they use; checkers (:mod:`checkers`) look at what came out, and know of
+neither. Every message says whose it is and which, so the stream itself is the evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jetspark.core.events import ConnectionEvent, Disconnected
+from jetspark.core.options import ConnectOptions
+from jetspark.errors import BufferFull, JetSparkError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
+from jetspark.publish.fast import FastBatchOptions, FastMachine, Item, State
+from jetspark.testing import BatchLimits, ModelServer
+from jetspark.testing.network import Clock, Front, Network, Timer
+from jetspark.testing.simulation import FaultPlan, Faults, Link
+
+STREAM = "EVENTS"
+MAX_MESSAGE_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """So many messages become available at once, so long after those before."""
+
+    after_s: float
+    messages: int
+
+
+class Checker(Protocol):
+    """Looks at a run after every step of it, and at the end; raises ``Violation``."""
+
+    def look(self, world: World, run: Run) -> None: ...
+
+    def finish(self, world: World, run: Run) -> None: ...
+
+
+class World:
+    """A server, a network, faults, and publishers."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        plan: FaultPlan | None = None,
+        replicas: int = 1,
+        limits: BatchLimits | None = None,
+        delay_s: tuple[float, float] | None = None,
+        front: type[Front] = Front,
+    ) -> None:
+        self.seed = seed
+        self.die = die = random.Random(seed)
+        self.clock = Clock()
+        self.model = ModelServer(limits=limits)
+        self.model.create_stream(
+            StreamConfig(
+                name=STREAM,
+                subjects=["events.>"],
+                allow_batched=True,
+                allow_atomic=True,
+                replicas=replicas,
+                storage="memory",
+                max_message_bytes=MAX_MESSAGE_BYTES,
+            )
+        )
+        self.front = front(self.model, self.clock)
+        self.network = Network(
+            self.front,
+            die,
+            delay_s=delay_s or die.choice([(0.0001, 0.001), (0.001, 0.02), (0.01, 0.2)]),
+            max_in_flight_bytes=die.choice([1 << 10, 8 << 10, 64 << 10]),
+            piece_bytes=die.choice([0, 0, 700, 60]),
+        )
+        self.faults = Faults(self.network, die, plan or FaultPlan(kinds=()), stream=STREAM)
+        self.runs: list[Run] = []
+        self.watches: list[Callable[[World], None]] = []
+        """Asked when all is over."""
+        self._stored: dict[str, list[int]] = {}
+        self._seen: list[Any] = []
+
+    @property
+    def has_faults(self) -> bool:
+        return bool(self.faults.happened)
+
+    def link(self, name: str, *, send_buffer_bytes: int = 8 << 20) -> Link:
+        options = ConnectOptions(send_buffer_bytes=send_buffer_bytes, ping_interval_s=5.0, reconnect_wait_max_s=1.0)
+        link = Link(self.network, name=name, options=options)
+        link.open()
+        return link
+
+    def stored(self, name: str) -> list[int]:
+        """The numbers of a run's messages that are in the stream, in its order."""
+        # A lost leader may have taken some with it; then all is looked at again.
+        messages, seen = self.model.messages(STREAM), self._seen
+        if seen and (len(messages) < len(seen) or messages[len(seen) - 1] is not seen[-1]):
+            self._stored.clear()
+            seen = self._seen = []
+        for message in messages[len(seen) :]:
+            owner, number, _ = message.data.split(b":", 2)
+            self._stored.setdefault(owner.decode(), []).append(int(number))
+        self._seen = list(messages)
+        return self._stored.get(name, [])
+
+    def run(self) -> None:
+        """Let it all happen; then everyone who has a right to judge does."""
+        clock = self.clock
+        for run in self.runs:
+            run.start()
+        working_until = max([self.faults.over_at, *(run.produces_until for run in self.runs)])
+        clock.run(working_until)
+        patience_s = max((run.settles_within_s for run in self.runs), default=0.0)
+        clock.run(working_until + patience_s, lambda: all(run.is_over for run in self.runs))
+        # What is still in flight when the last one is content may be the message that proves it wrong.
+        clock.run(clock.now + 15.0)
+        for run in self.runs:
+            run.finish()
+        for watch in self.watches:
+            watch(self)
+
+    def trace(self) -> list[str]:
+        """What happened, in words that are the same whenever the same happens."""
+        lines = [f"{when - 1000:9.4f} {what} {seconds:.3f}" for when, what, seconds in self.faults.happened]
+        lines += [f"{run.name}: {run.describe()}" for run in self.runs]
+        lines += [f"{run.name} stored: {self.stored(run.name)}" for run in self.runs]
+        return lines
+
+
+class Run:
+    """One publisher: produces, sends, is woken by answers, events and time."""
+
+    settles_within_s = 90.0
+    """It must be over so long after the last fault and the last message. The longest that can follow on each other: a
+    session that has to be found dead and established again, a batch's timeout twice, some hundred windows of one."""
+
+    def __init__(self, world: World, name: str, bursts: Sequence[Burst], *, link: Link | None = None) -> None:
+        self.world, self.name, self.clock = world, name, world.clock
+        self.bursts = bursts
+        self.total = sum(burst.messages for burst in bursts)
+        self.available = 0
+        self.checkers: list[Checker] = []
+        self.link = link or world.link(name, send_buffer_bytes=world.die.choice([4 << 10, 64 << 10, 8 << 20]))
+        self.link.listeners.append(self.on_event)
+        self.disconnections = 0
+        self.bad: dict[int, str] = {}
+        """Numbers of messages the stream will refuse, and why."""
+        self._timer: Timer | None = None
+        self._is_stepping = self._waits_for_room = False
+        world.runs.append(self)
+
+    # ---- what it produces --------------------------------------------------------------------------------------
+
+    @property
+    def produces_until(self) -> float:
+        return self.clock.now + sum(burst.after_s for burst in self.bursts)
+
+    def start(self) -> None:
+        when = self.clock.now
+        for burst in self.bursts:
+            when += burst.after_s
+            self.clock.at(when, lambda count=burst.messages: self._produce(count))  # type: ignore[misc]
+
+    def _produce(self, count: int) -> None:
+        self.available += count
+        self.settle()
+
+    def item(self, number: int) -> Item:
+        """Message ``number``, counted from 1; the same each time it is asked for."""
+        padding = (number * 37) % 50
+        subject = f"events.{self.name}.{number % 3}"
+        match self.bad.get(number):
+            case "too large":
+                padding = MAX_MESSAGE_BYTES
+            case "wrong sequence":
+                headers = {"Nats-Expected-Last-Sequence": "999999999"}
+                return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding), headers
+        return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+
+    # ---- what drives it ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """The server said something."""
+        self.paced.on_replies(self.clock.now)
+        self.settle()
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        if isinstance(event, Disconnected):
+            self.disconnections += 1
+        self.paced.on_event(event, self.clock.now)
+        self.settle()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.paced.on_time(self.clock.now)
+        self.settle()
+
+    def settle(self) -> None:
+        """After every call into the machine."""
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            self.step()
+        except BufferFull:
+            if not self._waits_for_room:
+                self._waits_for_room = True
+                self.link.call_when_there_is_room(self._on_room)
+        finally:
+            self._is_stepping = False
+        if self.link.machine.out_bytes:
+            self.link.schedule_flush()
+        self._watch_clock()
+        for checker in self.checkers:
+            checker.look(self.world, self)
+
+    def _on_room(self) -> None:
+        self._waits_for_room = False
+        self.settle()
+
+    def _watch_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.deadline()
+        if deadline is not None:
+            self._timer = self.clock.at(deadline, self._on_timer)
+
+    def finish(self) -> None:
+        for checker in self.checkers:
+            checker.finish(self.world, self)
+
+    # ---- what the kinds differ in ------------------------------------------------------------------------------
+
+    paced: Any
+
+    @property
+    def is_over(self) -> bool:
+        raise NotImplementedError
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def deadline(self) -> float | None:
+        deadline: float | None = self.paced.next_deadline()
+        return deadline
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class BatchRun(Run):
+    """One fast batch: add, and commit at the end, as ``FastBatch`` does."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        bursts: Sequence[Burst],
+        options: FastBatchOptions,
+        *,
+        commits_with_message: bool = True,
+        machine: type[FastMachine] = FastMachine,
+        link: Link | None = None,
+    ) -> None:
+        super().__init__(world, name, bursts, link=link)
+        self.options = options
+        self.paced = self.batch = machine(self.link.machine, self.wake, options)
+        self.heard: list[tuple[int, int]] = []
+        """Progress and messages for each ack, as the server told them since a checker last looked."""
+        self._progress = self._msgs_per_ack = 0
+        self.sent = 0
+        """Messages handed to the machine; equal to the sequence of the last one."""
+        self.unheard: list[range] = []
+        """Sent, and not acknowledged when a session ended: what was said about them may have been lost on the way."""
+        self._commits_with_message = commits_with_message
+        self._has_left = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.batch.is_ended or self._has_left
+
+    @property
+    def is_waiting_for_server(self) -> bool:
+        """There is something to send, or the end to hear, and the batch is not over."""
+        batch = self.batch
+        if batch.is_ended or batch.is_new:
+            return False
+        return self.available > self.sent or batch.is_opening or batch.state is State.COMMITTING
+
+    def leave_after(self, seconds: float, *, by_dying: bool) -> None:
+        """Go before the end: with a word to the server, or with the whole connection."""
+
+        def leave() -> None:
+            self._has_left = True
+            if by_dying:
+                self.link.close()
+            else:
+                self.batch.abandon(self.clock.now)
+                self.settle()
+
+        self.clock.after(seconds, leave)
+
+    def wake(self) -> None:
+        """Listen in, before the machine does."""
+        inbox = self.batch.inbox
+        for message in inbox.pending if inbox is not None else ():
+            reply = json.loads(message.data or b"{}")
+            match reply.get("type"):
+                case "ack":
+                    self._progress, self._msgs_per_ack = max(self._progress, reply["seq"]), reply["msgs"]
+                case "err":
+                    self._progress = max(self._progress, reply["seq"])
+                case "gap":
+                    self._progress = max(self._progress, reply["seq"] - 1)
+            self.heard.append((self._progress, self._msgs_per_ack))
+        super().wake()
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        if isinstance(event, Disconnected) and not self.batch.is_ended:
+            self.unheard.append(range(self.batch.acknowledged + 1, self.batch.sequence + 1))
+        super().on_event(event)
+
+    def step(self) -> None:
+        batch, now = self.batch, self.clock.now
+        self.batch.news.clear()
+        while not self.is_over and self.available:
+            last = self.total - 1 if self._commits_with_message else self.total
+            if batch.is_new:
+                self.sent = 0
+                if batch.reopen_at is not None and now < batch.reopen_at:
+                    return
+                batch.start(self.item(1), now, is_only=self.total == 1 and self._commits_with_message)
+                self.sent = 1
+                return
+            if batch.is_opening or batch.state is not State.OPEN:
+                return
+            count = min(batch.room, self.available - self.sent, last - self.sent)
+            if count > 0:
+                if self.world.die.random() < 0.5:
+                    batch.add(self.item(self.sent + 1), now)
+                    self.sent += 1
+                else:
+                    batch.add_many([self.item(self.sent + 1 + place) for place in range(count)], now)
+                    self.sent += count
+                continue
+            if self.available == self.total and self.sent == last:
+                if self._commits_with_message:
+                    batch.commit(self.item(self.total), now)
+                    self.sent += 1
+                else:
+                    batch.end(now)
+            return
+
+    def deadline(self) -> float | None:
+        if self.batch.is_new and not self._has_left:
+            return self.batch.reopen_at
+        return self.batch.next_deadline()
+
+    def describe(self) -> str:
+        batch = self.batch
+        return (
+            f"{self.options.gap} {batch.state.value}, sequence {batch.sequence}, acknowledged {batch.acknowledged}, "
+            f"gaps {batch.gaps}, errors {[each.sequence for each in batch.errors]}, ack {batch.ack}, {batch.failure!r}"
+        )
+
+
+class EndlessRun(Run):
+    """An endless publisher: accept, flush now and then, close, as ``FastPublisher`` does."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        bursts: Sequence[Burst],
+        options: FastPublisherOptions,
+        *,
+        flushes_every: int = 0,
+        accepts_one_by_one: bool = True,
+        machine: type[Endless] = Endless,
+    ) -> None:
+        super().__init__(world, name, bursts)
+        self.options = options
+        self.paced = self.endless = machine(self.link.machine, self.wake, options, now=self.clock.now)
+        self.refused: dict[int, str] = {}
+        # With little room every message may be a batch of its own: two round trips, and a keep-alive before its end.
+        self.settles_within_s = Run.settles_within_s + 1.0 * self.total
+        self._flushes_every, self._accepts_one_by_one = flushes_every, accepts_one_by_one
+
+    @property
+    def is_over(self) -> bool:
+        endless = self.endless
+        return endless.failure is not None or (endless.accepted == self.total and endless.is_idle)
+
+    def step(self) -> None:
+        endless, now = self.endless, self.clock.now
+        while endless.failure is None and endless.accepted < self.available and endless.room:
+            count = min(self.available - endless.accepted, 1 if self._accepts_one_by_one else endless.room)
+            first = endless.accepted + 1
+            endless.accept([self.item(first + place) for place in range(min(count, CHUNK_MESSAGES))], now)
+            if self._flushes_every and endless.accepted % self._flushes_every == 0:
+                endless.flush()
+        if endless.accepted == self.total and self.available == self.total:
+            endless.close()
+        try:
+            while endless.pump(now):
+                pass
+        finally:
+            for refused in endless.news:
+                self.refused[refused.position] = str(refused.error)
+            endless.news.clear()
+
+    def describe(self) -> str:
+        endless = self.endless
+        return (
+            f"accepted {endless.accepted}, published {endless.published}, batches {endless.batches}, "
+            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.pending}, "
+            f"{endless.failure!r}"
+        )
+
+
+def some_bursts(die: random.Random, *, messages: int, pauses: Sequence[float]) -> list[Burst]:
+    """Messages in bursts of any size, with these pauses between them."""
+    bursts = []
+    while messages:
+        count = die.randint(1, messages) if die.random() < 0.7 else messages
+        bursts.append(Burst(die.choice(pauses), count))
+        messages -= count
+    return bursts
+
+
+__all__ = ["STREAM", "BatchRun", "Burst", "Checker", "EndlessRun", "JetSparkError", "Run", "World", "some_bursts"]

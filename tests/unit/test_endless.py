@@ -1,0 +1,402 @@
+"""Endless publishing, batch by batch. Time is stated; the server is a list of lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from jetspark.core.connection import Connection
+from jetspark.core.events import Closed
+from jetspark.core.options import ConnectOptions
+from jetspark.core.reconnect import parse_servers
+from jetspark.errors import (
+    BatchInDoubt,
+    BatchPublishDisabled,
+    BufferFull,
+    ConfigError,
+    InvalidSubject,
+    PayloadTooLarge,
+    UsageError,
+    WrongLastSequence,
+)
+from jetspark.publish.endless import KEPT_OVERHEAD_BYTES, Endless, FastPublisherOptions, Refused
+from jetspark.publish.fast import Item
+
+NOW = 100.0
+
+
+class Peer:
+    """A connection that is up, a publisher on it, and the server's side of the conversation."""
+
+    def __init__(self, *, send_buffer_bytes: int = 8 << 20, **options: Any) -> None:
+        self.connection = Connection(
+            ConnectOptions(send_buffer_bytes=send_buffer_bytes),
+            parse_servers("a"),
+            inbox="_INBOX.me",
+            jitter=lambda: 0.0,
+        )
+        self.connection.begin(self.connection.pool.next()[0])
+        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.login(None)
+        self.connection.data_to_send()
+        self.connection.receive_data(b"PONG\r\n")
+        self.connection.events()
+        self.endless = Endless(self.connection, self, FastPublisherOptions(**options), now=NOW)
+
+    def accept(self, *numbers: int, now: float = NOW) -> None:
+        self.endless.accept([item(number) for number in numbers], now)
+
+    def pump(self, now: float = NOW) -> list[tuple[int, int, bytes]]:
+        """Sequence, operation and payload of what is sent now."""
+        while self.endless.pump(now):
+            pass
+        return self.sent()
+
+    def sent(self) -> list[tuple[int, int, bytes]]:
+        data = self.connection.data_to_send()
+        found = re.findall(rb"PUB \S+ \S+\.(\d+)\.(\d)\.\$FI [\d ]+\r\n(?:NATS[^\0]*?\r\n\r\n)?(\w*)\r\n", data)
+        return [(int(sequence), int(operation), payload) for sequence, operation, payload in found]
+
+    def say(self, *answers: dict[str, Any], place: tuple[int, int] = (1, 1), now: float = NOW) -> None:
+        batch = self.endless.batch
+        assert batch is not None
+        inbox = batch.inbox
+        assert inbox is not None
+        subject = inbox.subject.removesuffix(">") + f"500.fail.{place[0]}.{place[1]}.$FI"
+        for answer in answers:
+            data = json.dumps(answer, separators=(",", ":")).encode()
+            self.connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), inbox.sid, len(data), data))
+        self.endless.on_replies(now)
+
+    def open(self, msgs: int = 10, now: float = NOW) -> None:
+        """The first message is sent and answered, and what may follow is sent."""
+        self.pump(now)
+        self.say(ack(0, msgs), now=now)
+        self.pump(now)
+
+
+def item(number: int) -> Item:
+    return "s.a", b"m%d" % number
+
+
+def ack(sequence: int, msgs: int) -> dict[str, Any]:
+    return {"type": "ack", "seq": sequence, "msgs": msgs}
+
+
+def gap(first_missing: int, received: int) -> dict[str, Any]:
+    return {"type": "gap", "last_seq": first_missing, "seq": received}
+
+
+def err(sequence: int, err_code: int = 10071) -> dict[str, Any]:
+    return {"type": "err", "seq": sequence, "error": {"code": 400, "err_code": err_code, "description": "no"}}
+
+
+def error(err_code: int) -> dict[str, Any]:
+    return {"error": {"code": 400, "err_code": err_code, "description": "no"}, "stream": "S", "seq": 0}
+
+
+def final(count: int) -> dict[str, Any]:
+    return {"stream": "S", "seq": 1000, "batch": "me-2", "count": count}
+
+
+# ---- the way of a message --------------------------------------------------------------------------------------------
+
+
+def test_messages_are_sent_in_order_and_forgotten_when_they_are_stored() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    assert peer.pump() == [(1, 0, b"m1")]
+    peer.say(ack(0, 2))
+    assert peer.pump() == [(2, 1, b"m2"), (3, 1, b"m3")]
+    peer.say(ack(2, 2))
+    endless = peer.endless
+    assert (endless.accepted, endless.published, endless.pending) == (3, 2, 1)
+    assert endless.unpublished() == [item(3)]
+
+
+def test_a_flush_ends_the_batch_because_only_that_tells() -> None:
+    peer = Peer()
+    peer.accept(1, 2)
+    peer.open()
+    assert peer.endless.flush() == 2
+    assert peer.pump() == [(3, 3, b"")]
+    peer.say(final(2))
+    assert (peer.endless.published, peer.endless.is_idle) == (2, True)
+    peer.accept(3)
+    assert peer.pump() == [(1, 0, b"m3")]
+    assert peer.endless.batches == 2
+
+
+def test_closing_accepts_nothing_more_and_stores_what_is_there() -> None:
+    peer = Peer()
+    peer.accept(1)
+    peer.endless.close()
+    with pytest.raises(UsageError, match="closed"):
+        peer.endless.check()
+    peer.open()
+    assert not peer.endless.is_idle
+    peer.say(final(1))
+    assert peer.endless.is_idle
+
+
+def test_a_publisher_that_was_given_nothing_closes_at_once() -> None:
+    peer = Peer()
+    peer.endless.close()
+    assert peer.pump() == []
+    assert peer.endless.is_idle
+
+
+def test_a_message_that_can_never_be_sent_is_not_accepted_nor_are_its_neighbours() -> None:
+    peer = Peer()
+    with pytest.raises(InvalidSubject):
+        peer.endless.accept([item(1), ("s a", b"")], NOW)
+    with pytest.raises(PayloadTooLarge):
+        peer.endless.accept([("s.a", b"x" * 100_001)], NOW)
+    assert (peer.endless.accepted, peer.endless.pending) == (0, 0)
+
+
+def test_what_a_message_costs_is_given_back_when_it_is_stored() -> None:
+    peer = Peer(max_pending_bytes=2 * (KEPT_OVERHEAD_BYTES + 2), max_pending_messages=10)
+    peer.accept(1)
+    assert peer.endless.room == 9
+    peer.accept(2)
+    assert peer.endless.room == 0
+    peer.open(msgs=1)
+    peer.say(ack(1, 1))
+    assert peer.endless.room == 9
+
+
+def test_a_full_buffer_loses_nothing_and_doubles_nothing() -> None:
+    peer = Peer(send_buffer_bytes=300)
+    peer.accept(1)
+    peer.open()
+    peer.connection.publish("other", b"x" * 200)
+    peer.accept(2, 3, 4)
+    with pytest.raises(BufferFull):
+        peer.endless.pump(NOW)
+    peer.sent()
+    assert peer.pump() == [(2, 1, b"m2"), (3, 1, b"m3"), (4, 1, b"m4")]
+
+
+# ---- the way back ----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_cut_short_goes_on_exactly_where_it_ended_and_at_once() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3, 4)
+    peer.open()
+    peer.say(gap(3, 4), final(2))
+    assert peer.endless.published == 2
+    assert peer.pump() == [(1, 0, b"m3")]
+    peer.say(ack(0, 10))
+    assert peer.pump() == [(2, 1, b"m4")]
+    assert peer.endless.possibly_doubled == 0
+
+
+def test_a_batch_in_doubt_is_sent_again_from_the_last_ack_and_counted() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3, 4)
+    peer.open(msgs=2)
+    peer.say(ack(2, 2), error(10208))
+    endless = peer.endless
+    assert (endless.published, endless.possibly_doubled, endless.doubled_news) == (2, 2, 2)
+    assert peer.pump() == []
+    assert endless.next_deadline() == NOW + 0.05
+    assert peer.pump(NOW + 0.05) == [(1, 0, b"m3")]
+
+
+def test_with_message_ids_nothing_is_possibly_doubled() -> None:
+    peer = Peer(message_ids=True, id_prefix="run")
+    peer.accept(1)
+    assert peer.endless.pump(NOW) is False
+    assert b"Nats-Msg-Id: run-1\r\n" in peer.connection.data_to_send()
+    peer.say(ack(0, 2), error(10208))
+    assert peer.endless.possibly_doubled == 0
+    peer.endless.pump(NOW + 0.05)
+    assert b"Nats-Msg-Id: run-1\r\n" in peer.connection.data_to_send()
+
+
+def test_an_id_of_the_callers_own_is_kept() -> None:
+    peer = Peer(message_ids=True, id_prefix="run")
+    peer.endless.accept([("s.a", b"x", {"Nats-Msg-Id": "mine"}), ("s.a", b"x", {"A": "1"})], NOW)
+    blocks = [kept[2] for kept in peer.endless.unpublished() if len(kept) == 3]
+    assert blocks[0] == b"NATS/1.0\r\nNats-Msg-Id: mine\r\n\r\n"
+    assert blocks[1] == b"NATS/1.0\r\nA: 1\r\nNats-Msg-Id: run-2\r\n\r\n"
+
+
+def test_waiting_doubles_while_nothing_moves_and_begins_anew_when_something_does() -> None:
+    peer = Peer()
+    peer.accept(1, 2)
+    now, waits = NOW, []
+    for _ in range(8):
+        peer.pump(now)
+        peer.say(error(10208), place=(1, 4), now=now)
+        deadline = peer.endless.next_deadline()
+        assert deadline is not None
+        waits.append(round(deadline - now, 3))
+        now = deadline
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    peer.pump(now)
+    peer.say(ack(0, 1), ack(1, 1), error(10208), now=now)
+    deadline = peer.endless.next_deadline()
+    assert deadline is not None
+    assert deadline - now == pytest.approx(0.05)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_message_is_handed_back_and_the_others_go_on() -> None:
+    peer = Peer(on_refused=lambda refused: None)
+    peer.accept(1, 2, 3)
+    peer.open()
+    peer.say(err(2), final(1))
+    endless = peer.endless
+    assert endless.published == 2
+    refused = endless.news[0]
+    assert isinstance(refused, Refused)
+    assert (refused.position, refused.data, type(refused.error)) == (2, b"m2", WrongLastSequence)
+    assert peer.pump(NOW + 0.05) == [(1, 0, b"m3")]
+
+
+def test_a_refusal_nobody_wants_to_hear_of_stops_the_publisher() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    peer.open()
+    peer.say(err(2), final(1))
+    with pytest.raises(WrongLastSequence):
+        peer.endless.check()
+    assert peer.endless.unpublished() == [item(2), item(3)]
+    assert peer.pump(NOW + 10.0) == []
+    assert peer.endless.next_deadline() is None
+
+
+def test_a_stream_that_takes_no_batches_is_not_tried_again() -> None:
+    peer = Peer(on_refused=lambda refused: None)
+    peer.accept(1)
+    peer.pump()
+    peer.say(error(10205))
+    with pytest.raises(BatchPublishDisabled):
+        peer.endless.check()
+    assert (peer.endless.published, peer.endless.news) == (0, [])
+
+
+# ---- time and the connection -----------------------------------------------------------------------------------------
+
+
+def test_patience_ends_and_what_is_kept_stays_to_be_read() -> None:
+    peer = Peer(patience_s=10.0, batch_timeout_s=100.0)
+    peer.accept(1)
+    peer.pump()
+    assert peer.endless.next_deadline() == NOW + 1.0  # the batch wants to ask
+    peer.endless.on_time(NOW + 10.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+    assert peer.endless.unpublished() == [item(1)]
+    assert peer.endless.batch is None
+
+
+def test_patience_begins_with_something_to_wait_for() -> None:
+    peer = Peer(patience_s=10.0)
+    assert peer.endless.next_deadline() is None
+    peer.accept(1, now=NOW + 1000.0)
+    peer.endless.on_time(NOW + 1001.0)
+    assert peer.endless.failure is None
+
+
+def test_a_closed_connection_is_the_end() -> None:
+    peer = Peer()
+    peer.accept(1)
+    peer.open()
+    peer.connection.close()
+    peer.endless.on_event(Closed(None), NOW)
+    assert peer.endless.failure is not None
+    assert peer.endless.unpublished() == [item(1)]
+
+
+def test_leaving_ends_the_open_batch() -> None:
+    peer = Peer()
+    peer.accept(1)
+    peer.open()
+    peer.endless.abandon(NOW)
+    assert peer.sent() == [(2, 3, b"")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_pending_messages": 0},
+        {"max_pending_bytes": 0},
+        {"patience_s": 0},
+        {"batch_timeout_s": -1},
+        {"flow": 0},
+        {"id_prefix": "a"},
+        {"speed": 1},
+    ],
+)
+def test_options_are_checked_and_unknown_ones_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        FastPublisherOptions.of(options)
+
+
+# ---- what simulation found -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{"max_pending_messages": 3}, {"max_pending_bytes": 3 * (KEPT_OVERHEAD_BYTES + 2)}])
+def test_a_publisher_that_is_full_before_the_next_ack_is_due_does_not_wait_for_it(limits: dict[str, int]) -> None:
+    """With the defaults: 500 messages for each ack, 64 MiB pending, so any payload beyond 134 kB."""
+    peer = Peer(**limits)
+    peer.accept(1, 2, 3)
+    peer.pump()
+    peer.say(ack(0, 500))
+    assert peer.pump()[:2] == [(2, 1, b"m2"), (3, 1, b"m3")]
+    assert peer.endless.room == 0
+    assert peer.pump(NOW + 1.0) or peer.endless.batch is None or peer.endless.batch.state.value == "committing"
+
+
+def test_refused_messages_in_a_row_are_handed_back_without_waiting() -> None:
+    peer = Peer(on_refused=lambda refused: None)
+    peer.accept(*range(1, 11))
+    for number in range(1, 9):
+        assert peer.pump(NOW)[-1][2] == b"m%d" % number
+        peer.say(ack(0, 500), error(10071), now=NOW)
+    assert peer.endless.published == 8
+
+
+def test_a_batch_that_cannot_open_for_want_of_room_does_not_keep_the_clock_spinning() -> None:
+    peer = Peer(send_buffer_bytes=200)
+    peer.accept(1)
+    peer.pump()
+    peer.say(error(10211))
+    peer.sent()
+    peer.connection.publish("other", b"x" * 180)
+    with pytest.raises(BufferFull):
+        peer.endless.pump(NOW + 0.05)
+    peer.endless.on_time(NOW + 0.05)
+    deadline = peer.endless.next_deadline()
+    assert deadline is not None
+    assert deadline > NOW + 0.05
+
+
+@pytest.mark.parametrize("asks", ["flush", "close"])
+def test_the_end_follows_the_last_message_at_once(asks: str) -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    getattr(peer.endless, asks)()
+    peer.pump()
+    peer.say(ack(0, 500))
+    assert peer.pump() == [(2, 1, b"m2"), (3, 1, b"m3"), (4, 3, b"")]
+
+
+def test_a_copy_that_is_still_being_replicated_is_waited_for_and_not_refused() -> None:
+    peer = Peer(message_ids=True)
+    peer.accept(1, 2)
+    peer.pump()
+    peer.say(ack(0, 500), error(10158))
+    assert peer.endless.failure is None
+    assert peer.pump(NOW) == []
+    deadline = peer.endless.next_deadline()
+    assert deadline is not None
+    assert [sent[2] for sent in peer.pump(deadline)] == [b"m1"]

@@ -1,0 +1,613 @@
+"""One fast batch, reply by reply. Time is stated; the server is a list of lines."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jetspark.core.connection import Connection
+from jetspark.core.events import Closed, Disconnected, Reconnected
+from jetspark.core.options import ConnectOptions
+from jetspark.core.reconnect import parse_servers
+from jetspark.errors import (
+    BatchCutShort,
+    BatchInDoubt,
+    BatchUnknown,
+    BufferFull,
+    ConfigError,
+    ConnectionClosed,
+    InvalidSubject,
+    JetStreamUnavailable,
+    PayloadTooLarge,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    TooManyBatches,
+    UsageError,
+)
+from jetspark.publish import fast
+from jetspark.publish.fast import FastBatchOptions, FastMachine, Item, Refusal, State, take
+
+NOW = 100.0
+A: Item = ("s.a", b"x")
+
+
+class Peer:
+    """A connection that is up, a batch on it, and the server's side of the conversation."""
+
+    def __init__(self, *, send_buffer_bytes: int = 8 << 20, **options: Any) -> None:
+        self.connection = Connection(
+            ConnectOptions(send_buffer_bytes=send_buffer_bytes),
+            parse_servers("a"),
+            inbox="_INBOX.me",
+            jitter=lambda: 0.0,
+        )
+        self.connect()
+        self.batch = FastMachine(self.connection, self, FastBatchOptions(**options))
+
+    def connect(self) -> None:
+        self.connection.begin(self.connection.pool.next()[0])
+        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.login(None)
+        self.connection.data_to_send()
+        self.connection.receive_data(b"PONG\r\n")
+        self.connection.pool.succeeded()
+        self.connection.events()
+
+    def sent(self) -> list[tuple[int, int]]:
+        """Sequence and operation of what was sent since the last look."""
+        data = self.connection.data_to_send().decode()
+        return [(int(a), int(b)) for a, b in re.findall(r" \S+\.(\d+)\.(\d)\.\$FI ", data)]
+
+    def say(self, *answers: dict[str, Any] | bytes, place: tuple[int, int] = (1, 1), now: float = NOW) -> None:
+        inbox = self.batch.inbox
+        assert inbox is not None
+        subject = inbox.subject.removesuffix(">") + f"500.fail.{place[0]}.{place[1]}.$FI"
+        for answer in answers:
+            if isinstance(answer, bytes):
+                frame = b"HMSG %b %d %d %d\r\n%b\r\n" % (subject.encode(), inbox.sid, len(answer), len(answer), answer)
+            else:
+                data = json.dumps(answer, separators=(",", ":")).encode()
+                frame = b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), inbox.sid, len(data), data)
+            self.connection.receive_data(frame)
+        self.batch.on_replies(now)
+
+    def open(self, msgs: int = 10) -> FastMachine:
+        self.batch.start(A, NOW)
+        self.say(ack(0, msgs))
+        return self.batch
+
+    def add(self, count: int, now: float = NOW) -> None:
+        self.batch.add_many([A] * count, now)
+
+
+NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: s.a\r\n\r\n"
+
+
+def ack(sequence: int, msgs: int) -> dict[str, Any]:
+    return {"type": "ack", "seq": sequence, "msgs": msgs}
+
+
+def gap(first_missing: int, received: int) -> dict[str, Any]:
+    return {"type": "gap", "last_seq": first_missing, "seq": received}
+
+
+def error(err_code: int, code: int = 400) -> dict[str, Any]:
+    return {"error": {"code": code, "err_code": err_code, "description": "no"}, "stream": "S", "seq": 0}
+
+
+def err(sequence: int, err_code: int = 10071) -> dict[str, Any]:
+    return {"type": "err", "seq": sequence, "error": {"code": 400, "err_code": err_code, "description": "no"}}
+
+
+def final(count: int) -> dict[str, Any]:
+    return {"stream": "S", "seq": 1000, "batch": "me-1", "count": count}
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_follows_the_first_message_before_its_answer() -> None:
+    peer = Peer()
+    assert (peer.batch.state, peer.batch.room, peer.batch.id) == (State.NEW, 0, "")
+    peer.batch.start(A, NOW)
+    assert peer.sent() == [(1, 0)]
+    assert (peer.batch.state, peer.batch.room) == (State.OPENING, 0)
+    peer.say(ack(0, 10))
+    assert (peer.batch.state, peer.batch.room) == (State.OPEN, 19)
+
+
+def test_the_inbox_is_subscribed_to_before_the_first_message_leaves() -> None:
+    peer = Peer(flow=7, gap="ok")
+    peer.batch.start(A, NOW)
+    assert peer.connection.data_to_send() == (b"SUB _INBOX.me-1.> 1\r\nPUB s.a _INBOX.me-1.7.ok.1.0.$FI 1\r\nx\r\n")
+
+
+def test_a_batch_id_of_ones_own_comes_after_the_unique_prefix() -> None:
+    peer = Peer(batch_id="mine")
+    peer.batch.start(A, NOW)
+    assert peer.batch.id == "mine"
+    assert b" _INBOX.me-1.mine.500.fail.1.0.$FI " in peer.connection.data_to_send()
+
+
+@pytest.mark.parametrize("answer", [NO_RESPONDERS, error(10211, 429), error(10167, 429)])
+def test_a_batch_that_could_not_open_for_now_is_tried_again_under_another_id(answer: dict[str, Any] | bytes) -> None:
+    peer = Peer()
+    peer.batch.start(A, NOW)
+    peer.say(answer, place=(1, 0))
+    assert (peer.batch.state, peer.batch.sequence, peer.batch.reopen_at) == (State.NEW, 0, NOW + 0.05)
+    assert peer.batch.next_deadline() is None
+    peer.sent()
+    peer.batch.start(A, NOW + 0.05)
+    assert b"_INBOX.me-2." in peer.connection.data_to_send()
+    peer.say(answer, place=(1, 0), now=NOW + 0.06)
+    assert peer.batch.reopen_at == NOW + 0.06 + 0.1
+
+
+def test_trying_to_open_ends_with_the_timeout_and_the_reason() -> None:
+    peer = Peer(timeout=1.0)
+    peer.batch.start(A, NOW)
+    peer.say(error(10211, 429), now=NOW + 0.96)
+    assert isinstance(peer.batch.failure, TooManyBatches)
+    with pytest.raises(TooManyBatches):
+        peer.batch.check()
+
+
+def test_a_first_message_that_is_refused_ends_the_batch_with_its_error() -> None:
+    peer = Peer()
+    peer.batch.start(A, NOW)
+    peer.say(ack(0, 10), error(10071))
+    assert isinstance(peer.batch.failure, ServerError)
+    assert [each.sequence for each in peer.batch.errors] == [1]
+    assert peer.batch.stored == 0
+
+
+def test_a_single_message_may_be_start_and_commit_at_once() -> None:
+    peer = Peer()
+    peer.batch.start(A, NOW, is_only=True)
+    assert peer.sent() == [(1, 2)]
+    assert peer.batch.is_opening
+    peer.say(final(1))
+    assert (peer.batch.failure, peer.batch.stored, peer.batch.acknowledged) == (None, 1, 1)
+
+
+# ---- pace ------------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_the_acknowledged_and_so_many_acks_of_the_present_size() -> None:
+    peer = Peer(max_outstanding_acks=3)
+    batch = peer.open(msgs=5)
+    assert batch.room == 14
+    peer.add(14)
+    assert batch.room == 0
+    peer.say(ack(5, 5))
+    assert batch.room == 5
+    peer.say(ack(10, 2))  # the server wants us slower: nothing is taken back, less is given
+    assert batch.room == 1
+    peer.say(ack(15, 100))
+    assert batch.room == 300
+
+
+def test_an_ack_covers_those_that_were_lost_before_it_and_none_goes_back() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=5)
+    peer.add(9)
+    peer.say(ack(10, 5))
+    assert batch.acknowledged == 10
+    peer.say(ack(5, 5))
+    assert (batch.acknowledged, batch.stored) == (10, 10)
+
+
+def test_a_refused_message_makes_room_like_a_stored_one() -> None:
+    peer = Peer(gap="ok", flow=1, max_outstanding_acks=1)
+    batch = peer.open(msgs=1)
+    assert batch.room == 0
+    peer.say(err(1))
+    assert batch.room == 1
+    assert batch.news == [Refusal(1, batch.errors[0].error)]
+
+
+def test_a_gap_makes_room_too() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    assert batch.room == 0
+    peer.say(gap(2, 4))
+    assert batch.room == 3
+    assert batch.gaps == [range(2, 4)]
+
+
+def test_what_cannot_be_sent_uses_up_no_sequence() -> None:
+    peer = Peer()
+    batch = peer.open()
+    with pytest.raises(InvalidSubject):
+        batch.add(("s a", b""), NOW)
+    with pytest.raises(PayloadTooLarge):
+        batch.add(("s.a", b"x" * 100_001), NOW)
+    batch.add(A, NOW)
+    assert batch.sequence == 2
+
+
+def test_add_many_sends_those_before_the_one_that_cannot_be_sent() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.sent()
+    with pytest.raises(InvalidSubject):
+        batch.add_many([A, A, ("s a", b""), A], NOW)
+    assert peer.sent() == [(2, 1), (3, 1)]
+    assert batch.sequence == 3
+
+
+def test_a_full_buffer_takes_nothing_and_forgets_nothing() -> None:
+    peer = Peer(send_buffer_bytes=100)
+    batch = peer.open()
+    peer.sent()
+    batch.add(("s.a", b"x" * 50), NOW)
+    with pytest.raises(BufferFull):
+        batch.add_many([("s.a", b"x" * 50)] * 3, NOW)
+    assert (batch.sequence, peer.sent()) == (2, [(2, 1)])
+
+
+def test_headers_travel_and_the_dangerous_one_does_not() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.sent()
+    batch.add(("s.a", b"x", {"A": "1"}), NOW)
+    assert b"HPUB s.a _INBOX.me-1.500.fail.2.1.$FI 18 19\r\nNATS/1.0\r\nA: 1\r\n\r\nx\r\n" in (
+        peer.connection.data_to_send()
+    )
+    with pytest.raises(ConfigError, match="Nats-Expected-Last-Msg-Id"):
+        batch.add(("s.a", b"x", {"Nats-Expected-Last-Msg-Id": "a"}), NOW)
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_complete_when_the_count_is() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(3)
+    batch.commit(A, NOW)
+    assert peer.sent()[-1] == (5, 2)
+    peer.say(final(5), place=(4, 1))  # on a replicated stream it may come for another message
+    assert (batch.failure, batch.acknowledged, batch.stored) == (None, 5, 5)
+    with pytest.raises(UsageError, match="committed"):
+        batch.check()
+    assert peer.connection.data_to_send() == b"UNSUB 1\r\n"
+
+
+def test_an_end_is_no_message() -> None:
+    peer = Peer()
+    batch = peer.open()
+    batch.end(NOW)
+    assert peer.sent()[-1] == (2, 3)
+    assert batch.messages == 1
+    peer.say(final(1))
+    assert (batch.failure, batch.stored) == (None, 1)
+
+
+def test_a_gap_ends_a_batch_in_mode_fail_after_what_is_stored() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(8)
+    peer.say(gap(4, 6))
+    assert batch.room == 0
+    assert not batch.is_ended
+    peer.say(final(3))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert (batch.failure.stored, batch.stored) == (3, 3)
+    assert "4 to 5 were lost" in str(batch.failure)
+
+
+def test_a_refusal_ends_a_batch_in_mode_fail_with_its_reason() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(8)
+    peer.say(err(4), final(3))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert "no (code 400, err_code 10071)" in batch.failure.reason
+
+
+def test_a_lost_end_that_lost_no_message_is_no_failure() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(1)
+    batch.end(NOW)
+    peer.say(gap(3, 4), final(2))  # what a ping finds: only the end itself is missing
+    assert (batch.failure, batch.gaps, batch.stored) == (None, [], 2)
+
+
+def test_a_commit_that_was_lost_in_mode_ok_is_followed_by_an_end() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    batch.commit(A, NOW)
+    peer.sent()
+    peer.say(gap(2, 3))
+    assert peer.sent() == [(3, 3)]
+    peer.say(final(2))
+    assert (batch.failure, batch.gaps, batch.stored) == (None, [range(2, 3)], 1)
+
+
+def test_mode_ok_counts_what_is_neither_lost_nor_refused() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(8)
+    peer.say(gap(3, 5), err(6))
+    assert batch.stored == 0  # nobody knows yet
+    batch.end(NOW)
+    peer.say(final(9))
+    assert (batch.failure, batch.stored) == (None, 6)
+
+
+def test_a_batch_the_server_forgot_is_in_doubt_from_the_last_ack_on() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    peer.say(ack(2, 2), error(10208))
+    failure = batch.failure
+    assert isinstance(failure, BatchInDoubt)
+    assert isinstance(failure.__cause__, BatchUnknown)
+    assert failure.stored == 2
+    assert pickle.loads(pickle.dumps(failure)).stored == 2
+
+
+def test_a_message_too_large_for_the_stream_is_looked_into_soon() -> None:
+    peer = Peer()
+    batch = peer.open()
+    batch.add(A, NOW)
+    peer.sent()
+    peer.say(error(10054), place=(2, 1))
+    assert batch.room == 0
+    assert batch.next_deadline() == NOW + 0.1
+    batch.on_time(NOW + 0.1)
+    assert peer.sent() == [(2, 4)]
+    peer.say(gap(2, 3), final(1))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert [(each.sequence, each.error.err_code) for each in batch.errors] == [(2, 10054)]
+
+
+def test_a_leader_that_is_gone_leaves_a_hole_that_a_ping_measures() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(2)
+    peer.sent()
+    peer.say(NO_RESPONDERS, place=(3, 1))
+    assert batch.room > 0  # in mode ok it goes on
+    batch.on_time(NOW + 0.1)
+    assert peer.sent() == [(3, 4)]
+    peer.say(NO_RESPONDERS, place=(3, 4), now=NOW + 0.2)
+    assert batch.next_deadline() == pytest.approx(NOW + 0.3)
+
+
+def test_a_batch_ended_by_the_server_in_mode_ok_is_in_doubt() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.say(final(1))
+    assert isinstance(batch.failure, BatchInDoubt)
+
+
+@pytest.mark.parametrize("answer", [{"type": "ack", "seq": 1}, {"what": 1}, {"type": "gap", "seq": 3}])
+def test_an_answer_that_makes_no_sense_leaves_the_batch_in_doubt(answer: dict[str, Any]) -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.say(answer)
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert isinstance(batch.failure.__cause__, ProtocolError)
+
+
+def test_too_many_losses_to_remember_end_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "MAX_REPORTS", 2)
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(5)
+    peer.say(err(1), err(2), err(3))
+    assert len(batch.errors) == 2
+    assert isinstance(batch.failure, BatchInDoubt)
+
+
+def test_leaving_tells_the_server_and_waits_for_nothing() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.sent()
+    batch.abandon(NOW)
+    assert peer.sent() == [(2, 3)]
+    assert isinstance(batch.failure, UsageError)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_silence_is_answered_by_a_ping_with_the_highest_sequence() -> None:
+    peer = Peer(ping_after_s=1.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    peer.sent()
+    assert batch.next_deadline() == NOW + 1.0
+    batch.on_time(NOW + 0.9)
+    assert peer.sent() == []
+    batch.on_time(NOW + 1.0)
+    assert peer.sent() == [(4, 4)]
+    assert batch.next_deadline() == NOW + 2.0
+
+
+def test_a_slow_producer_keeps_its_batch_alive() -> None:
+    peer = Peer(keep_alive_s=3.0)
+    batch = peer.open()
+    peer.sent()
+    assert batch.next_deadline() == NOW + 3.0
+    batch.on_time(NOW + 3.0)
+    assert peer.sent() == [(1, 4)]
+    assert batch.next_deadline() == NOW + 6.0
+
+
+def test_no_progress_for_the_timeout_ends_the_batch_and_answers_are_not_progress() -> None:
+    peer = Peer(timeout=5.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    for second in range(1, 5):
+        batch.on_time(NOW + second)
+        peer.say(ack(0, 2), now=NOW + second)  # what a ping brings: the last ack again
+    batch.on_time(NOW + 5.0)
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert isinstance(batch.failure.__cause__, RequestTimeout)
+
+
+def test_what_was_read_in_time_counts_even_if_the_clock_is_looked_at_first() -> None:
+    peer = Peer(timeout=5.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    inbox = batch.inbox
+    assert inbox is not None
+    data = b'{"type":"ack","seq":4,"msgs":2}'
+    peer.connection.receive_data(b"MSG _INBOX.me-1.x %d %d\r\n%b\r\n" % (inbox.sid, len(data), data))
+    batch.on_time(NOW + 5.0)
+    assert (batch.failure, batch.acknowledged) == (None, 4)
+
+
+def test_a_session_that_is_gone_is_not_pinged_and_the_next_one_is() -> None:
+    peer = Peer(timeout=30.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    peer.sent()
+    peer.connection.end("cut")
+    assert batch.next_deadline() == NOW + 30.0
+    peer.connect()
+    batch.on_event(Reconnected("a"), NOW + 2.0)
+    assert peer.sent() == [(4, 4)]
+
+
+def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.connection.close()
+    batch.on_event(Closed(None), NOW)
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert isinstance(batch.failure.__cause__, ConnectionClosed)
+    batch.abandon(NOW)  # harmless
+
+
+def test_no_leader_until_the_timeout_is_what_the_caller_is_told() -> None:
+    peer = Peer(timeout=0.04)
+    peer.batch.start(A, NOW)
+    peer.say(NO_RESPONDERS, place=(1, 0))
+    assert isinstance(peer.batch.failure, JetStreamUnavailable)
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gap": "maybe"},
+        {"flow": 0},
+        {"flow": 65536},
+        {"max_outstanding_acks": 4},
+        {"timeout": 0},
+        {"keep_alive_s": -1},
+        {"batch_id": "a.b"},
+        {"batch_id": ""},
+        {"batch_id": "x" * 65},
+        {"speed": 1},
+    ],
+)
+def test_options_are_checked_and_unknown_ones_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        FastBatchOptions.of(options)
+
+
+# ---- what simulation found -------------------------------------------------------------------------------------------
+
+
+def test_a_gap_that_is_reported_twice_is_missing_once() -> None:
+    """A new leader knows only what was stored, and reports again what the old one had reported."""
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(5)
+    peer.say(gap(3, 5))
+    peer.say(gap(3, 6))
+    batch.end(NOW)
+    peer.say(final(6))
+    assert batch.stored == 3  # 1, 2 and 6
+
+
+def test_a_lost_end_in_mode_ok_is_not_counted_as_stored() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(1)
+    batch.end(NOW)  # sequence 3, lost; a ping finds out
+    peer.say(gap(3, 4))
+    assert peer.sent()[-1] == (4, 3)
+    peer.say(final(3))
+    assert batch.stored == 2
+
+
+def test_a_loss_that_was_reported_to_a_broken_session_is_not_taken_for_stored() -> None:
+    """Message 2 was refused, or lost before 3; the server says so once, into a connection that is gone by then."""
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=4)
+    peer.add(3)
+    peer.sent()
+    peer.connection.end("cut")
+    batch.on_event(Disconnected("a", "cut", 4, 0, 4), NOW)
+    peer.connect()
+    batch.on_event(Reconnected("a"), NOW + 1.0)
+    peer.say(ack(4, 4), now=NOW + 1.1)
+    batch.end(NOW + 1.2)
+    peer.say(final(4), now=NOW + 1.3)
+    is_certain = batch.failure is None and batch.stored == 4
+    assert not is_certain
+
+
+def test_a_lost_acknowledgement_is_covered_by_the_next() -> None:
+    peer = Peer(gap="fail")
+    batch = peer.open(msgs=10)
+    peer.add(18)
+    assert batch.room == 1
+    peer.say(ack(10, 10))
+    peer.add(11)
+    assert batch.room == 0
+    peer.say(ack(30, 10))  # the one for 20 was lost
+    assert (batch.acknowledged, batch.room) == (30, 20)
+
+
+def test_a_message_dropped_for_coming_too_fast_is_found_by_asking() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(2)
+    peer.sent()
+    peer.say(error(10167, 429), place=(3, 1))
+    deadline = batch.next_deadline()
+    assert deadline is not None
+    batch.on_time(deadline)
+    assert peer.sent() == [(3, 4)]
+    peer.say(gap(3, 4), ack(0, 10))
+    assert batch.gaps == [range(3, 4)]
+    assert batch.errors == []
+
+
+def test_what_is_taken_from_an_iterable_is_bounded_by_messages_and_bytes() -> None:
+    items = iter([("a", b"x" * 40)] * 100)
+    chunk: list[Any] = []
+    take(items, chunk, 10, 1000)
+    assert len(chunk) == 10
+    take(items, chunk, 100, 100)
+    assert len(chunk) == 13  # the third one passes the bound
+    take(items, chunk, 1000, 1 << 20)
+    assert len(chunk) == 100
+
+
+def test_an_iterable_that_fails_leaves_what_it_gave() -> None:
+    def failing() -> Iterator[Any]:
+        yield ("a", b"1")
+        raise ValueError("broken")
+
+    chunk: list[Any] = []
+    with pytest.raises(ValueError, match="broken"):
+        take(failing(), chunk, 10, 1000)
+    assert chunk == [("a", b"1")]

@@ -1,0 +1,122 @@
+"""A connection kept connected in virtual time, and the faults that keep it busy."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from jetspark import StreamConfig
+from jetspark.core.events import Connected, ConnectionEvent, Disconnected, Reconnected
+from jetspark.core.options import ConnectOptions
+from jetspark.testing import ModelServer
+from jetspark.testing.network import Clock, Front, Network
+from jetspark.testing.simulation import FaultPlan, Faults, Link
+
+
+def make(seed: int = 1, *, max_in_flight_bytes: int = 1 << 20) -> Network:
+    model = ModelServer()
+    model.create_stream(StreamConfig(name="S", subjects=["s.>"], replicas=3))
+    return Network(Front(model, Clock()), random.Random(seed), max_in_flight_bytes=max_in_flight_bytes)
+
+
+def opened(network: Network, **options: Any) -> tuple[Link, list[ConnectionEvent]]:
+    link = Link(network, name="me", options=ConnectOptions(**options))
+    events: list[ConnectionEvent] = []
+    link.listeners.append(events.append)
+    link.open()
+    return link, events
+
+
+def test_a_link_connects_and_connects_again() -> None:
+    network = make()
+    link, events = opened(network)
+    network.clock.run(network.clock.now + 1.0)
+    assert [type(event) for event in events] == [Connected]
+    network.cut()
+    network.clock.run(network.clock.now + 5.0)
+    assert [type(event) for event in events] == [Connected, Disconnected, Reconnected]
+    assert link.machine.is_connected
+
+
+def test_a_first_attempt_that_fails_is_made_again() -> None:
+    network = make()
+    network.refuse(3.0)
+    link, _ = opened(network)
+    network.clock.run(network.clock.now + 2.9)
+    assert not link.machine.is_connected
+    network.clock.run(network.clock.now + 1.0)
+    assert link.machine.is_connected
+
+
+def test_messages_answers_and_requests_reach_their_handles() -> None:
+    network = make()
+    link, _ = opened(network)
+    woken: list[int] = []
+    answers: list[tuple[Any, Exception | None]] = []
+    subscription = link.machine.subscribe("x")
+    subscription.handle = lambda: woken.append(len(subscription.pending))
+    network.clock.run(network.clock.now + 1.0)
+    link.machine.publish("x", b"1")
+    link.machine.request(lambda result, error: answers.append((result, error)), "s.a", b"", None)
+    link.machine.flush(lambda result, error: answers.append((result, error)))
+    link.schedule_flush()
+    network.clock.run(network.clock.now + 1.0)
+    assert woken == [1]
+    assert answers[0][0].data == b'{"stream":"S","seq":1}'
+    assert answers[1] == (None, None)
+
+
+def test_a_server_that_does_not_answer_is_given_up_and_sought_again() -> None:
+    network = make()
+    link, events = opened(network, ping_interval_s=1.0)
+    network.clock.run(network.clock.now + 0.5)
+    network.front.close_all()  # without a word to the client
+    network.clock.run(network.clock.now + 10.0)
+    assert [type(event) for event in events] == [Connected, Disconnected, Reconnected]
+    assert link.machine.is_connected
+
+
+def test_a_full_wire_holds_back_what_is_sent_until_there_is_room() -> None:
+    network = make(max_in_flight_bytes=100)
+    link, _ = opened(network)
+    network.clock.run(network.clock.now + 1.0)
+    woken: list[float] = []
+    for _ in range(2):
+        link.machine.publish("s.a", b"x" * 200)
+        link.flush()
+    link.call_when_there_is_room(lambda: woken.append(network.clock.now))
+    assert link.machine.out_bytes > 200
+    network.clock.run(network.clock.now + 1.0)
+    assert link.machine.out_bytes == 0
+    assert woken
+    assert network.front.model.last_sequence("S") == 2
+
+
+def test_a_closed_link_stays_closed() -> None:
+    network = make()
+    link, _ = opened(network)
+    network.clock.run(network.clock.now + 1.0)
+    link.close()
+    network.clock.run(network.clock.now + 5.0)
+    assert network.front.sessions == 0
+    link.open()
+    network.clock.run(network.clock.now + 5.0)
+    assert network.front.sessions == 0
+
+
+def test_faults_are_drawn_from_the_die_and_are_over_when_they_say() -> None:
+    plan = FaultPlan(kinds=("cut", "cut all", "refuse", "kill", "leader"), every_s=0.5, for_s=10.0, per_write=0.1)
+    courses = []
+    for _ in range(2):
+        network = make(7)
+        link, _ = opened(network)
+        faults = Faults(network, network.die, plan, stream="S")
+        began = network.clock.now
+        network.clock.run(faults.over_at)
+        assert network.is_reachable
+        network.clock.run(network.clock.now + 10.0)
+        assert link.machine.is_connected
+        assert {kind for _, kind, _ in faults.happened} == set(plan.kinds)
+        assert all(when <= began + plan.for_s for when, _, _ in faults.happened)
+        courses.append(faults.happened)
+    assert courses[0] == courses[1]
