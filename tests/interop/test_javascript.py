@@ -401,6 +401,7 @@ async def test_both_make_the_same_bucket(driver: Driver, url: str, witness: Any,
                 description="the same",
                 limit_marker_ttl_s=30,
                 allow_atomic=False,  # their buckets have no transactions
+                allow_batched=False,  # and no fast ingest
             )
         )
     ours = (await witness("streamInfo", stream=f"KV_{name}P"))["config"]

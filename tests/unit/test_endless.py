@@ -400,3 +400,23 @@ def test_a_copy_that_is_still_being_replicated_is_waited_for_and_not_refused() -
     deadline = peer.endless.next_deadline()
     assert deadline is not None
     assert [sent[2] for sent in peer.pump(deadline)] == [b"m1"]
+
+
+def test_a_slow_producer_is_not_given_up_while_the_server_owes_it_nothing() -> None:
+    peer = Peer(patience_s=5.0)
+    now = NOW
+    peer.accept(1)
+    peer.pump(now)
+    peer.say(ack(0, 500), now=now)
+    for number in range(2, 40):
+        now += 1.0
+        peer.accept(number)
+        peer.pump(now)
+        peer.endless.on_time(now)
+        assert peer.endless.failure is None
+    peer.endless.flush()
+    peer.pump(now)  # from here on it owes the final acknowledgement
+    peer.endless.on_time(now + 4.9)
+    assert peer.endless.failure is None
+    peer.endless.on_time(now + 5.1)
+    assert peer.endless.failure is not None

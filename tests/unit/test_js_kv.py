@@ -103,6 +103,9 @@ def test_a_bucket_is_the_stream_every_client_makes() -> None:
     assert KVConfig(bucket="b", ttl_s=3600).to_stream().duplicate_window_s == 120
     assert KVConfig(bucket="b").to_stream(api_level=1).allow_atomic is None
     assert KVConfig(bucket="b").to_stream(api_level=2).allow_atomic is True
+    assert KVConfig(bucket="b").to_stream(api_level=3).allow_batched is None
+    assert KVConfig(bucket="b").to_stream(api_level=4).allow_batched is True
+    assert KVConfig(bucket="b", allow_batched=False).to_stream(api_level=4).allow_batched is False
     mirror = KVConfig(bucket="m", mirror=StreamSource(name="b")).to_stream(api_level=5)
     assert mirror.mirror is not None
     assert (mirror.mirror.name, mirror.subjects, mirror.allow_atomic) == ("KV_b", None, None)

@@ -14,6 +14,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, DigestMismatch, KeyExists, ObjectNotFound, ProtocolError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.objects import (
+    FAST_WINDOW_BYTES,
     MAX_LINKS,
     READ_AHEAD_BYTES,
     Download,
@@ -23,6 +24,7 @@ from jetspark.jetstream.objects import (
     Objects,
     ObjectStoreConfig,
     Upload,
+    fast_options,
     lag_pauses,
     link_to,
     meta_subject,
@@ -32,6 +34,7 @@ from jetspark.jetstream.objects import (
     write_chunks,
 )
 from jetspark.jetstream.operations import Api, Operation, Request
+from jetspark.publish.endless import FastPublisherOptions
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 META = ObjectMeta(name="report.pdf")
@@ -50,6 +53,45 @@ def test_the_stream_is_the_one_every_client_makes() -> None:
     assert ObjectStoreConfig.of("files") == ObjectStoreConfig(bucket="files")
     with pytest.raises(ConfigError, match="bucket"):
         ObjectStoreConfig(bucket="a.b")
+
+
+def test_a_new_bucket_allows_fast_ingest_where_the_server_has_it() -> None:
+    config = ObjectStoreConfig(bucket="files")
+    assert [config.to_stream(level).allow_batched for level in (0, 3, 4, 5)] == [None, None, True, True]
+
+
+def test_the_chunks_in_flight_fit_into_a_window_whatever_their_size() -> None:
+    config = StreamConfig(name="OBJ_files", allow_batched=True)
+    for chunk_bytes in (1, 1000, 128 * 1024, 1 << 20, 8 << 20, 60 << 20):
+        options = FastPublisherOptions.of(dict(fast_options(config, Upload("N1", chunk_bytes), 64 << 20) or {}))
+        in_flight_bytes = options.flow * options.max_outstanding_acks * chunk_bytes
+        assert in_flight_bytes <= max(FAST_WINDOW_BYTES, 2 * chunk_bytes)
+        assert options.flow == 1 or options.flow * (chunk_bytes + 300) < options.max_pending_bytes
+        assert (options.message_ids, options.id_prefix) == (True, "N1")
+    assert fast_options(config, Upload("N1", 128 * 1024), 1 << 20) == {
+        "message_ids": True,
+        "id_prefix": "N1",
+        "max_pending_bytes": 16 << 20,
+        "flow": 32,
+        "patience_s": 60.0,
+        "batch_timeout_s": 15.0,
+    }
+
+
+def test_a_put_gives_up_before_the_stream_forgets_its_ids() -> None:
+    config = StreamConfig(name="OBJ_files", allow_batched=True, duplicate_window_s=10.0)
+    options = fast_options(config, Upload("N1", 4), 1 << 20)
+    assert options is not None
+    assert (options["patience_s"], options["batch_timeout_s"]) == (5.0, 1.25)
+
+
+def test_chunks_go_the_plain_way_where_fast_ingest_or_an_id_is_impossible() -> None:
+    batched = StreamConfig(name="OBJ_files", allow_batched=True)
+    assert fast_options(StreamConfig(name="OBJ_files"), Upload("N1", 4), 1 << 20) is None
+    assert fast_options(batched, Upload("N1", 1 << 20), 1 << 20) is None
+    small = StreamConfig(name="OBJ_files", allow_batched=True, max_message_bytes=1000)
+    assert fast_options(small, Upload("N1", 1000), 1 << 20) is None
+    assert fast_options(small, Upload("N1", 900), 1 << 20) is not None
 
 
 def test_a_name_is_base64_with_padding_in_the_subject() -> None:
@@ -155,6 +197,7 @@ def test_a_step_reads_no_more_than_a_block() -> None:
     assert upload.block_bytes == 1 << 20
     assert Upload("N1", 300_000).block_bytes == 900_000
     assert Upload("N1", 8 << 20).block_bytes == 8 << 20
+    assert Upload("N1", 128 * 1024, 2 << 20).block_bytes == 2 << 20
     assert [len(some) for some in steps(upload, bytes(5 << 19))] == [8, 8, 4, 0]
 
 

@@ -29,9 +29,11 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.objects import (
+    AHEAD_BYTES,
     BLOCK_BYTES,
     COMMIT_ATTEMPTS,
     DEFAULT_CHUNK_BYTES,
+    FLUSH_EVERY_S,
     READ_ATTEMPTS,
     WINDOW_BYTES,
     BinaryReader,
@@ -46,6 +48,8 @@ from jetspark.jetstream.objects import (
     ObjectStoreStatus,
     Upload,
     chunk_subject,
+    create_bucket,
+    fast_options,
     info_of_delivery,
     lag_pauses,
     link_to,
@@ -55,9 +59,11 @@ from jetspark.jetstream.objects import (
     watch_options,
     write_chunks,
 )
+from jetspark.jetstream.operations import Operation
 from jetspark.jetstream.ordered import OrderedOptions
 
 if TYPE_CHECKING:
+    from jetspark.aio.fast import FastPublisher
     from jetspark.aio.jetstream import JetStream, Stream
     from jetspark.aio.publisher import AckFuture
 
@@ -113,12 +119,12 @@ class ObjectStore:
         Raises:
             ConfigError: There are no bytes to be had from ``source``.
             ServerError: The bucket is full, or sealed.
-            ConnectionLost, RequestTimeout: It is unknown whether a message was stored.
+            ConnectionLost, RequestTimeout, BatchInDoubt: It is unknown whether a message was stored.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
-        upload = Upload(uuid.uuid4().hex, chunk_bytes)
+        upload = Upload(uuid.uuid4().hex, chunk_bytes, AHEAD_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        sending = _Sending(self._js, chunk_subject(self.bucket, upload.nuid))
+        sending = self._sending(upload)
         try:
             async with aclosing(_chunks(upload, source)) as chunks:
                 async for chunk in chunks:
@@ -308,7 +314,15 @@ class ObjectStore:
             await self._purge(upload.replaced_nuid)
         return stored
 
-    async def _abandon(self, upload: Upload, sending: _Sending) -> None:
+    def _sending(self, upload: Upload) -> _Sending | _FastSending:
+        subject = chunk_subject(self.bucket, upload.nuid)
+        config = self._stream.cached_info.config
+        options = fast_options(config, upload, self._js._client.max_payload_bytes)
+        if options is None:
+            return _Sending(self._js, subject)
+        return _FastSending(self._js, subject, options, self._objects.check_chunks(upload))
+
+    async def _abandon(self, upload: Upload, sending: _Sending | _FastSending) -> None:
         if await sending.settle():
             await self._purge(upload.nuid)
 
@@ -474,8 +488,11 @@ class ObjectStores:
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
+        from jetspark.aio.jetstream import Stream  # which is built on this module
+
         js = cast("JetStream", self)
-        return ObjectStore(js, await js.create_stream(ObjectStoreConfig.of(config).to_stream()))
+        creating = create_bucket(js._api, ObjectStoreConfig.of(config), *js._server())
+        return ObjectStore(js, Stream(js, await js._run(creating)))
 
     async def object_store(self, bucket: str) -> ObjectStore:
         """A bucket for objects that exists.
@@ -534,6 +551,59 @@ class _Sending:
         self._waiting_bytes -= size_bytes
 
 
+class _FastSending:
+    """The chunks of one put on their way over fast ingest, through restarts and changes of leader.
+
+    A single chunk goes the plain way: a fast batch takes one round trip more.
+    """
+
+    def __init__(self, js: JetStream, subject: str, options: Mapping[str, Any], check: Operation[None]) -> None:
+        self._js, self._subject, self._options, self._check = js, subject, options, check
+        self._first: bytes | None = None
+        self._single: _Sending | None = None
+        self._publisher: FastPublisher | None = None
+        self._flushed_at = 0.0
+
+    async def send(self, chunk: bytes) -> None:
+        if self._publisher is None:
+            if self._first is None:
+                self._first = chunk
+                return
+            self._publisher = self._js.fast_publisher(**self._options)
+            self._flushed_at = asyncio.get_running_loop().time()
+            first, self._first = self._first, None
+            await self._publisher.publish(self._subject, first)
+        await self._publisher.publish(self._subject, chunk)
+        if (now := asyncio.get_running_loop().time()) >= self._flushed_at + FLUSH_EVERY_S:
+            self._flushed_at = now
+            await self._publisher.flush()
+
+    async def complete(self) -> None:
+        if self._publisher is not None:
+            await self._publisher.close()
+            if self._publisher.batches > 1:
+                await self._js._run(self._check)
+        elif self._first is not None:
+            self._single = _Sending(self._js, self._subject)
+            await self._single.send(self._first)
+            await self._single.complete()
+
+    async def settle(self) -> bool:
+        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
+        if self._single is not None:
+            return await self._single.settle()
+        if self._publisher is None:
+            return False
+        try:
+            # The end of the batch is acknowledged after everything before it.
+            await self._publisher.close(self._js._timeout_s)
+        except (ServerError, JetStreamUnavailable):
+            return self._publisher.published() > 0
+        except JetSparkError as error:
+            _logger.debug("chunks of a failed put may still arrive: %s", error)
+        return True
+
+
 async def _chunks(upload: Upload, source: Source) -> AsyncGenerator[bytes, None]:
     if isinstance(source, AsyncIterable):
         async for piece in source:
@@ -545,12 +615,12 @@ async def _chunks(upload: Upload, source: Source) -> AsyncGenerator[bytes, None]
         async with aclosing(_chunks_ahead(_path_steps(upload, source))) as chunks:
             async for chunk in chunks:
                 yield chunk
-    elif hasattr(source, "read"):
+    elif hasattr(source, "read") or _is_large(upload, source):
         async with aclosing(_chunks_ahead(steps(upload, source))) as chunks:
             async for chunk in chunks:
                 yield chunk
     else:
-        # Hashing a block takes half a millisecond: less trouble for the loop than handing it to a thread and back.
+        # A block is hashed in about a millisecond, and who knows which thread an iterator wants to be asked in.
         for some in steps(upload, source):
             for chunk in some:
                 yield chunk
@@ -570,6 +640,10 @@ async def _chunks_ahead(reading: Iterator[list[bytes]]) -> AsyncGenerator[bytes,
         # A read that is under way cannot be stopped; what it brings, or raises, is of no interest any more.
         if not coming.cancel() and not coming.cancelled():
             coming.exception()
+
+
+def _is_large(upload: Upload, source: Source) -> bool:
+    return isinstance(source, bytes | bytearray | memoryview) and memoryview(source).nbytes > upload.block_bytes
 
 
 def _path_steps(upload: Upload, path: os.PathLike[str]) -> Iterator[list[bytes]]:

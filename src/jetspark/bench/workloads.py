@@ -8,6 +8,7 @@ from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
 from jetspark.bench.fast_ingest import FAST_INGEST
 from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
+from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
 from jetspark.bench.request_latency import REQUEST_LATENCY
 from jetspark.bench.workload import Workload
 from jetspark.errors import ConfigError
@@ -27,6 +28,8 @@ WORKLOADS: dict[str, Workload] = {
         ATOMIC_1000,
         JS_PULL,
         JS_PULL_ACK,
+        OBJECT_PUT,
+        OBJECT_GET,
     )
 }
 

@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from jetspark.blocking.ordered import Reading
 from jetspark.core.headers import HeadersLike
@@ -30,6 +30,7 @@ from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.objects import (
     COMMIT_ATTEMPTS,
     DEFAULT_CHUNK_BYTES,
+    FLUSH_EVERY_S,
     READ_ATTEMPTS,
     WINDOW_BYTES,
     BinaryReader,
@@ -44,6 +45,8 @@ from jetspark.jetstream.objects import (
     ObjectStoreStatus,
     Upload,
     chunk_subject,
+    create_bucket,
+    fast_options,
     info_of_delivery,
     lag_pauses,
     link_to,
@@ -53,9 +56,11 @@ from jetspark.jetstream.objects import (
     watch_options,
     write_chunks,
 )
+from jetspark.jetstream.operations import Operation
 from jetspark.jetstream.ordered import OrderedOptions
 
 if TYPE_CHECKING:
+    from jetspark.blocking.fast import FastPublisher
     from jetspark.blocking.jetstream import JetStream, Stream
     from jetspark.blocking.publisher import AckFuture
 
@@ -107,12 +112,12 @@ class ObjectStore:
         Raises:
             ConfigError: There are no bytes to be had from ``source``.
             ServerError: The bucket is full, or sealed.
-            ConnectionLost, RequestTimeout: It is unknown whether a message was stored.
+            ConnectionLost, RequestTimeout, BatchInDoubt: It is unknown whether a message was stored.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        sending = _Sending(self._js, chunk_subject(self.bucket, upload.nuid))
+        sending = self._sending(upload)
         try:
             with closing(_chunks(upload, source)) as chunks:
                 for chunk in chunks:
@@ -302,7 +307,15 @@ class ObjectStore:
             self._purge(upload.replaced_nuid)
         return stored
 
-    def _abandon(self, upload: Upload, sending: _Sending) -> None:
+    def _sending(self, upload: Upload) -> _Sending | _FastSending:
+        subject = chunk_subject(self.bucket, upload.nuid)
+        config = self._stream.cached_info.config
+        options = fast_options(config, upload, self._js._client.max_payload_bytes)
+        if options is None:
+            return _Sending(self._js, subject)
+        return _FastSending(self._js, subject, options, self._objects.check_chunks(upload))
+
+    def _abandon(self, upload: Upload, sending: _Sending | _FastSending) -> None:
         if sending.settle():
             self._purge(upload.nuid)
 
@@ -434,8 +447,11 @@ class ObjectStores:
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
+        from jetspark.blocking.jetstream import Stream  # which is built on this module
+
         js = cast("JetStream", self)
-        return ObjectStore(js, js.create_stream(ObjectStoreConfig.of(config).to_stream()))
+        creating = create_bucket(js._api, ObjectStoreConfig.of(config), *js._server())
+        return ObjectStore(js, Stream(js, js._run(creating)))
 
     def object_store(self, bucket: str) -> ObjectStore:
         """A bucket for objects that exists.
@@ -493,6 +509,59 @@ class _Sending:
         self._is_anything_stored = True
         self._waiting.popleft()
         self._waiting_bytes -= size_bytes
+
+
+class _FastSending:
+    """The chunks of one put on their way over fast ingest, through restarts and changes of leader.
+
+    A single chunk goes the plain way: a fast batch takes one round trip more.
+    """
+
+    def __init__(self, js: JetStream, subject: str, options: Mapping[str, Any], check: Operation[None]) -> None:
+        self._js, self._subject, self._options, self._check = js, subject, options, check
+        self._first: bytes | None = None
+        self._single: _Sending | None = None
+        self._publisher: FastPublisher | None = None
+        self._flushed_at = 0.0
+
+    def send(self, chunk: bytes) -> None:
+        if self._publisher is None:
+            if self._first is None:
+                self._first = chunk
+                return
+            self._publisher = self._js.fast_publisher(**self._options)
+            self._flushed_at = time.monotonic()
+            first, self._first = self._first, None
+            self._publisher.publish(self._subject, first)
+        self._publisher.publish(self._subject, chunk)
+        if (now := time.monotonic()) >= self._flushed_at + FLUSH_EVERY_S:
+            self._flushed_at = now
+            self._publisher.flush()
+
+    def complete(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            if self._publisher.batches > 1:
+                self._js._run(self._check)
+        elif self._first is not None:
+            self._single = _Sending(self._js, self._subject)
+            self._single.send(self._first)
+            self._single.complete()
+
+    def settle(self) -> bool:
+        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
+        if self._single is not None:
+            return self._single.settle()
+        if self._publisher is None:
+            return False
+        try:
+            # The end of the batch is acknowledged after everything before it.
+            self._publisher.close(self._js._timeout_s)
+        except (ServerError, JetStreamUnavailable):
+            return self._publisher.published() > 0
+        except JetSparkError as error:
+            _logger.debug("chunks of a failed put may still arrive: %s", error)
+        return True
 
 
 def _chunks(upload: Upload, source: Source) -> Generator[bytes, None, None]:

@@ -89,6 +89,8 @@ class KVConfig:
     sources: Sequence[StreamSource] | None = None
     allow_atomic: bool | None = None
     """Lets several keys be written together or not at all (needs nats-server 2.12)."""
+    allow_batched: bool | None = None
+    """Lets many keys be written by fast ingest (needs nats-server 2.14)."""
     metadata: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -101,9 +103,13 @@ class KVConfig:
     def to_stream(self, api_level: int = 0) -> StreamConfig:
         """The stream behind the bucket, as every NATS client makes it.
 
-        ``api_level`` is the server's, for a new bucket: where transactions are possible they are allowed, unless the
-        configuration says otherwise.
+        ``api_level`` is the server's, for a new bucket: where transactions and fast ingest are possible they are
+        allowed, unless the configuration says otherwise.
         """
+
+        def where_possible(wish: bool | None, level: int) -> bool | None:
+            return True if wish is None and api_level >= level and not is_mirror else wish
+
         duplicate_window_s = None if not self.ttl_s else min(self.ttl_s, 120.0)
         is_mirror = self.mirror is not None
         return StreamConfig(
@@ -129,7 +135,8 @@ class KVConfig:
             sources=None if self.sources is None else [self._gathered(each) for each in self.sources],
             allow_message_ttl=None if self.limit_marker_ttl_s is None else True,
             subject_delete_marker_ttl_s=self.limit_marker_ttl_s,
-            allow_atomic=True if self.allow_atomic is None and api_level >= 2 and not is_mirror else self.allow_atomic,
+            allow_atomic=where_possible(self.allow_atomic, 2),
+            allow_batched=where_possible(self.allow_batched, 4),
             metadata=self.metadata,
         )
 

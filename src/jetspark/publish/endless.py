@@ -184,6 +184,18 @@ class Endless:
         """Nothing is pending and no batch is open."""
         return self._batch is None and not self.pending
 
+    @property
+    def _is_owed(self) -> bool:
+        """It is the server's turn. It owes nothing to a slow producer whose next acknowledgement is not due."""
+        if not self.pending:
+            return False
+        return bool(self._backlog) or self._batch is None or self._batch.is_waiting
+
+    def _begin_patience(self, now: float) -> None:
+        """It runs from the moment the server has something to answer."""
+        if not self._is_owed:
+            self._moved_at = now
+
     def unpublished(self) -> list[Item]:
         """What is accepted and not known to be stored, in order."""
         return [*self._sent, *self._backlog]
@@ -224,8 +236,7 @@ class Endless:
                 data = payload(data)
                 kept.append((subject, data))
                 size += len(data)
-        if not self.pending:
-            self._moved_at = now  # patience begins with something to wait for
+        self._begin_patience(now)
         self.accepted = position
         self._backlog.extend(kept)
         self._pending_bytes += size + len(kept) * KEPT_OVERHEAD_BYTES
@@ -262,6 +273,7 @@ class Endless:
         """
         if self.failure is not None:
             return False
+        self._begin_patience(now)
         batch = self._batch
         if batch is None:
             if not self._backlog or (self._retry_at is not None and now < self._retry_at):
@@ -406,7 +418,7 @@ class Endless:
         """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
         if self.failure is not None:
             return None
-        deadline = self._moved_at + self.options.patience_s if self.pending else math.inf
+        deadline = self._moved_at + self.options.patience_s if self._is_owed else math.inf
         if self._batch is not None:
             deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
         elif self._backlog and self._retry_at is not None:
@@ -418,7 +430,7 @@ class Endless:
         if self._batch is not None:
             self._batch.on_time(now)
             self._look(now)
-        if self.failure is None and self.pending and now >= self._moved_at + self.options.patience_s:
+        if self.failure is None and self._is_owed and now >= self._moved_at + self.options.patience_s:
             reason = str(self._last_error or "no answer")
             self.fail(BatchInDoubt(self._batch.id if self._batch else "", reason, 0))
             if self._batch is not None:

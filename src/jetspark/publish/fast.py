@@ -584,7 +584,7 @@ class FastMachine:
             return None
         is_connected, ping_at = self._machine.is_connected, self._ping_at or math.inf
         last_sent_at = max(self._added_at, self._pinged_at)
-        if not self._is_waiting:
+        if not self.is_waiting:
             return min(last_sent_at + self.options.keep_alive_s, ping_at) if is_connected else None
         if not is_connected:
             return self._stalled_at
@@ -596,13 +596,13 @@ class FastMachine:
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return
-        if self._is_waiting and now >= self._stalled_at:
+        if self.is_waiting and now >= self._stalled_at:
             self._in_doubt(RequestTimeout(f"batch {self._id!r}", self.options.timeout))
         else:
             self.ping(now)
 
     @property
-    def _is_waiting(self) -> bool:
+    def is_waiting(self) -> bool:
         """For the server, not for the caller."""
         return self.state is not State.OPEN or self.room == 0
 
