@@ -570,3 +570,288 @@ def test_nothing_is_remembered_of_lines_to_an_inbox() -> None:
         parser.receive_data(b"MSG _INBOX.me.%d 2 0\r\n\r\n" % number)
     assert list(parser._known_lines) == [b"MSG a 1 0"]
     assert len(routes[b"2"].arrived) == 2000
+
+
+# ---- runs: many messages of one subscription, subject and size -----------------------------------------------------
+
+
+class WatchedParser(Parser):
+    """Counts what the expression for runs has read."""
+
+    read_in_runs = 0
+
+    def _read_run(self, run: parser_module._Run, data: bytes) -> bytes:
+        before = len(run.route.arrived)
+        rest = super()._read_run(run, data)
+        self.read_in_runs += len(run.route.arrived) - before
+        return rest
+
+
+def stream_messages(count: int, size: int, *, first: int = 0, subject: bytes = b"a", sid: int = 1) -> list[Frame]:
+    """As a pull consumer gets them."""
+    return [
+        message_frame(subject.decode(), sid, b"$JS.ACK.s.c.1.%d" % number, None, bytes([97 + number % 26]) * size)
+        for number in range(first, first + count)
+    ]
+
+
+def parser_in_a_run(size: int, subject: bytes = b"a") -> tuple[WatchedParser, dict[bytes, Destination]]:
+    """One that has read so many messages of one subject to subscription 1 that it expects nothing else."""
+    routes = {b"1": Destination(), b"2": Destination()}
+    parser = WatchedParser(routes)
+    frames = stream_messages(parser_module.RUN_AFTER_MESSAGES, size, first=10**6, subject=subject)
+    wire = b"".join(frame.wire for frame in frames)
+    for _ in range(2):  # the first chunk only shows what to count
+        assert parser._run is None
+        parser.receive_data(wire)
+    assert parser._run is not None
+    assert parser.read_in_runs == 0
+    assert len(routes[b"1"].arrived) == 2 * parser_module.RUN_AFTER_MESSAGES
+    routes[b"1"].arrived.clear()
+    parser.touched.clear()
+    return parser, routes
+
+
+def read_in_a_run(size: int, stream: bytes, cuts: Iterable[int] = ()) -> tuple[WatchedParser, object]:
+    parser, routes = parser_in_a_run(size)
+    for chunk in chunks(stream, cuts):
+        parser.receive_data(chunk)
+    assert parser._tail == []
+    return parser, (parser.control, [destination.seen for destination in routes.values()])
+
+
+def reference(stream: bytes) -> tuple[list[object], list[list[Seen]]]:
+    """The simplest reader there is of a whole, correct stream: one frame after the other."""
+    control: list[object] = []
+    seen: dict[bytes, list[Seen]] = {b"1": [], b"2": []}
+    while stream:
+        line, _, stream = stream.partition(b"\r\n")
+        operation, *arguments = line.split(b" ")
+        if operation in (b"PING", b"PONG"):
+            control.append(Ping() if operation == b"PING" else Pong())
+            continue
+        size = int(arguments[-1])
+        header_size = int(arguments[-2]) if operation == b"HMSG" else 0
+        addresses = arguments[: -2 if operation == b"HMSG" else -1]
+        body, line_break, stream = stream[:size], stream[size : size + 2], stream[size + 2 :]
+        assert line_break == b"\r\n"
+        reply = addresses[2] if len(addresses) == 3 else None
+        headers = body[:header_size] if operation == b"HMSG" else None
+        if addresses[1] in seen:
+            seen[addresses[1]].append((addresses[0].decode(), body[header_size:], reply, headers))
+    return control, list(seen.values())
+
+
+RUN_SIZES = [0, 1, 9, 10, 99, 100, 128]
+RUN_BYTES = st.sampled_from([b"\r", b"\n", b" ", b"x", b"PING\r\n", b"MSG a 1 r 1\r\n", b"0\r\n"])
+
+
+@st.composite
+def interruptions(draw: st.DrawFn, size: int) -> bytes:
+    """One frame that is not like the others of its run, or only nearly."""
+    hostile = (b"".join(draw(st.lists(RUN_BYTES, min_size=1, max_size=size + 1))) + b"x" * size)[:size]
+    other_size = draw(st.sampled_from([each for each in (*RUN_SIZES, size + 1) if each != size]))
+    return draw(
+        st.sampled_from(
+            [
+                b"PING\r\n",
+                b"PONG\r\n",
+                message_frame("a", 1, b"r", None, hostile).wire,
+                message_frame("a", 1, b"r", None, b"y" * other_size).wire,
+                message_frame("a", 1, b"r", BLOCK, b"y" * size).wire,
+                message_frame("a", 1, None, None, b"y" * size).wire,
+                message_frame("a", 1, None, None, hostile).wire,
+                message_frame("b", 1, b"r", None, b"y" * size).wire,
+                message_frame("a", 2, b"r", None, b"y" * size).wire,
+                message_frame("a", 2, None, BLOCK, hostile).wire,
+                message_frame("a", 7, b"r", None, b"y" * size).wire,
+                message_frame("a", 11, b"r", None, b"y" * size).wire,
+                message_frame("a", 1, "é\x01".encode(), None, b"y" * size).wire,
+            ]
+        )
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_no_split_of_an_interrupted_run_changes_what_comes_out(data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from(RUN_SIZES))
+    parts = []
+    first = 0
+    for count in data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)):
+        parts += [frame.wire for frame in stream_messages(count, size, first=first)]
+        first += count
+        parts += data.draw(st.lists(interruptions(size), max_size=2))
+    stream = b"".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    expected = reference(stream)
+    for where in ((), cuts):
+        parser, came = read_in_a_run(size, stream, where)
+        assert came == expected
+        # The first message opens the stream: unless the first cut goes through it, only the expression can read it.
+        if not where or min(where) >= len(parts[0]):
+            assert parser.read_in_runs > 0
+
+
+@pytest.mark.parametrize("size", RUN_SIZES)
+def test_a_run_is_read_by_its_expression_to_the_last_message(size: int) -> None:
+    frames = stream_messages(200, size)
+    stream = b"".join(frame.wire for frame in frames)
+    chunk_bytes = len(stream) // 7
+    # The last cuts fall between two frames and at the very end.
+    for cuts in ((), range(chunk_bytes, len(stream), chunk_bytes), [len(b"".join(f.wire for f in frames[:50]))]):
+        parser, came = read_in_a_run(size, stream, cuts)
+        assert came == meaning(frames)
+        assert parser.read_in_runs == 200
+        assert parser._run is not None
+
+
+@pytest.mark.parametrize("size", RUN_SIZES)
+def test_a_run_reads_the_same_byte_by_byte(size: int) -> None:
+    frames = stream_messages(20, size)
+    stream = b"".join(frame.wire for frame in frames)
+    parser, came = read_in_a_run(size, stream, range(len(stream)))
+    assert came == meaning(frames)
+    assert parser._run is not None
+
+
+def test_a_run_cut_once_at_any_place_reads_the_same() -> None:
+    frames = [*stream_messages(3, 2), Frame(b"PING\r\n", Ping()), *stream_messages(2, 2, first=3)]
+    stream = b"".join(frame.wire for frame in frames)
+    parser, routes = parser_in_a_run(2)
+    run = parser._run
+    for cut in range(len(stream) + 1):
+        parser.receive_data(stream[:cut])
+        parser.receive_data(stream[cut:])
+        assert parser._run is run
+        assert (parser.control, [each.seen for each in routes.values()]) == meaning(frames), cut
+        parser.control.clear()
+        routes[b"1"].arrived.clear()
+
+
+@pytest.mark.parametrize(("size", "next_size"), [(0, 1), (9, 10), (99, 100), (10, 9), (128, 0)])
+def test_a_run_goes_over_into_one_of_another_size(size: int, next_size: int) -> None:
+    count = 2 * parser_module.RUN_AFTER_MESSAGES
+    frames = [*stream_messages(30, size), *stream_messages(3 * count, next_size, first=30)]
+    stream = b"".join(frame.wire for frame in frames)
+    parser, came = read_in_a_run(size, stream, range(5000, len(stream), 5000))
+    assert came == meaning(frames)
+    assert parser.read_in_runs > 30 + count
+    assert parser._run is not None
+    assert b" %d\\r\\n" % next_size in parser._run.frames.pattern
+
+
+def test_payloads_that_look_like_the_frames_of_their_run_are_payloads() -> None:
+    inner = b"\r\nMSG a 1 r 24\r\n"
+    payload = (inner + b"x" * 24)[:24]
+    frames = [message_frame("a", 1, b"r.%d" % number, None, payload) for number in range(100)]
+    parser, came = read_in_a_run(24, b"".join(frame.wire for frame in frames), range(70, 4000, 70))
+    assert came == meaning(frames)
+    assert parser.read_in_runs == 100
+
+
+def test_a_run_takes_nothing_from_the_payload_of_a_message_without_reply() -> None:
+    # To an expression that lets a reply go over line breaks, "9\r\nx" is the reply of a message of size 4.
+    stream = b"MSG a 1 9\r\nx 4\r\nabcd\r\n" + b"MSG a 1 r 4\r\nabcd\r\n"
+    _, came = read_in_a_run(4, stream)
+    assert came == ([], [[("a", b"x 4\r\nabcd", None, None), ("a", b"abcd", b"r", None)], []])
+
+
+def test_a_subject_is_not_an_expression() -> None:
+    subject = b"a.b$(c|\xc3\xa9"
+    parser, routes = parser_in_a_run(2, subject)
+    frames = [frame for each in (subject, b"axb", b"a", b"c") for frame in stream_messages(3, 2, subject=each)]
+    parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert routes[b"1"].seen == [frame.seen for frame in frames]
+    assert parser.read_in_runs == 3
+
+
+def test_a_run_to_a_removed_route_is_dropped() -> None:
+    parser, routes = parser_in_a_run(2)
+    frames = stream_messages(100, 2)
+    stream = b"".join(frame.wire for frame in frames)
+    parser.receive_data(stream[:-5])
+    removed = routes.pop(b"1")
+    parser.forget_routes()
+    for _ in range(parser_module.RUN_AFTER_MESSAGES):
+        parser.receive_data(stream[-5:] + stream[:-5])
+    parser.receive_data(stream[-5:] + b"MSG a 2 r 2\r\nhi\r\n")
+    assert removed.seen == [frame.seen for frame in frames[:-1]]
+    assert routes[b"2"].seen == [("a", b"hi", b"r", None)]
+    assert parser._run is None
+
+
+def test_a_run_ends_when_others_fill_the_chunks() -> None:
+    parser, routes = parser_in_a_run(2)
+    run = parser._run
+    few = stream_messages(parser_module.MIN_CHUNK_MESSAGES - 1, 2, subject=b"b", sid=2)
+    parser.receive_data(b"".join(frame.wire for frame in few))
+    assert parser._run is run
+    many = stream_messages(parser_module.MIN_CHUNK_MESSAGES, 2, subject=b"b", sid=2)
+    parser.receive_data(b"".join(frame.wire for frame in many))
+    assert parser._run is None
+    assert routes[b"2"].seen == [frame.seen for frame in few + many]
+
+
+@pytest.mark.parametrize("kind", ["sizes", "subjects", "subscriptions", "without reply", "to an inbox"])
+def test_no_run_is_expected_of_messages_that_are_not_alike(kind: str) -> None:
+    parser, routes = parser_for(b"1", b"2")
+    routes[b"1"].is_inbox = kind == "to an inbox"
+    total = 4 * parser_module.RUN_AFTER_MESSAGES
+    frames = []
+    for number in range(total):
+        odd = number % 2
+        subject = "b" if kind == "subjects" and odd else "a"
+        sid = 2 if kind == "subscriptions" and odd else 1
+        reply = None if kind == "without reply" else b"r.%d" % number
+        frames.append(message_frame(subject, sid, reply, None, b"x" * (3 if kind == "sizes" and odd else 2)))
+    for begin in range(0, total, 100):
+        parser.receive_data(b"".join(frame.wire for frame in frames[begin : begin + 100]))
+        assert parser._run is None
+    assert ([], [each.seen for each in routes.values()]) == meaning(frames)
+
+
+def test_messages_read_in_a_run_are_of_their_routes_class_and_know_their_client() -> None:
+    class Special(CoreMessage):
+        __slots__ = ()
+
+    parser, routes = parser_in_a_run(2)
+    parser._client = object()
+    stream = b"".join(frame.wire for frame in stream_messages(2, 2))
+    parser.receive_data(stream)
+    assert parser.touched == [routes[b"1"]]
+    routes[b"1"].message_class = Special
+    parser.receive_data(stream)
+    assert [type(each) for each in routes[b"1"].arrived] == [CoreMessage] * 2 + [Special] * 2
+    assert {each._client for each in routes[b"1"].arrived} == {parser._client}
+    assert parser.read_in_runs == 4
+
+
+@pytest.mark.parametrize("line", [*MALFORMED, b"MSG a 1 r s 2", b"MSG a 1 r 3", b"MSG a 1 r 2 "])
+def test_a_malformed_line_in_a_run_is_a_protocol_error_however_it_is_cut(line: bytes) -> None:
+    frames = stream_messages(20, 2)
+    before = b"".join(frame.wire for frame in frames)
+    stream = before + line + b"\r\nhi\r\nPING\r\n"
+    for cuts in ((), [len(before) - 3], range(len(stream))):
+        parser, routes = parser_in_a_run(2)
+        problem = None
+        try:
+            for chunk in chunks(stream, cuts):
+                parser.receive_data(chunk)
+        except ProtocolError as error:
+            problem = error
+        assert problem is not None
+        assert routes[b"1"].seen == [frame.seen for frame in frames]
+
+
+def test_a_size_written_unlike_the_others_of_a_run_is_a_size() -> None:
+    assert read_in_a_run(2, b"MSG a 1 r 02\r\nhi\r\n")[1] == ([], [[("a", b"hi", b"r", None)], []])
+
+
+@pytest.mark.parametrize("after", [b"XX", b"\n\r", b"\rX", b"X\n"])
+def test_a_payload_of_a_run_without_its_line_break_is_a_protocol_error(after: bytes) -> None:
+    frames = stream_messages(20, 2)
+    stream = b"".join(frame.wire for frame in frames)[:-2] + after
+    for cuts in ((), range(len(stream))):
+        with pytest.raises(ProtocolError, match="no line break after the 2 bytes"):
+            read_in_a_run(2, stream, cuts)
