@@ -511,6 +511,17 @@ async def test_an_iterable_that_fails_loses_nothing_it_gave_before(driver: Drive
         assert await stored(stream) == [b"%d" % number for number in range(700)]
 
 
+@on_both_drivers
+async def test_the_last_of_many_may_have_headers_encoded_beforehand(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        block = b"NATS/1.0\r\nColor: red\r\n\r\n"
+        async with js.fast_batch() as fast:
+            await fast.add_many([(f"{stream.name}.a", b"1", block), (f"{stream.name}.a", b"2", block)], commit=True)
+        assert [message.headers["Color"] async for message in stream.get_messages()] == ["red", "red"]
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 499, 500, 501, 1700])
 @on_both_drivers
 async def test_adding_many_may_commit_with_the_last_one(driver: Driver, url: str, count: int) -> None:

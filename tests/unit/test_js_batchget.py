@@ -131,3 +131,11 @@ def test_too_many_subjects_at_once_say_so() -> None:
     for filters in ("abc", []):
         with pytest.raises(ConfigError, match="expected a list"):
             LastGet("$JS.API", "S", filters, None)
+
+
+def test_an_answer_the_server_cut_short_is_not_taken_for_all_of_it() -> None:
+    get = LastGet("$JS.API", "S", [">"], None)
+    get.request()
+    get.accept(stored(3, 0))
+    with pytest.raises(ConfigError, match="2 of the last messages .* 64 MB"):
+        get.accept(ended("204 EOB", "Nats-Num-Pending: 2", "Nats-Last-Sequence: 3"))

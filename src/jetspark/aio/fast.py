@@ -195,7 +195,7 @@ class FastBatch(_Paced, FastBatchFace):
                 break
         if commit:
             if held:
-                await self.commit(*held[0][:2], headers=headers_of(held[0]))
+                await self._commit(held[0])
             elif self.sequence:
                 await self.commit()
         return FastReceipt(self.sequence, self.acknowledged)
@@ -207,7 +207,7 @@ class FastBatch(_Paced, FastBatchFace):
             if ready is not None:
                 await self.add(*ready[:2], headers=headers_of(ready))
         if held is not None:
-            await self.commit(*held[:2], headers=headers_of(held))
+            await self._commit(held)
         return FastReceipt(self.sequence, self.acknowledged)
 
     async def _add_chunk(self, chunk: list[Item]) -> None:
@@ -242,13 +242,18 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
         """
+        item: Item | None = None
+        if subject is not None:
+            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+        return await self._commit(item)
+
+    async def _commit(self, item: Item | None) -> PubAck:
         batch = self._batch
         batch.check()
-        if subject is not None:
-            item: Item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+        if item is not None:
             if not (batch.is_new and await self._begin(item, is_only=True)):
                 await self._until_open()
-                await self._sent(lambda: batch.commit(item, self._loop.time()))
+                await self._sent(partial(self._send_commit, item))
         elif batch.sequence:
             await self._until_open()
             batch.end(self._loop.time())
@@ -260,6 +265,9 @@ class FastBatch(_Paced, FastBatchFace):
             batch.check()
         assert batch.ack is not None
         return batch.ack
+
+    def _send_commit(self, item: Item) -> None:
+        self._batch.commit(item, self._loop.time())
 
     async def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""

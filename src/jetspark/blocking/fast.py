@@ -22,7 +22,7 @@ from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageErro
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.endless import Endless, FastPublisherOptions
-from jetspark.publish.faces import FastBatchFace, FastPublisherFace, headers_of
+from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import CHUNK_BYTES, CHUNK_MESSAGES, FastBatchOptions, FastMachine, FastReceipt, Item, take
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class FastBatch(_Paced, FastBatchFace):
                 break
         if commit:
             if held:
-                self.commit(*held[0][:2], headers=headers_of(held[0]))
+                self._commit(held[0])
             elif self.sequence:
                 self.commit()
         return FastReceipt(self.sequence, self.acknowledged)
@@ -227,14 +227,19 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
         """
+        item: Item | None = None
+        if subject is not None:
+            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+        return self._commit(item)
+
+    def _commit(self, item: Item | None) -> PubAck:
         batch = self._batch
         with self._link.lock:
             batch.check()
-            if subject is not None:
-                item: Item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+            if item is not None:
                 if not (batch.is_new and self._begin(item, is_only=True)):
                     self._until_open()
-                    self._sent(lambda: batch.commit(item, time.monotonic()))
+                    self._sent(partial(self._send_commit, item))
             elif batch.sequence:
                 self._until_open()
                 batch.end(time.monotonic())
@@ -247,6 +252,9 @@ class FastBatch(_Paced, FastBatchFace):
             batch.check()
         assert batch.ack is not None
         return batch.ack
+
+    def _send_commit(self, item: Item) -> None:
+        self._batch.commit(item, time.monotonic())
 
     def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""

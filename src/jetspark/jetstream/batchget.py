@@ -105,6 +105,11 @@ def _last_sequence(message: CoreMessage) -> int:
     return int(found[-1]) if found else 0
 
 
+def _pending(message: CoreMessage) -> int:
+    found = message.headers.get_all("Nats-Num-Pending")
+    return int(found[-1]) if found else 0
+
+
 class LastGet:
     """The last message of each of many subjects, all as of one moment."""
 
@@ -138,6 +143,12 @@ class LastGet:
         self.is_over = True
         if status.code == 204:
             self.is_broken |= _last_sequence(message) != last
+            if not self.is_broken and (left := _pending(message)):
+                # The rest could be asked for, but by then it may be of another moment.
+                raise ConfigError(
+                    f"{left} of the last messages of {self._body['multi_last']} are beyond the 64 MB that nats-server "
+                    "answers with at a time: ask for fewer"
+                )
         elif status.code == 413:
             raise ConfigError(
                 f"more than {self.MAX_SUBJECTS} subjects match {self._body['multi_last']}: ask for fewer at a time"
