@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make setup       create $(VENV) and install the locked dependencies"
-	@echo "make demo        start an embedded nats-server and move a million messages through it"
+	@echo "make demo        the order pipeline end to end: nats-server, Spark, key-value state, and a check"
 	@echo "make test        the whole test suite (test-quick leaves out what is marked slow)"
 	@echo "make check       ruff, format check, mypy strict, the layer test"
 	@echo "make bench       our numbers next to our peers', in one interleaved run"
@@ -28,11 +28,14 @@ $(READY): requirements.lock pyproject.toml
 demo: setup
 	@$(BIN)/jetspark demo
 
+# A process for each core, a file of tests at a time: most of them wait for servers, and the long files go side by side.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-quick: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 check: setup
 	$(BIN)/ruff check .

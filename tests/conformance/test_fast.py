@@ -734,7 +734,7 @@ async def test_without_ids_what_may_be_doubled_is_counted(driver: Driver, server
             # All stored, none acknowledged: the server promised to say so after 500.
             await until(lambda: publisher.batches == 1)
             async with asyncio.timeout(10):
-                while len(await stored(stream)) < 30:
+                while len(await stored(stream)) < 30:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)

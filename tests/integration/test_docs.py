@@ -34,6 +34,7 @@ def url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("code", _blocks())
 def test_a_block_of_the_documentation_runs_as_written(code: str, url: str, tmp_path: Path) -> None:
     # The address is the default one in the text and a free one here; nothing else is changed.
@@ -47,7 +48,8 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
+    # Some start a Spark of their own.
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -420,3 +420,9 @@ def test_a_slow_producer_is_not_given_up_while_the_server_owes_it_nothing() -> N
     assert peer.endless.failure is None
     peer.endless.on_time(now + 5.1)
     assert peer.endless.failure is not None
+
+
+@pytest.mark.parametrize("prefix", ["", " a", "a\r\nEvil: 1"])
+def test_a_prefix_that_would_break_a_header_is_refused(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="id_prefix="):
+        FastPublisherOptions(message_ids=True, id_prefix=prefix)

@@ -137,5 +137,5 @@ def test_an_answer_the_server_cut_short_is_not_taken_for_all_of_it() -> None:
     get = LastGet("$JS.API", "S", [">"], None)
     get.request()
     get.accept(stored(3, 0))
-    with pytest.raises(ConfigError, match="2 of the last messages .* 64 MB"):
+    with pytest.raises(ConfigError, match=r"2 of the last messages .* 64 MB"):
         get.accept(ended("204 EOB", "Nats-Num-Pending: 2", "Nats-Last-Sequence: 3"))

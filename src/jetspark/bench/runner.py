@@ -43,7 +43,7 @@ SAMPLE_TIMEOUT_S = 120.0
 SERVER_MAX_PENDING_BYTES = 1 << 30
 
 PEER_MODULE = "nats"
-_DISTRIBUTIONS = {"nats": "nats-py", "uvloop": "uvloop"}
+_DISTRIBUTIONS = {"nats": "nats-py", "uvloop": "uvloop", "pyspark": "pyspark"}
 
 OnProgress = Callable[[str], None]
 """Called before each measurement, with what is about to be measured, and with an empty text at the end."""

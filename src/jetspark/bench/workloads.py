@@ -10,6 +10,7 @@ from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
 from jetspark.bench.request_latency import REQUEST_LATENCY
+from jetspark.bench.spark import SPARK_FOLD, SPARK_READ, SPARK_WRITE
 from jetspark.bench.workload import Workload
 from jetspark.errors import ConfigError
 
@@ -28,6 +29,9 @@ WORKLOADS: dict[str, Workload] = {
         ATOMIC_1000,
         JS_PULL,
         JS_PULL_ACK,
+        SPARK_READ,
+        SPARK_WRITE,
+        SPARK_FOLD,
         OBJECT_PUT,
         OBJECT_GET,
     )

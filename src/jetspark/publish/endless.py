@@ -98,6 +98,8 @@ class FastPublisherOptions:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
         if self.id_prefix is not None and not self.message_ids:
             raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
+        if self.id_prefix is not None and (not self.id_prefix.isprintable() or self.id_prefix[:1] in ("", " ")):
+            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected printable characters, no blank first")
         FastBatchOptions(flow=self.flow, max_outstanding_acks=self.max_outstanding_acks)  # has checks of its own
 
     def batch_options(self) -> FastBatchOptions:
@@ -155,6 +157,7 @@ class Endless:
         self._moved_at = now
         prefix = options.id_prefix or machine.new_batch()[1]
         self._ids = f"{prefix}-" if options.message_ids else None
+        self._id_head = f"NATS/1.0\r\nNats-Msg-Id: {prefix}-".encode() if options.message_ids else None
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -219,35 +222,44 @@ class Endless:
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent.
         """
-        address, payload = self._machine.address, self._machine.payload
+        machine = self._machine
+        payload, max_payload = machine.payload, machine.info.max_payload_bytes
+        id_head = self._id_head
         kept: list[Item] = []
         size = 0
         position = self.accepted
+        last_subject = None
         for item in items:
             position += 1
-            subject, data, headers = item if len(item) == 3 else (*item, None)
-            address(subject)
-            if headers is not None or self._ids is not None:
-                block = self._encode(headers, position)
-                data = payload(data, len(block))
-                kept.append((subject, data, block))
-                size += len(data) + len(block)
-            else:
-                data = payload(data)
+            subject, data = item[0], item[1]
+            if subject != last_subject:  # most go where the one before went
+                machine.address(subject)
+                last_subject = subject
+            headers = item[2] if len(item) == 3 else None
+            if headers is None and id_head is None:
+                if type(data) is not bytes or len(data) > max_payload:
+                    data = payload(data)
                 kept.append((subject, data))
                 size += len(data)
+                continue
+            if headers is None:
+                block = b"%b%d\r\n\r\n" % (id_head or b"", position)
+            else:
+                block = headers if type(headers) is bytes else self._encode(headers, position)
+            if type(data) is not bytes or len(block) + len(data) > max_payload:
+                data = payload(data, len(block))
+            kept.append((subject, data, block))
+            size += len(data) + len(block)
         self._begin_patience(now)
         self.accepted = position
         self._backlog.extend(kept)
         self._pending_bytes += size + len(kept) * KEPT_OVERHEAD_BYTES
 
-    def _encode(self, headers: HeadersLike | bytes | None, position: int) -> bytes:
+    def _encode(self, headers: HeadersLike | bytes, position: int) -> bytes:
         if isinstance(headers, bytes):
             return headers
         if self._ids is None:
             return header_block(headers)
-        if headers is None:
-            return b"NATS/1.0\r\nNats-Msg-Id: %b%d\r\n\r\n" % (self._ids.encode(), position)
         named = Headers(headers)
         if "Nats-Msg-Id" not in named:  # the caller's own is better: it may outlive this process
             named["Nats-Msg-Id"] = f"{self._ids}{position}"

@@ -313,10 +313,16 @@ class FastMachine:
         try:
             for item in items:
                 sequence += 1
-                if len(item) == 2 and (head := heads.get(item[0])) is not None:
-                    data = item[1]
-                    if type(data) is bytes and len(data) <= max_payload:
-                        ready.append(b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data))
+                data, head = item[1], heads.get(item[0])
+                if head is not None and type(data) is bytes:
+                    # The common cases, without a call: no headers, or headers that are encoded already.
+                    if len(item) == 2:
+                        if len(data) <= max_payload:
+                            ready.append(b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data))
+                            continue
+                    elif type(block := item[2]) is bytes and (size := len(block) + len(data)) <= max_payload:
+                        sizes = (len(block), size)
+                        ready.append(b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, *sizes, block, data))
                         continue
                 ready.append(self._frame(item, sequence, Operation.APPEND))
         finally:

@@ -1,0 +1,7 @@
+"""JetStream and key-value buckets as PySpark sources and sinks: ``register(spark)``, then ``format("jetstream")``."""
+
+from jetspark.spark import _extra as _extra
+from jetspark.spark.registration import register
+from jetspark.spark.session import session
+
+__all__ = ["register", "session"]

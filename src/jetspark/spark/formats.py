@@ -1,0 +1,66 @@
+"""The formats as Spark sees them: names, schemas, and who reads and writes.
+
+Spark makes these objects anew for each plan and in several processes, and pickles what they return. So they only read
+options; connections are opened where the work is done.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from jetspark.spark import kv, sink, source
+
+__all__ = ["JetStreamFormat", "KVFormat"]
+
+
+class JetStreamFormat(DataSource):
+    """Streams: ``spark.read``, ``readStream``, ``write`` and ``writeStream`` with ``format("jetstream")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream"
+
+    def schema(self) -> StructType:
+        return source.SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return source.batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return source.stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return sink.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return sink.stream_writer(self.options, schema, overwrite)
+
+
+class KVFormat(DataSource):
+    """Key-value buckets: the same with ``format("jetstream_kv")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream_kv"
+
+    def schema(self) -> StructType:
+        return kv.SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return kv.batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return kv.stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return kv.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return kv.stream_writer(self.options, schema, overwrite)

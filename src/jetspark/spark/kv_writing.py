@@ -1,0 +1,619 @@
+"""Writing many keys of a bucket at once, each only if it is still as it was read. Nothing of Spark is in here.
+
+Three steps that whoever folds events into a bucket repeats: :func:`load` the keys, decide, :func:`store`. Each change
+names the revision it was decided on, the leader compares, and a key that somebody else wrote meanwhile comes back as a
+conflict, for another round. :func:`store_newest` is that loop for values that are not derived from the present ones:
+only what is newer is written.
+
+A value says which event it is the result of: the header ``JetSpark-Sequence`` is stored with it, also on the marks of
+deleted keys. Other NATS clients read and keep such values like any other. A value without it, written by one of them,
+is as old as can be: sequence 0.
+
+Nothing is written twice or lost when an answer is. Whatever became of a change is found out by sending it again: one
+that had been stored is refused now, and is recognised by its sequence and value, or where it has no sequence by the
+header ``JetSpark-Writer``. So trying a whole task again with the same ``writer`` is safe, too. Changes that expect no
+revision are simply sent again.
+
+All go in one fast batch (``allow_batched``), where refusals are reported one by one and do not end it. A bucket that
+does not allow that is written through ``publish_async``: the same guarantees, at about a quarter of the speed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from jetspark.blocking import JetStream
+from jetspark.blocking.jetstream import Stream
+from jetspark.core.message import CoreMessage
+from jetspark.errors import (
+    BatchCutShort,
+    BatchInDoubt,
+    ConfigError,
+    Conflict,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    JetStreamUnavailable,
+    MessageNotFound,
+    PayloadTooLarge,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    TooManyBatches,
+    WrongLastSequence,
+)
+from jetspark.jetstream.kv import Operation, check_bucket, check_key, marker_headers, operation_of, subject_of
+from jetspark.jetstream.operations import Request
+
+__all__ = [
+    "SEQUENCE_HEADER",
+    "WRITER_HEADER",
+    "Change",
+    "Current",
+    "Lookup",
+    "Outcome",
+    "Stored",
+    "changes_of",
+    "keep_newest",
+    "load",
+    "newest",
+    "store",
+    "store_newest",
+]
+
+SEQUENCE_HEADER = "JetSpark-Sequence"
+WRITER_HEADER = "JetSpark-Writer"
+
+# What the server answers for at most in one request.
+LOAD_KEYS = 1024
+# A quarter of what a message may have by default.
+LOAD_BYTES = 256 << 10
+MAX_FRUITLESS_REQUESTS = 3
+# A fast batch has no bound; this is for the reports of refusals, and for what has to be sent again when it is lost.
+BATCH_CHANGES = 20_000
+# As long as the fast publisher's: it covers a restart and the election of a leader.
+PATIENCE_S = 120.0
+PAUSE_S = 0.02
+LONGEST_PAUSE_S = 2.0
+
+# What passes: a leader is elected, the connection comes back, others end their batches.
+_PASSING = (BatchCutShort, BatchInDoubt, ConnectionLost, JetStreamUnavailable, RequestTimeout, TooManyBatches)
+
+_logger = logging.getLogger("jetspark.spark")
+
+
+class Current(NamedTuple):
+    """What a bucket has for a key. A deleted key has no value, but a revision, and the sequence of its deletion."""
+
+    value: bytes | None
+    sequence: int
+    revision: int
+
+
+class Change(NamedTuple):
+    """A write of one key."""
+
+    key: str
+    value: bytes = b""
+    operation: Operation = "put"
+    sequence: int | None = None
+    """Of the event this is the result of; stored with it."""
+    revision: int | None = None
+    """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of some changes."""
+
+    written: int = 0
+    conflicts: tuple[str, ...] = ()
+    """Keys that had another revision than expected: nothing was written to them."""
+    dropped: int = 0
+    """Not written, because the bucket had newer ones, or the same."""
+
+
+def load(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Current]:
+    """The present state of some keys, any number of them; those that never had a value are left out.
+
+    Each thousand is read at one moment, but not all of them, and on a replicated bucket a replica may be a moment
+    behind. Neither matters to who writes with the revisions that were read.
+
+    Raises:
+        ConfigError: A key that cannot be one, or the bucket does not allow direct gets.
+        StreamNotFound: There is no such bucket.
+    """
+    return {key: _current(stored) for key, stored in _Target(js, bucket).last_messages(keys).items()}
+
+
+def store(
+    js: JetStream, bucket: str, changes: Iterable[Change], *, writer: str | None = None, patience_s: float = PATIENCE_S
+) -> Outcome:
+    """Write changes, one for each key, those with a revision only if it is still the last.
+
+    Returns when every one of them is stored or known to be in conflict. ``writer`` is a name that is the same when the
+    same changes are tried again by another process, and never otherwise: with it, what was written before is not a
+    conflict.
+
+    Raises:
+        ConfigError: A key that cannot be one or is there twice, or a bucket that cannot be written.
+        ServerError: The bucket refuses a change for good: it is full, or the value too large. Others may be written.
+        JetSparkError: No progress for ``patience_s`` seconds.
+    """
+    target = _Target(js, bucket)
+    target.check_may_write()
+    seen: set[str] = set()
+    total = Outcome()
+    stamp = writer or uuid.uuid4().hex
+    for batch in _batches(changes, BATCH_CHANGES):
+        for change in batch:
+            if change.key in seen:
+                raise ConfigError(f"key={change.key!r}: changed twice in one call; give its last change only")
+            seen.add(change.key)
+        total = _plus(total, target.store(batch, stamp, _Patience(patience_s)))
+    return total
+
+
+def store_newest(
+    js: JetStream,
+    bucket: str,
+    changes: Iterable[Change],
+    *,
+    current: Mapping[str, Current] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Outcome:
+    """Write the changes that are newer, by their sequence, than what the bucket has; each key once, with its newest.
+
+    Doing it again changes nothing, and several who do it at once, in any order, leave the newest. ``current`` is what
+    :func:`load` returned for the keys, if that was done already.
+
+    Raises:
+        ConfigError: As :func:`store`; or a change has no sequence.
+        Conflict: A key was changed by others again and again, for ``patience_s`` seconds.
+        JetSparkError: As :func:`store`.
+    """
+    target = _Target(js, bucket)
+    target.check_may_write()
+    total = Outcome()
+    for batch in _batches(newest(changes).values(), BATCH_CHANGES):
+        left = batch
+        patience = _Patience(patience_s)
+        while left:
+            known = current if current is not None else _load_patiently(target, left, patience)
+            current = None  # it was true once; the next round has to look again
+            wanted = _newer(left, known)
+            outcome = target.store(wanted, "", patience)
+            total = _plus(total, Outcome(outcome.written, (), len(left) - len(wanted)))
+            again = set(outcome.conflicts)
+            left = [change for change in wanted if change.key in again]
+            if left:
+                patience.pause(Conflict(bucket, tuple(sorted(again))))
+    return total
+
+
+# ---- deciding: pure --------------------------------------------------------------------------------------------------
+
+
+def newest(changes: Iterable[Change]) -> dict[str, Change]:
+    """One change for each key: that with the highest sequence, and of those with the same the last."""
+    found: dict[str, Change] = {}
+    for change in changes:
+        keep_newest(found, change)
+    return found
+
+
+_OPERATIONS: dict[str, Operation] = {"put": "put", "delete": "delete", "purge": "purge"}
+
+
+def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:
+    """The rows of a batch as changes: the columns ``key``, ``value``, ``operation``, and the one the guard is named by.
+
+    Raises:
+        ConfigError: A row cannot be written.
+    """
+    number = batch.num_rows
+
+    def column(name: str) -> list[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else [None] * number
+
+    guards = column(guard) if guard != "none" else [None] * number
+    for key, value, operation, limit in zip(column("key"), column("value"), column("operation"), guards, strict=True):
+        what = _OPERATIONS.get(operation or "put")
+        if key is None:
+            raise ConfigError("a row without a key")
+        if what is None:
+            raise ConfigError(f"key {key!r}: operation {operation!r}: expected put, delete or purge")
+        if what == "put" and value is None:
+            raise ConfigError(f"key {key!r} has no value: to remove it, say so with operation='delete'")
+        if guard != "none" and (limit is None or limit < 0):
+            raise ConfigError(f"key {key!r}: {guard} {limit}: expected 0 or more (guard={guard})")
+        yield Change(
+            check_key(key),
+            b"" if what != "put" else value.encode() if isinstance(value, str) else value,
+            what,
+            limit if guard == "sequence" else None,
+            limit if guard == "revision" else None,
+        )
+
+
+def keep_newest(kept: dict[str, Change], change: Change) -> None:
+    """Of two changes of a key keep the one with the higher sequence; without one, or with the same, the later."""
+    known = kept.get(change.key)
+    if known is None or (change.sequence or 0) >= (known.sequence or 0):
+        kept[change.key] = change
+
+
+class Stored(NamedTuple):
+    """The last message of a key, as far as it matters here."""
+
+    subject: str
+    revision: int
+    value: bytes
+    operation: Operation
+    sequence: int | None
+    writer: str | None
+
+
+def _field(raw: bytes, name: bytes) -> str | None:
+    """The last value of a header: the server's own are behind those of the message, which may have the same names."""
+    at = raw.rfind(b"\r\n" + name + b":")
+    if at < 0:
+        return None
+    at += len(name) + 3
+    return raw[at : raw.index(b"\r\n", at)].decode(errors="surrogateescape").strip(" \t")
+
+
+class Lookup:
+    """One request for the last messages of many keys, and its answers. No connection.
+
+    What :class:`~jetspark.jetstream.batchget.LastGet` does, for a third of the time a message: only the few headers
+    that matter are looked at. And the server ends an answer of more than 64 MB; what is ``left`` is asked for next.
+    """
+
+    def __init__(self, prefix: str, stream: str, subjects: Sequence[str]) -> None:
+        self._subject = f"{prefix}.DIRECT.GET.{stream}"
+        self.left = list(subjects)
+        self.found: list[Stored] = []
+        self._answer: list[Stored] = []
+        self.is_over = False
+
+    def request(self) -> Request:
+        self.is_over = False
+        self._answer = []
+        return Request(self._subject, json.dumps({"multi_last": self.left}).encode())
+
+    def accept(self, message: CoreMessage) -> None:
+        """Take an answer; the last one makes it ``is_over``.
+
+        Raises:
+            JetStreamUnavailable: Nobody answers for the stream.
+            ServerError: The server refused.
+        """
+        raw = message.raw_headers or b""
+        # Each message names the one before it, and so does the end: one that got lost on the way is noticed.
+        is_unbroken = int(_field(raw, b"Nats-Last-Sequence") or 0) == (self._answer[-1].revision if self._answer else 0)
+        status = message.status
+        if status is None:
+            if is_unbroken:
+                self._answer.append(_stored(raw, message))
+            return
+        self.is_over = True
+        if status.code == 204:
+            if not is_unbroken:
+                return  # asked for again
+            self.found += self._answer
+            is_cut = int(_field(raw, b"Nats-Num-Pending") or 0) > 0
+            has = {each.subject for each in self._answer} if is_cut else set()
+            self.left = [subject for subject in self.left if subject not in has] if is_cut else []
+        elif status.code == 404:
+            self.left = []
+        elif status.code == 503:
+            raise JetStreamUnavailable(self._subject)
+        else:
+            raise ServerError(status.code, 0, status.description)
+
+
+def _stored(raw: bytes, message: CoreMessage) -> Stored:
+    subject, revision = _field(raw, b"Nats-Subject"), _field(raw, b"Nats-Sequence")
+    if subject is None or revision is None:
+        raise ProtocolError(f"a direct message that does not say where it was: {raw[:200]!r}")
+    is_mark = b"KV-Operation" in raw or b"Nats-Marker-Reason" in raw
+    return Stored(
+        subject,
+        int(revision),
+        message.data,
+        operation_of(message.headers) if is_mark else "put",
+        _number(_field(raw, SEQUENCE_HEADER.encode())),
+        _field(raw, WRITER_HEADER.encode()),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """A sequence; what somebody else put there by accident must not stop whoever writes after it."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def _newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Change]:
+    """Those that go beyond what is known, each expecting just that."""
+    wanted = []
+    for change in changes:
+        if change.sequence is None:
+            raise ConfigError(f"key={change.key!r}: a change without a sequence; nothing tells whether it is newer")
+        present = known.get(change.key)
+        if present is None:
+            wanted.append(change._replace(revision=0))
+        elif change.sequence > present.sequence:
+            wanted.append(change._replace(revision=present.revision))
+    return wanted
+
+
+def _fields(change: Change, writer: str) -> dict[str, str] | None:
+    """The headers of a change."""
+    fields: dict[str, str] = {}
+    if change.operation != "put":
+        fields |= marker_headers(change.operation)
+    if change.sequence is not None:
+        fields[SEQUENCE_HEADER] = str(change.sequence)
+    if change.revision is not None:
+        fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
+        if change.sequence is None:
+            fields[WRITER_HEADER] = writer
+    return fields or None
+
+
+def _current(stored: Stored) -> Current:
+    return Current(stored.value if stored.operation == "put" else None, stored.sequence or 0, stored.revision)
+
+
+def _is_written(change: Change, stored: Stored | None, writer: str) -> bool:
+    """Whether what the bucket has is this very change, stored before, and not somebody else's."""
+    if stored is None or stored.value != change.value or stored.operation != change.operation:
+        return False
+    if change.sequence is not None:
+        # Who applies the same events to the same state gets the same value: then it does not matter who wrote it.
+        return stored.sequence == change.sequence
+    return stored.writer == writer
+
+
+def _is_unchanged(change: Change, stored: Stored | None) -> bool:
+    """Whether the key looks as expected, though the leader said that it is not: what was read is behind."""
+    return (0 if stored is None else stored.revision) == change.revision
+
+
+def _requests(subjects: Iterable[str]) -> Iterator[list[str]]:
+    """Each subject once, as many at a time as the server answers for, and no more than fits a message."""
+    request: list[str] = []
+    size = 0
+    for subject in dict.fromkeys(subjects):
+        if request and (len(request) == LOAD_KEYS or size + len(subject) > LOAD_BYTES):
+            yield request
+            request, size = [], 0
+        request.append(subject)
+        size += len(subject) + 3
+    if request:
+        yield request
+
+
+def _plus(one: Outcome, other: Outcome) -> Outcome:
+    return Outcome(one.written + other.written, one.conflicts + other.conflicts, one.dropped + other.dropped)
+
+
+def _batches(changes: Iterable[Change], size: int) -> Iterator[list[Change]]:
+    iterator = iter(changes)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+# ---- doing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Report:
+    """How sending some changes went."""
+
+    written: int = 0
+    refused: list[Change] = field(default_factory=list)
+    unknown: list[Change] = field(default_factory=list)
+    """Nobody knows whether they are stored."""
+    reason: Exception | None = None
+
+
+class _Patience:
+    """Pauses that grow, until there was no progress for too long."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._until = time.monotonic() + patience_s
+        self._pause_s = PAUSE_S
+
+    def pause(self, reason: Exception) -> None:
+        """Wait a moment before the next attempt; or raise the reason for the wait."""
+        if time.monotonic() >= self._until:
+            raise reason
+        # Writers that met once would meet again if they waited equally long.
+        time.sleep(self._pause_s * random.uniform(0.5, 1.0))
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def progress(self) -> None:
+        self._until = time.monotonic() + self._patience_s
+        self._pause_s = PAUSE_S
+
+
+class _Target:
+    """A bucket to load from and store to."""
+
+    def __init__(self, js: JetStream, bucket: str) -> None:
+        self._js, self._bucket = js, check_bucket(bucket)
+        self._stream: Stream = js.stream(f"KV_{bucket}")
+        config = self._stream.cached_info.config
+        self._origin = bucket if config.mirror is None else config.mirror.name.removeprefix("KV_")
+        self._prefix_length = len(subject_of(self._origin, ""))
+        self._is_batched = bool(config.allow_batched)
+
+    def check_may_write(self) -> None:
+        if self._origin != self._bucket:
+            raise ConfigError(f"bucket={self._bucket!r}: a mirror of {self._origin!r}; write to that one")
+
+    def last_messages(self, keys: Iterable[str]) -> dict[str, Stored]:
+        config = self._stream.cached_info.config
+        if not config.allow_direct:
+            raise ConfigError(
+                f"bucket={self._bucket!r} does not allow direct gets: "
+                f"js.update_stream(StreamConfig(name={config.name!r}, allow_direct=True))"
+            )
+        found: dict[str, Stored] = {}
+        # One after the other: with several requests under way it takes as long.
+        for subjects in _requests(subject_of(self._origin, check_key(key)) for key in keys):
+            for stored in self._look_up(Lookup(self._js._api.prefix, config.name, subjects)):
+                found[stored.subject[self._prefix_length :]] = stored
+        return found
+
+    def _look_up(self, lookup: Lookup) -> list[Stored]:
+        fruitless = 0
+        while lookup.left:
+            before = len(lookup.found)
+            with self._js._asked(lookup.request()) as answers:
+                while not lookup.is_over:
+                    lookup.accept(answers.next(self._js._timeout_s))
+            fruitless = 0 if len(lookup.found) > before else fruitless + 1
+            if fruitless == MAX_FRUITLESS_REQUESTS:
+                raise RequestTimeout(f"the last revisions of bucket {self._bucket!r}", self._js._timeout_s)
+        return lookup.found
+
+    def store(self, changes: Sequence[Change], writer: str, patience: _Patience) -> Outcome:
+        """Until nothing is unknown."""
+        written = 0
+        conflicts: list[str] = []
+        left = list(changes)
+        while left:
+            report = self._send(left, writer)
+            written += report.written
+            left = report.unknown
+            reason = report.reason or BatchInDoubt("", "messages were lost", 0)
+            if report.refused:
+                try:
+                    present = self._present(report.refused)
+                except _PASSING as error:
+                    # Asked again together with the others: what is refused once more is looked at then.
+                    left, reason = left + report.refused, error
+                else:
+                    for change in report.refused:
+                        stored = present.get(change.key)
+                        if _is_written(change, stored, writer):
+                            written += 1
+                        elif _is_unchanged(change, stored):
+                            left.append(change)
+                        else:
+                            conflicts.append(change.key)
+            if left:
+                if len(left) < len(changes):
+                    changes = left
+                    patience.progress()
+                _logger.debug("%s: %d changes are sent again: %s", self._bucket, len(left), reason)
+                patience.pause(reason)
+        return Outcome(written, tuple(conflicts))
+
+    def _present(self, refused: Sequence[Change]) -> dict[str, Stored]:
+        """What the bucket has instead of what was expected."""
+        present = self.last_messages(change.key for change in refused)
+        for change in refused:
+            known = present.get(change.key)
+            if change.revision is not None and (0 if known is None else known.revision) < change.revision:
+                # A replica that is behind, or a revision that never was one; the leader knows.
+                try:
+                    subject = subject_of(self._origin, change.key)
+                    last = self._stream.get_message(last_for=subject, direct=False)
+                    headers = last.headers
+                    present[change.key] = Stored(
+                        subject,
+                        last.sequence,
+                        last.data,
+                        operation_of(headers),
+                        _number(headers.get(SEQUENCE_HEADER)),
+                        headers.get(WRITER_HEADER),
+                    )
+                except MessageNotFound:
+                    present.pop(change.key, None)
+        return present
+
+    def _send(self, changes: Sequence[Change], writer: str) -> _Report:
+        try:
+            return self._send_batch(changes, writer) if self._is_batched else self._send_each(changes, writer)
+        except PayloadTooLarge as error:
+            largest = max(changes, key=lambda change: len(change.value))
+            raise ConfigError(f"key {largest.key!r}: {error}") from error
+
+    def _send_batch(self, changes: Sequence[Change], writer: str) -> _Report:
+        prefix = subject_of(self._origin, "")
+        batch = self._js.fast_batch(gap="ok")
+        failure: JetSparkError | None = None
+        try:
+            with batch:
+                batch.add_many(
+                    ((prefix + check_key(change.key), change.value, _fields(change, writer)) for change in changes),
+                    commit=True,
+                )
+        except _PASSING as error:
+            failure = error
+        report = _Report(reason=failure)
+        open_ended = [range(batch.acknowledged + 1, len(changes) + 1)] if failure is not None else []
+        unknown = {number for missing in [*batch.gaps, *batch.doubts, *open_ended] for number in missing}
+        errors = {refusal.sequence: refusal.error for refusal in batch.errors}
+        for number, change in enumerate(changes, start=1):
+            if (said := errors.get(number)) is not None:
+                report.refused.append(_conflicting(change, said))
+            elif number in unknown:
+                report.unknown.append(change)
+            else:
+                report.written += 1
+        return report
+
+    def _send_each(self, changes: Sequence[Change], writer: str) -> _Report:
+        prefix = subject_of(self._origin, "")
+        futures = [
+            self._js.publish_async(prefix + check_key(change.key), change.value, headers=_fields(change, writer))
+            for change in changes
+        ]
+        report = _Report()
+        for change, future in zip(changes, futures, strict=True):
+            match future.exception():
+                case None:
+                    report.written += 1
+                case ServerError() as error:
+                    report.refused.append(_conflicting(change, error))
+                case ConnectionClosed() as error:
+                    raise error
+                case error:
+                    report.unknown.append(change)
+                    report.reason = error
+        return report
+
+
+def _conflicting(change: Change, error: ServerError) -> Change:
+    """The change, if it was refused because of its revision.
+
+    Raises:
+        ServerError: It would be refused again.
+    """
+    if isinstance(error, WrongLastSequence) and change.revision is not None:
+        return change
+    raise type(error)(error.code, error.err_code, f"key {change.key!r}: {error.description}")
+
+
+def _load_patiently(target: _Target, changes: Iterable[Change], patience: _Patience) -> dict[str, Current]:
+    keys = [change.key for change in changes]
+    while True:
+        try:
+            return {key: _current(stored) for key, stored in target.last_messages(keys).items()}
+        except _PASSING as error:
+            patience.pause(error)

@@ -1,0 +1,131 @@
+"""What a reader asks the server about its streams: where they begin and end, and what was when."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from jetspark.blocking import JetStream
+from jetspark.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    JetStreamUnavailable,
+    MessageNotFound,
+    NoResponders,
+    RequestTimeout,
+    ServerError,
+)
+from jetspark.jetstream.info import StreamInfo
+from jetspark.jetstream.wire import time_text
+from jetspark.spark.connections import jetstream_for
+from jetspark.spark.offsets import Head, Offset, Position
+from jetspark.spark.source_options import SourceOptions, Where
+
+__all__ = ["ends_of", "head_of", "heads_of", "patiently", "starts_of", "will_pass"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("jetspark.spark")
+
+# Elections and restarts are over within seconds. A query that starts while nothing answers should say so soon.
+PATIENCE_S = 30.0
+PAUSE_S = 0.25
+
+
+def will_pass(error: BaseException) -> bool:
+    """Whether asking again may help: nobody there just now, as in an election, a restart or a broken network."""
+    if isinstance(error, AuthenticationFailed):
+        return False
+    if isinstance(error, ServerError):
+        return error.code == 503
+    return isinstance(error, ConnectionLost | ConnectionClosed | RequestTimeout | JetStreamUnavailable | NoResponders)
+
+
+def patiently(options: SourceOptions, ask: Callable[[JetStream], T], *, patience_s: float = PATIENCE_S) -> T:
+    """Ask the server, and again while that may help; each time on a connection that is open.
+
+    Raises:
+        JetSparkError: What the last attempt raised.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask(jetstream_for(options))
+        except JetSparkError as error:
+            if not will_pass(error) or time.monotonic() >= give_up_at:
+                raise
+            _logger.info("asking again: %s", error)
+            time.sleep(PAUSE_S)
+
+
+def head_of(info: StreamInfo) -> Head:
+    state = info.state
+    first = max(1, state.first_sequence)
+    end = state.last_sequence + 1
+    sequences = max(1, end - first)
+    return Head(
+        info.config.name,
+        time_text(info.created) if info.created is not None else "",
+        min(first, end),
+        end,
+        state.bytes / sequences,
+    )
+
+
+def heads_of(js: JetStream, names: Iterable[str]) -> list[Head]:
+    return [head_of(js.stream(name).cached_info) for name in names]
+
+
+def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], default: Where) -> Offset:
+    """Where reading starts.
+
+    Raises:
+        ConfigError: A sequence that is behind the stream's end.
+    """
+    positions = {}
+    for head in heads:
+        where = options.starting_offsets.of(head.stream) if options.starting_offsets is not None else None
+        if options.starting_timestamp is not None:
+            where = sequence_at(js, head, options.starting_timestamp)
+        where = default if where is None else where
+        begin = head.first if where == "earliest" else head.next if where == "latest" else where
+        if begin > head.next:
+            raise ConfigError(
+                f"startingOffsets={begin}: the next sequence of stream {head.stream!r} is {head.next}; "
+                "expected that or one before"
+            )
+        positions[head.stream] = Position(head.created, begin)
+    return Offset(positions)
+
+
+def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> list[Head]:
+    """The streams as if they ended where the options say; never later than they do."""
+    ends = []
+    for head in heads:
+        where = options.ending_offsets.of(head.stream) if options.ending_offsets is not None else None
+        if options.ending_timestamp is not None:
+            where = sequence_at(js, head, options.ending_timestamp)
+        end = min(where, head.next) if isinstance(where, int) else head.next
+        ends.append(replace(head, next=end))
+    return ends
+
+
+def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
+    """The sequence of the first message stored at or after ``moment``; the stream's end when there is none.
+
+    The stream's leader is asked: direct get knows times too, but not every stream allows it, and a replica may be
+    behind; a consumer would do, but a work queue allows none.
+    """
+    query = {"start_time": time_text(moment), "next_by_subj": ">"}
+    try:
+        found = js._run(js._api.get_message(head.stream, query, direct=False))
+    except MessageNotFound:
+        return head.next
+    return min(head.next, found.sequence)

@@ -1,0 +1,256 @@
+"""Offsets: where a query is in its streams, how far the next batch may go, and how it is cut into partitions. Pure.
+
+The offset of a stream is the sequence of the *next* message, as Kafka has it: an end is exclusive, and what a batch has
+read is ``[from, next)``. In a checkpoint it looks like this, always in this order, because Spark compares the text::
+
+    {"version": 1, "step": 50000, "streams": {"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1,
+                                                         "next": 1201}}}
+
+``created`` is the stream's identity: one that was deleted and made again has the same name and other messages, and its
+sequences mean nothing to the old offset. ``from`` is where the batch that ends here starts, and ``step`` how many
+sequences each of its partitions has. So a batch is told by its end alone, whatever the options say by the time it is
+run again. The end of the batch before would be as good a start, but the first batch has none: Spark asks for the
+initial offset twice before it, and once more when it is run again, and by then ``latest`` is somewhere else.
+
+Invariants: an offset never goes back; the ranges of a plan cover ``[from, next)`` of every stream, once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jetspark.errors import ConfigError, JetSparkError
+
+__all__ = [
+    "DataLoss",
+    "Head",
+    "Limits",
+    "Offset",
+    "Position",
+    "Range",
+    "Sizes",
+    "StreamRecreated",
+    "StreamWentBack",
+    "admit",
+    "check_unchanged",
+    "plan",
+]
+
+VERSION = 1
+
+
+class DataLoss(JetSparkError):
+    """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged."""
+
+    def __init__(self, stream: str, wanted: int, first: int) -> None:
+        super().__init__(stream, wanted, first)
+        self.stream, self.wanted, self.first = stream, wanted, first
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r}: sequence {self.wanted} is wanted and the first there is is {self.first}, "
+            f"so {self.first - self.wanted} sequences are gone (limits, a purge, or deletes); "
+            "set failOnDataLoss=false to go on with what is left"
+        )
+
+
+class StreamRecreated(JetSparkError):
+    """The stream has the name of the one that was read before, and is another."""
+
+    def __init__(self, stream: str, known: str, found: str) -> None:
+        super().__init__(stream, known, found)
+        self.stream, self.known, self.found = stream, known, found
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} was deleted and created anew: the offsets are of the one created at {self.known}, "
+            f"and this one was created at {self.found}; start with a new checkpoint"
+        )
+
+
+class StreamWentBack(JetSparkError):
+    """The stream ends before the offset: it was restored from something older, or the offset is not of this stream."""
+
+    def __init__(self, stream: str, wanted: int, end: int) -> None:
+        super().__init__(stream, wanted, end)
+        self.stream, self.wanted, self.end = stream, wanted, end
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r}: sequence {self.wanted} is wanted and the stream's next one is {self.end}; "
+            "it was restored from an older state, or the offset is another stream's"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A stream as the server describes it at one moment."""
+
+    stream: str
+    created: str
+    first: int
+    """The first sequence there is; of an empty stream, the one its next message will have."""
+    next: int
+    bytes_per_sequence: float = 0.0
+    """The mean of what is there, deleted messages counted as nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    created: str
+    next: int
+    begin: int = 0
+    """Where the batch that ends at ``next`` starts, ``from`` in JSON; left out, nothing was read up to here."""
+
+    def __post_init__(self) -> None:
+        if not self.begin:
+            object.__setattr__(self, "begin", self.next)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The positions in all the streams of a query."""
+
+    streams: Mapping[str, Position]
+    step: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        streams = {
+            name: {"created": position.created, "from": position.begin, "next": position.next}
+            for name, position in sorted(self.streams.items())
+        }
+        return {"version": VERSION, "step": self.step, "streams": streams}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Offset:
+        """Read what a checkpoint has.
+
+        Raises:
+            ConfigError: It is not one of ours, or one of a later version.
+        """
+        if value.get("version") != VERSION:
+            raise ConfigError(
+                f"an offset of version {value.get('version')!r}: this release reads version {VERSION}; "
+                "the checkpoint is another source's or a newer release's"
+            )
+        try:
+            streams = {
+                str(name): Position(str(entry["created"]), int(entry["next"]), int(entry["from"]))
+                for name, entry in value["streams"].items()
+            }
+            return cls(streams, int(value["step"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"an offset that cannot be read: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one batch may take."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large partitions are."""
+
+    min_partitions: int = 1
+    max_records: int = 50_000
+    max_bytes: int = 64 << 20
+
+    def step(self, sequences: int, bytes_per_sequence: float) -> int:
+        """How many sequences each partition of a batch has."""
+        step = min(self.max_records, math.ceil(sequences / self.min_partitions))
+        if bytes_per_sequence > 0:
+            step = min(step, int(self.max_bytes / bytes_per_sequence))
+        return max(1, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A partition: some of one stream's sequences, the end exclusive."""
+
+    stream: str
+    created: str
+    start: int
+    end: int
+    subjects: tuple[str, ...] = field(default=())
+
+
+def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
+    """That these are still the streams the offset is of.
+
+    Raises:
+        StreamRecreated: One has the name only.
+        StreamWentBack: One ends before the offset.
+    """
+    for head in heads:
+        known = offset.streams.get(head.stream)
+        if known is None:
+            continue
+        if known.created != head.created:
+            raise StreamRecreated(head.stream, known.created, head.created)
+        if known.next > head.next:
+            raise StreamWentBack(head.stream, known.next, head.next)
+
+
+def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) -> Offset:
+    """The end of the next batch: everything there is, or each stream's share of what the limits allow.
+
+    A share is in proportion to what waits in each stream, so that all of them arrive at their ends together; none with
+    anything waiting gets less than one. Without anything new this is ``start`` itself.
+    """
+    known = {head.stream: head for head in heads}
+    # What is gone must not use up what a batch may have.
+    begins = {name: max(known[name].first, position.next) for name, position in start.streams.items()}
+    waiting = {name: max(0, known[name].next - begin) for name, begin in begins.items()}
+    total = sum(waiting.values())
+    moved = {name: max(known[name].next, position.next) for name, position in start.streams.items()}
+    if all(moved[name] == position.next for name, position in start.streams.items()):
+        return start
+    total_bytes = sum(rows * known[name].bytes_per_sequence for name, rows in waiting.items())
+    share = 1.0
+    if limits.rows is not None and total > limits.rows:
+        share = limits.rows / total
+    if limits.bytes is not None and total_bytes > limits.bytes:
+        share = min(share, limits.bytes / total_bytes)
+    streams = {
+        name: replace(
+            position,
+            begin=position.next,
+            next=moved[name]
+            if share == 1.0 or not waiting[name]
+            else begins[name] + max(1, min(waiting[name], int(waiting[name] * share))),
+        )
+        for name, position in start.streams.items()
+    }
+    admitted = sum(max(0, streams[name].next - begin) for name, begin in begins.items())
+    return Offset(streams, sizes.step(admitted, total_bytes / total if total else 0.0))
+
+
+def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Range]:
+    """The partitions of the batch that ends at ``end``.
+
+    ``start`` only says whether there is one: a query with another source that has news is run with two equal offsets
+    here.
+
+    Raises:
+        StreamRecreated: The two are not of the same stream.
+    """
+    if start == end:
+        return []
+    ranges = []
+    for name, last in sorted(end.streams.items()):
+        first = start.streams.get(name)
+        if first is not None and first.created != last.created:
+            raise StreamRecreated(name, first.created, last.created)
+        step = end.step or max(1, last.next - last.begin)
+        ranges += [
+            Range(name, last.created, begin, min(begin + step, last.next), subjects)
+            for begin in range(last.begin, last.next, step)
+        ]
+    return ranges

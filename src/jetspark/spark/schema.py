@@ -1,0 +1,173 @@
+"""The columns of a stream, and how messages become Arrow record batches. Pure.
+
+What a message is and where it was is told by its reply subject, ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream
+sequence>.<consumer sequence>.<time ns>.<pending>``. Reading it message by message took longer than everything else
+together; so the replies of a batch are joined and cut at the dots by two C calls, and the numbers of a column are every
+so-manieth piece, made into integers by Arrow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from jetspark.core.message import CoreMessage
+from jetspark.errors import ConfigError, ProtocolError
+
+__all__ = ["SCHEMA", "Columns", "check_schema"]
+
+_logger = logging.getLogger("jetspark.spark")
+
+SCHEMA = StructType(
+    [
+        StructField("subject", StringType()),
+        StructField("data", BinaryType()),
+        StructField("headers", MapType(StringType(), ArrayType(StringType()))),
+        StructField("stream", StringType()),
+        StructField("sequence", LongType()),
+        StructField("timestamp", TimestampType()),
+    ]
+)
+
+# In the short form of the reply subject; the long one has domain and account in front, and perhaps more behind.
+_SHORT_TOKENS, _LONG_TOKENS = 9, 11
+_STREAM_SEQUENCE, _CONSUMER_SEQUENCE, _TIME_NS, _PENDING = 5, 6, 7, 8
+
+
+def check_schema(schema: StructType) -> StructType:
+    """A schema somebody gave: some of the columns, in any order.
+
+    Raises:
+        ConfigError: It has a column there is not, or with another type.
+    """
+    known = {column.name: column.dataType for column in SCHEMA}
+    for column in schema:
+        if column.name not in known:
+            raise ConfigError(f"column {column.name!r}: a stream has {', '.join(known)}")
+        if column.dataType.simpleString() != known[column.name].simpleString():
+            raise ConfigError(
+                f"column {column.name!r} as {column.dataType.simpleString()}: "
+                f"expected {known[column.name].simpleString()}"
+            )
+    return schema
+
+
+class Columns:
+    """Makes record batches of a schema."""
+
+    def __init__(self, schema: StructType, *, has_headers: bool) -> None:
+        self.names = tuple(schema.names)
+        self._has_headers = has_headers
+        self.arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+
+    def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
+        """From a consumer's messages.
+
+        Raises:
+            ProtocolError: One does not say where it was in the stream.
+        """
+        tokens, width = _reply_tokens(messages)
+        shift = 0 if width == _SHORT_TOKENS else 2
+        arrays = []
+        for field in self.arrow_schema:
+            match field.name:
+                case "sequence":
+                    array = pa.array(tokens[_STREAM_SEQUENCE + shift :: width], pa.string()).cast(pa.int64())
+                case "timestamp":
+                    in_ns = pa.array(tokens[_TIME_NS + shift :: width], pa.string()).cast(pa.int64())
+                    array = pc.divide(in_ns, 1000).cast(field.type)
+                case _:
+                    array = self._plain(field, stream, messages)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    def of_stored(self, stream: str, messages: Sequence[Any]) -> pa.RecordBatch:
+        """From messages that were got without a consumer (:class:`~jetspark.StoredMessage`)."""
+        arrays = []
+        for field in self.arrow_schema:
+            match field.name:
+                case "sequence":
+                    array = pa.array([each.sequence for each in messages], pa.int64())
+                case "timestamp":
+                    array = pa.array([each.timestamp for each in messages], field.type)
+                case "headers" if self._has_headers:
+                    array = pa.array([_lists(each.headers) for each in messages], field.type)
+                case _:
+                    array = self._plain(field, stream, messages)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    def _plain(self, field: Any, stream: str, messages: Sequence[Any]) -> Any:
+        match field.name:
+            case "data":
+                return pa.array([each.data for each in messages], field.type)
+            case "subject":
+                return _texts([each.subject for each in messages])
+            case "stream":
+                return pa.repeat(pa.scalar(stream, field.type), len(messages))
+            case "headers" if self._has_headers:
+                return pa.array([_headers(each) for each in messages], field.type)
+        return pa.nulls(len(messages), field.type)
+
+
+def place(message: CoreMessage) -> tuple[int, int, int]:
+    """Stream sequence, consumer sequence and how many are pending behind it."""
+    tokens, width = _reply_tokens([message])
+    shift = 0 if width == _SHORT_TOKENS else 2
+    return (
+        int(tokens[_STREAM_SEQUENCE + shift]),
+        int(tokens[_CONSUMER_SEQUENCE + shift]),
+        int(tokens[_PENDING + shift]),
+    )
+
+
+def _reply_tokens(messages: Sequence[CoreMessage]) -> tuple[list[bytes], int]:
+    replies = [message.raw_reply or b"" for message in messages]
+    tokens = b".".join(replies).split(b".")
+    width, rest = divmod(len(tokens), len(replies))
+    # All came from one consumer, so all have as many tokens. Names have no dots.
+    if rest or (width != _SHORT_TOKENS and width < _LONG_TOKENS):
+        raise ProtocolError(f"not the reply subject of a JetStream message: {replies[0][:200]!r}")
+    return tokens, width
+
+
+def _texts(texts: list[str]) -> Any:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        # A subject is UTF-8 by convention only, and Spark's strings are UTF-8: what is not is shown as U+FFFD.
+        return pa.array([text.encode(errors="surrogateescape").decode(errors="replace") for text in texts], pa.string())
+
+
+def _headers(message: CoreMessage) -> list[tuple[str, list[str]]] | None:
+    if message.raw_headers is None:
+        return []
+    try:
+        return _lists(message.headers)
+    except ProtocolError as error:
+        # The server stores any block; one publisher's mistake must not end everybody's query.
+        _logger.warning("the headers of a message on %r cannot be read: %s", message.subject, error)
+        return None
+
+
+def _lists(headers: Any) -> list[tuple[str, list[str]]]:
+    return [(_utf8(name), [_utf8(value) for value in headers.get_all(name)]) for name in headers]
+
+
+def _utf8(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,0 +1,103 @@
+"""A Spark session for one machine that starts quietly and is set up right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_java", "session"]
+
+JAVA_VERSION = 17
+
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def session(app_name: str = "jetspark", *, cores: int | str = "*", conf: dict[str, str] | None = None) -> SparkSession:
+    """A local Spark session with the formats registered: small, quiet, correct.
+
+    Workers run this very Python. Arrow is on, the UI and the console progress bar are off, shuffles have as many
+    partitions as there are cores, timestamps are UTC. ``conf`` is added, and wins. A session that exists already is
+    returned as it is, with the formats registered.
+
+    Raises:
+        ConfigError: There is no Java, or it is too old; the message says what to install.
+    """
+    check_java()
+    from pyspark.sql import SparkSession
+
+    from jetspark.spark.registration import register
+
+    # Otherwise workers run whatever `python3` is first on the PATH, which does not have this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    partitions = str(os.cpu_count() or 2) if cores == "*" else str(cores)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": partitions,
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_logging_file()}",
+    }
+    builder = SparkSession.builder.appName(app_name).master(f"local[{cores}]")
+    for name, value in (settings | (conf or {})).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def check_java() -> None:
+    """Whether there is a Java that Spark can run on.
+
+    Raises:
+        ConfigError: There is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    remedy = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
+    if java is None:
+        raise ConfigError(f"Spark needs Java, and there is none: {remedy}")
+    try:
+        shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"Spark needs Java, and {java!r} does not run ({error}): {remedy}") from None
+    version = _major(shown)
+    if version is not None and version < JAVA_VERSION:
+        raise ConfigError(f"Spark needs Java {JAVA_VERSION} or newer, and {java!r} is {version}: {remedy}")
+
+
+def _major(shown: str) -> int | None:
+    """From ``openjdk version "17.0.15"``; old ones say ``"1.8.0_292"``."""
+    _, quote, rest = shown.partition('"')
+    parts = rest.partition('"')[0].split(".")
+    if not quote or not parts[0].isdecimal():
+        return None
+    return int(parts[1]) if parts[0] == "1" and len(parts) > 1 and parts[1].isdecimal() else int(parts[0])
+
+
+def _logging_file() -> Path:
+    """The JVM reads it while it starts, so it has to outlast this call; one for each content is enough."""
+    path = Path(tempfile.gettempdir()) / f"jetspark-log4j2-{os.getuid()}.properties"
+    if not path.exists() or path.read_text(encoding="utf-8") != _LOGGING:
+        path.write_text(_LOGGING, encoding="utf-8")
+    return path

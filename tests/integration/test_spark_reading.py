@@ -1,0 +1,528 @@
+"""Reading ranges from a real server, as a task does it, and planning as a query does; without Spark around it."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from jetspark import (
+    ConfigError,
+    ConsumerConfig,
+    ConsumerNotFound,
+    JetSparkError,
+    RequestTimeout,
+    StreamConfig,
+    StreamNotFound,
+)
+from jetspark.blocking import JetStream, Stream, connect
+from jetspark.server import NatsCluster, NatsServer
+from jetspark.spark import connections, reading
+from jetspark.spark.lookups import head_of
+from jetspark.spark.offsets import DataLoss, Range, StreamRecreated
+from jetspark.spark.options import read_options
+from jetspark.spark.reading import RangeReader
+from jetspark.spark.schema import SCHEMA, Columns
+from jetspark.spark.source import StreamReader
+from jetspark.spark.source_options import SourceOptions
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_connection_is_left() -> Iterator[None]:
+    yield
+    while connections._kept:
+        connections._kept.popitem()[1].close()
+
+
+@pytest.fixture
+def js(server: NatsServer) -> Iterator[JetStream]:
+    with connect(server.url) as client:
+        yield client.jetstream()
+
+
+_count = 0
+
+
+@pytest.fixture
+def stream(js: JetStream) -> Stream:
+    """With messages 1 to 100: the number as data, on three subjects in turn."""
+    global _count
+    _count += 1
+    made = js.create_stream(StreamConfig(name=f"R{_count}", subjects=[f"r{_count}.>"], allow_batched=True))
+    fill(js, made, 100)
+    return made
+
+
+def fill(js: JetStream, stream: Stream, count: int, data: bytes | None = None) -> None:
+    prefix = stream.name.lower()
+    with js.fast_batch() as batch:
+        for number in range(1, count + 1):
+            batch.add(f"{prefix}.{number % 3}", b"%d" % number if data is None else data)
+
+
+def options(server: NatsServer, stream: str, **given: str) -> SourceOptions:
+    return read_options(SourceOptions, "jetstream", {"servers": server.url, "stream": stream, **given})
+
+
+def reader_of(server: NatsServer, stream: Stream, start: int, end: int, **given: str) -> RangeReader:
+    read = options(server, stream.name, **given)
+    created = head_of(stream.cached_info).created
+    return RangeReader(read, Range(stream.name, created, start, end, read.subjects), Columns(SCHEMA, has_headers=True))
+
+
+def sequences(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [sequence for batch in batches for sequence in batch.column("sequence").to_pylist()]
+
+
+# ---- which rows ----------------------------------------------------------------------------------------------------
+
+
+def test_a_range_has_its_start_and_not_its_end(server: NatsServer, stream: Stream) -> None:
+    assert sequences(reader_of(server, stream, 10, 20).batches()) == list(range(10, 20))
+
+
+def test_a_row_is_what_the_stream_has(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    js.publish(f"{stream.name.lower()}.x", b"payload", headers=[("A", "1"), ("A", "2"), ("Ü", "ä")][:2])
+    [batch] = reader_of(server, stream, 101, 102, includeHeaders="true").batches()
+    stored = stream.get_message(101)
+    assert batch.to_pylist() == [
+        {
+            "subject": stored.subject,
+            "data": b"payload",
+            "headers": [("A", ["1", "2"])],
+            "stream": stream.name,
+            "sequence": 101,
+            "timestamp": stored.timestamp,
+        }
+    ]
+
+
+def test_interior_deletes_are_no_loss(server: NatsServer, stream: Stream) -> None:
+    for sequence in (2, 50, 99, 100):
+        stream.delete_message(sequence)
+    assert sequences(reader_of(server, stream, 1, 101).batches()) == [n for n in range(1, 99) if n not in (2, 50)]
+
+
+def test_a_range_that_was_deleted_whole_has_no_rows(server: NatsServer, stream: Stream) -> None:
+    for sequence in range(40, 50):
+        stream.delete_message(sequence)
+    assert sequences(reader_of(server, stream, 40, 50).batches()) == []
+
+
+@pytest.mark.parametrize("filters", [["1"], ["1", "2"]])
+def test_the_server_filters(server: NatsServer, stream: Stream, filters: list[str]) -> None:
+    subjects = ",".join(f"{stream.name.lower()}.{each}" for each in filters)
+    found = sequences(reader_of(server, stream, 1, 101, subjects=subjects).batches())
+    assert found == [n for n in range(1, 101) if str(n % 3) in filters]
+
+
+def test_a_filter_that_matches_nothing_has_no_rows_and_takes_no_time(server: NatsServer, stream: Stream) -> None:
+    started = time.monotonic()
+    assert sequences(reader_of(server, stream, 1, 101, subjects=f"{stream.name.lower()}.none").batches()) == []
+    assert time.monotonic() - started < reading.SILENCE_S
+
+
+def test_a_filter_the_stream_does_not_store_has_no_rows(server: NatsServer, stream: Stream) -> None:
+    assert sequences(reader_of(server, stream, 1, 101, subjects="elsewhere.>").batches()) == []
+
+
+def test_messages_published_meanwhile_are_not_in_the_range(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.is_set():
+            fill(js, stream, 50)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        for _ in range(5):
+            assert sequences(reader_of(server, stream, 1, 101).batches()) == list(range(1, 101))
+    finally:
+        is_over.set()
+        publisher.join()
+
+
+def test_batches_are_bounded_by_rows_and_by_bytes(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 7)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 20)
+    sizes = [batch.num_rows for batch in reader_of(server, stream, 1, 101).batches()]
+    assert sum(sizes) == 100
+    assert max(sizes) < 20 + 2 * 7
+    monkeypatch.setattr(reading, "BATCH_BYTES", 1)
+    assert all(batch.num_rows <= 2 * 7 for batch in reader_of(server, stream, 1, 101).batches())
+
+
+# ---- what is gone --------------------------------------------------------------------------------------------------
+
+
+def test_a_start_below_the_first_sequence_is_data_loss(server: NatsServer, stream: Stream) -> None:
+    stream.purge(up_to_sequence=30)
+    with pytest.raises(DataLoss, match=r"sequence 10 is wanted and the first there is is 31.*failOnDataLoss=false"):
+        sequences(reader_of(server, stream, 10, 50).batches())
+
+
+def test_data_loss_that_is_allowed_is_counted_and_logged_once(
+    server: NatsServer, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.purge(up_to_sequence=30)
+    reader = reader_of(server, stream, 10, 50, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "jetspark.spark"):
+        assert sequences(reader.batches()) == list(range(31, 50))
+    assert reader.lost_sequences == 21
+    assert [record.getMessage() for record in caplog.records if record.name == "jetspark.spark"] == [
+        f"stream {stream.name}: 21 sequences from 10 on are gone, the first there is is 31; failOnDataLoss is false"
+    ]
+
+
+def test_a_range_that_is_gone_whole_is_data_loss(server: NatsServer, stream: Stream) -> None:
+    stream.purge()
+    with pytest.raises(DataLoss):
+        sequences(reader_of(server, stream, 10, 50).batches())
+    assert sequences(reader_of(server, stream, 10, 50, failOnDataLoss="false").batches()) == []
+
+
+@pytest.mark.parametrize("subjects", ["", "filtered"])
+def test_a_purge_while_reading_is_data_loss(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch, subjects: str
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    given = {"subjects": f"{stream.name.lower()}.>"} if subjects else {}
+    batches = reader_of(server, stream, 1, 101, **given).batches()
+    rows = sequences(iter([next(batches)]))
+    stream.purge(up_to_sequence=90)
+    with pytest.raises(DataLoss) as caught:
+        rows.extend(sequence for batch in batches for sequence in batch.column("sequence").to_pylist())
+    assert caught.value.wanted == rows[-1] + 1
+    assert caught.value.first == 91
+
+
+def test_eviction_behind_the_reader_is_no_loss(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 20)
+    batches = reader_of(server, stream, 1, 101).batches()
+    rows = sequences(iter([next(batches)]))
+    stream.purge(up_to_sequence=len(rows))
+    assert rows + sequences(batches) == list(range(1, 101))
+
+
+def test_a_recreated_stream_is_not_read(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    reader = reader_of(server, stream, 1, 50)
+    js.delete_stream(stream.name)
+    fill(js, js.create_stream(stream.cached_info.config), 100)
+    with pytest.raises(StreamRecreated, match="new checkpoint"):
+        sequences(reader.batches())
+
+
+def test_a_deleted_stream_is_an_error(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    js.delete_stream(stream.name)
+    with pytest.raises(StreamNotFound):
+        sequences(reader_of(server, stream, 1, 50).batches())
+
+
+# ---- consumers -----------------------------------------------------------------------------------------------------
+
+
+def test_no_consumer_is_left_behind(server: NatsServer, stream: Stream) -> None:
+    sequences(reader_of(server, stream, 1, 101).batches())
+    assert list(stream.consumer_names()) == []
+
+
+def test_a_reader_that_is_left_early_leaves_no_consumer(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    batches = reader_of(server, stream, 1, 101).batches()
+    next(batches)
+    [consumer] = stream.consumers()
+    assert consumer.config.inactive_threshold_s == reading.EPHEMERAL_S  # all that is left to a task that is killed
+    batches.close()  # type: ignore[attr-defined]
+    assert list(stream.consumer_names()) == []
+
+
+def test_a_consumer_that_is_deleted_meanwhile_is_replaced(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    found: list[int] = []
+    for batch in reader_of(server, stream, 1, 101).batches():
+        found += batch.column("sequence").to_pylist()
+        if len(found) < 50:
+            for name in stream.consumer_names():
+                try:
+                    stream.delete_consumer(name)
+                except ConsumerNotFound:
+                    pass
+    assert found == list(range(1, 101))
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_a_stream_that_is_consumed_is_read_without_changing_it(
+    server: NatsServer, js: JetStream, retention: str
+) -> None:
+    name = retention.upper()
+    stream = js.create_stream(
+        StreamConfig(name=name, subjects=[f"{retention}.>"], retention=retention, allow_direct=True, allow_batched=True)
+    )
+    if retention == "interest":
+        stream.create_consumer(ConsumerConfig(durable_name="keeper"))
+    fill(js, stream, 100)
+    assert sequences(reader_of(server, stream, 5, 95).batches()) == list(range(5, 95))
+    subjects = f"{retention}.1,{retention}.2"
+    found = sequences(reader_of(server, stream, 1, 101, subjects=subjects, includeHeaders="true").batches())
+    assert found == [n for n in range(1, 101) if n % 3]
+    assert stream.info().state.messages == 100
+    stream.update(allow_direct=False)
+    with pytest.raises(ConfigError, match="set allow_direct"):
+        sequences(reader_of(server, stream, 1, 10).batches())
+
+
+# ---- the network ---------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_of_the_server_while_reading_loses_and_repeats_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 500)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 500)
+    with NatsServer(store_dir=tmp_path) as own:
+        with connect(own.url) as client:
+            js = client.jetstream()
+            stream = js.create_stream(StreamConfig(name="S", subjects=["s.>"], allow_batched=True))
+            fill(js, stream, 20_000)
+        found: list[int] = []
+        for batch in reader_of(own, stream, 1, 20_001).batches():
+            found += batch.column("sequence").to_pylist()
+            if len(found) in range(3_000, 4_000) or len(found) in range(12_000, 13_000):
+                own.kill()
+                own.start()
+        assert found == list(range(1, 20_001))
+
+
+def test_a_server_that_stays_away_ends_the_task_in_time(tmp_path: Path) -> None:
+    with NatsServer(store_dir=tmp_path) as own:
+        with connect(own.url) as client:
+            js = client.jetstream()
+            stream = js.create_stream(StreamConfig(name="S", subjects=["s.>"], allow_batched=True))
+            fill(js, stream, 10)
+        reader = reader_of(own, stream, 1, 11, fetchTimeoutMs="500", requestTimeoutMs="300")
+        connections.client_for(options(own, "S"))
+        own.kill()
+        started = time.monotonic()
+        with pytest.raises(RequestTimeout, match="sequence 1 or one after it in stream 'S'"):
+            sequences(reader.batches())
+        assert time.monotonic() - started < 10
+
+
+@pytest.mark.slow
+def test_a_change_of_leaders_while_reading_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 200)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 1_000)
+    with NatsCluster(3) as cluster, connect(cluster.urls) as client:
+        js = client.jetstream(timeout=5)
+        stream = js.create_stream(StreamConfig(name="S", subjects=["s.>"], replicas=3, allow_batched=True))
+        fill(js, stream, 20_000)
+        read = read_options(SourceOptions, "jetstream", {"servers": ",".join(cluster.urls), "stream": "S"})
+        part = Range("S", head_of(stream.cached_info).created, 1, 20_001)
+        found: list[int] = []
+        leaders = set()
+        for count, batch in enumerate(RangeReader(read, part, Columns(SCHEMA, has_headers=False)).batches()):
+            found += batch.column("sequence").to_pylist()
+            leaders.add(_leader(stream))
+            if count % 5 == 2:
+                stream.step_down()
+            if count == 10:
+                # The consumer has one replica, and dies with its node.
+                [consumer] = stream.consumers()
+                assert consumer.cluster is not None
+                [node] = [each for each in cluster.nodes if each.config.server_name == consumer.cluster.leader]
+                node.kill()
+                node.start()
+        assert found == list(range(1, 20_001))
+        assert len(leaders) > 1
+
+
+def _leader(stream: Stream) -> str:
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        try:
+            cluster = stream.info().cluster
+        except JetSparkError:
+            cluster = None
+        if cluster is not None and cluster.leader:
+            return cluster.leader
+        time.sleep(0.05)
+    raise AssertionError("no leader")
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+_MEMORY = """
+import resource, sys
+from jetspark.spark.offsets import Range
+from jetspark.spark.options import read_options
+from jetspark.spark.reading import RangeReader
+from jetspark.spark.schema import SCHEMA, Columns
+from jetspark.spark.source_options import SourceOptions
+
+url, created, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+read = read_options(SourceOptions, "jetstream", {"servers": url, "stream": "BIG"})
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+rows = 0
+for batch in RangeReader(read, Range("BIG", created, 1, count + 1), Columns(SCHEMA, has_headers=False)).batches():
+    rows += batch.num_rows
+    size = batch.nbytes
+assert rows == count, rows
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "getrusage"), reason="no getrusage")
+@pytest.mark.parametrize(
+    ("count", "size", "bound_mib"),
+    [(192, 1 << 20, 100), (6, 20 << 20, 200)],
+    ids=["192 of 1 MiB", "6 of 20 MiB, each larger than a request"],
+)
+def test_large_messages_are_read_in_bounded_memory(count: int, size: int, bound_mib: int, tmp_path: Path) -> None:
+    with NatsServer(max_payload_bytes=32 << 20, max_pending_bytes=128 << 20) as own:
+        with connect(own.url) as client:
+            js = client.jetstream()
+            stream = js.create_stream(StreamConfig(name="BIG", subjects=["big"]))
+            data = os.urandom(size)
+            for _ in range(count):
+                js.publish("big", data)
+        script = tmp_path / "memory.py"
+        script.write_text(_MEMORY)
+        done = subprocess.run(
+            [sys.executable, str(script), own.url, head_of(stream.cached_info).created, str(count)],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) < bound_mib
+
+
+# ---- planning ------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_is_found_as_a_sequence(server: NatsServer, stream: Stream) -> None:
+    moment = stream.get_message(42).timestamp
+
+    def start_of(**given: str) -> int:
+        offset = StreamReader(options(server, stream.name, **given), SCHEMA).initialOffset()
+        found: int = offset["streams"][stream.name]["next"]
+        return found
+
+    assert start_of(startingTimestamp=moment.isoformat()) <= 42
+    assert start_of(startingTimestamp=(moment + datetime.timedelta(microseconds=1)).isoformat()) >= 43
+    assert start_of(startingTimestamp="0") == 1
+    assert start_of(startingTimestamp="4000000000000") == 101
+    assert start_of() == 101
+    assert start_of(startingOffsets="earliest") == 1
+
+
+def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    reader = StreamReader(options(server, stream.name), SCHEMA)
+    start = reader.initialOffset()
+    reader.latestOffset(start, ReadAllAvailable())
+    before = js.account_info().api["total"]
+    started = time.monotonic()
+    for _ in range(10):
+        assert reader.latestOffset(start, ReadAllAvailable()) is start
+    elapsed = time.monotonic() - started
+    assert js.account_info().api["total"] - before <= elapsed / 0.1 + 3
+
+
+def test_news_behind_a_limit_are_not_waited_for(server: NatsServer, stream: Stream) -> None:
+    reader = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
+    offset = reader.initialOffset()
+    started = time.monotonic()
+    for _ in range(10):
+        offset = reader.latestOffset(offset, ReadMaxRows(10))
+    assert offset["streams"][stream.name]["next"] == 101
+    assert time.monotonic() - started < 0.5
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    assert latest["streams"][stream.name]["next"] == 101
+
+
+def test_an_outage_does_not_end_the_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetspark.spark.source.PATIENCE_S", 0.5)
+    with NatsServer(store_dir=tmp_path) as own, connect(own.url) as client:
+        js = client.jetstream()
+        stream = js.create_stream(StreamConfig(name="S", subjects=["s.>"], allow_batched=True))
+        reader = StreamReader(options(own, "S", requestTimeoutMs="300"), SCHEMA)
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadAllAvailable()) is start
+        own.kill()
+        assert reader.latestOffset(start, ReadAllAvailable()) is start
+        own.start()
+        fill(js, stream, 10)
+        deadline = time.monotonic() + 20
+        while (end := reader.latestOffset(start, ReadAllAvailable())) is start:
+            assert time.monotonic() < deadline
+        assert end["streams"]["S"]["next"] == 11
+
+
+def test_a_recreated_stream_ends_the_query(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    reader = StreamReader(options(server, stream.name), SCHEMA)
+    start = reader.initialOffset()
+    js.delete_stream(stream.name)
+    fill(js, js.create_stream(stream.cached_info.config), 500)
+    with pytest.raises(StreamRecreated):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_loss_is_noticed_when_a_batch_is_planned(server: NatsServer, stream: Stream) -> None:
+    start = StreamReader(options(server, stream.name, startingOffsets="5"), SCHEMA).initialOffset()
+    stream.purge(up_to_sequence=30)
+    with pytest.raises(DataLoss):
+        StreamReader(options(server, stream.name), SCHEMA).latestOffset(start, ReadAllAvailable())
+    lenient = StreamReader(options(server, stream.name, failOnDataLoss="false"), SCHEMA)
+    assert lenient.latestOffset(start, ReadMaxRows(10))["streams"][stream.name]["next"] == 41
+
+
+def test_other_streams_than_the_checkpoints_are_refused(server: NatsServer, stream: Stream) -> None:
+    start = StreamReader(options(server, stream.name), SCHEMA).initialOffset()
+    with pytest.raises(ConfigError, match=rf"stream='{stream.name},R1': the checkpoint is of '{stream.name}'"):
+        StreamReader(options(server, f"{stream.name},R1"), SCHEMA).latestOffset(start, ReadAllAvailable())
+
+
+def test_the_initial_offset_stays_though_the_stream_goes_on(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    reader = StreamReader(options(server, stream.name), SCHEMA)
+    first = reader.initialOffset()
+    fill(js, stream, 10)
+    assert reader.initialOffset() == first
+
+
+def test_a_start_behind_the_end_is_refused(server: NatsServer, stream: Stream) -> None:
+    with pytest.raises(ConfigError, match=r"startingOffsets=200: the next sequence of stream '.*' is 101"):
+        StreamReader(options(server, stream.name, startingOffsets="200"), SCHEMA).initialOffset()

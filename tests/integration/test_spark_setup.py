@@ -1,0 +1,151 @@
+"""How the formats get into a session: by registering, by themselves, through Connect, and onto a cluster of processes.
+
+Each runs in a process of its own: there is one session to a JVM, and it cannot be of another kind afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jetspark.blocking import connect
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.kv import KVConfig
+from jetspark.server import NatsServer
+from jetspark.spark.session import _major, check_java
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+READ_AND_WRITE = """
+def read_and_write(spark, servers):
+    orders = spark.read.format("jetstream").option("servers", servers).option("stream", "SETUP").load()
+    assert orders.count() == 100, orders.count()
+    rows = orders.selectExpr("concat('setup.copy.', CAST(sequence AS string)) AS subject", "data")
+    rows.where("sequence <= 10").write.format("jetstream").option("servers", servers).mode("append").save()
+    state = orders.selectExpr("concat('k', CAST(sequence % 5 AS string)) AS key", "data AS value", "sequence")
+    options = {"servers": servers, "bucket": "setup", "guard": "sequence"}
+    state.write.format("jetstream_kv").options(**options).mode("append").save()
+    table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "setup").load()
+    assert sorted(int(bytes(row.value)) for row in table.collect()) == [96, 97, 98, 99, 100]
+    print("done")
+"""
+
+
+@pytest.fixture
+def servers() -> Iterator[str]:
+    with NatsServer() as server, connect(server.url) as nc:
+        js = nc.jetstream()
+        js.create_stream(StreamConfig(name="SETUP", subjects=["setup.in"], allow_batched=True, allow_direct=True))
+        js.create_stream(StreamConfig(name="COPY", subjects=["setup.copy.>"], allow_batched=True, allow_direct=True))
+        js.create_kv(KVConfig(bucket="setup"))
+        with js.fast_batch() as fast:
+            fast.add_many(("setup.in", b"%d" % number) for number in range(1, 101))
+        yield server.url
+        assert js.stream("COPY").info().state.messages == 10
+
+
+def run(program: str, servers: str, **environment: str) -> None:
+    code = READ_AND_WRITE + program
+    finished = subprocess.run(
+        [sys.executable, "-c", code, servers],
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment},
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr[-4000:]
+    assert "done" in finished.stdout
+
+
+def test_a_plain_session_finds_the_formats_by_itself(servers: str) -> None:
+    run(
+        """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+read_and_write(spark, sys.argv[1])
+""",
+        servers,
+    )
+
+
+def test_spark_connect_reads_and_writes(servers: str) -> None:
+    run(
+        """
+import sys
+from pyspark.sql import SparkSession
+from jetspark.spark import register
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+register(spark)
+read_and_write(spark, sys.argv[1])
+spark.stop()
+""",
+        servers,
+    )
+
+
+def test_executors_in_processes_of_their_own_read_and_write(servers: str) -> None:
+    run(
+        """
+import sys
+from jetspark.spark import register
+from pyspark.sql import SparkSession
+spark = (
+    SparkSession.builder.master("local-cluster[2,1,1024]")
+    .config("spark.ui.enabled", "false").config("spark.executor.memory", "512m").getOrCreate()
+)
+register(spark)
+read_and_write(spark, sys.argv[1])
+spark.stop()
+""",
+        servers,
+    )
+
+
+def test_temporary_views_work_in_sql(servers: str) -> None:
+    run(
+        """
+import sys
+from jetspark.spark import session
+spark = session(cores=2)
+options = f"servers '{sys.argv[1]}', stream 'SETUP'"
+spark.sql(f"CREATE TEMPORARY VIEW orders USING jetstream OPTIONS ({options})")
+assert spark.sql("SELECT max(sequence) FROM orders").first()[0] == 100
+spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{sys.argv[1]}', subject 'setup.copy.sql')")
+spark.sql("INSERT INTO copy SELECT data FROM orders WHERE sequence <= 10").collect()
+print("done")
+""",
+        servers,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_292"', 8),
+        ('openjdk version "25"', 25),
+        ("?", None),
+    ],
+)
+def test_the_version_of_java_is_read(shown: str, major: int | None) -> None:
+    assert _major(shown) == major
+
+
+def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="install Java 17 or newer"):
+        check_java()
+    old = tmp_path / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    with pytest.raises(ConfigError, match="is 11"):
+        check_java()

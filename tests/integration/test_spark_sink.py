@@ -1,0 +1,607 @@
+"""Rows from Spark into streams of a real server: each once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jetspark.blocking import Client, JetStream, Stream, StreamConfig, connect
+from jetspark.server import NatsServer
+
+pytest.importorskip("pyspark")
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from jetspark.spark.sink import Place, SinkOptions, Task
+from jetspark.spark.writing import Layout
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytest_plugins = ["support.sparks"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+MODES = ["fast", "atomic", "async"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: NatsServer) -> Iterator[Client]:
+    with connect(server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def js(client: Client) -> JetStream:
+    return client.jetstream()
+
+
+_names = (f"S{number}" for number in range(1000))
+
+
+def new_stream(js: JetStream, **options: Any) -> Stream:
+    name = next(_names)
+    defaults = {"allow_batched": True, "allow_atomic": True, "allow_direct": True, "allow_message_ttl": True}
+    return js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], **(defaults | options)))
+
+
+def stored(stream: Stream) -> list[bytes]:
+    return [message.data for message in stream.get_messages()]
+
+
+def lines(folder: Path, file: int, count: int) -> list[bytes]:
+    """A file of the input, with so many lines that no other has; returns them.
+
+    Spark hands rows on in pieces of 64 KB: the lines are long, so that a task sends some before it sees the others.
+    """
+    made = [f"{file}-{number}".rjust(400, ".") for number in range(count)]
+    path = folder / f"{file:04}.txt"
+    hidden = folder / f".{file:04}.txt"
+    hidden.write_text("\n".join(made) + "\n")
+    # Spark lists files by their age, and must not see half of one.
+    os.utime(hidden, (1_700_000_000 + file, 1_700_000_000 + file))
+    hidden.rename(path)
+    return [line.encode() for line in made]
+
+
+def copy_lines(spark: SparkSession, server: NatsServer, tmp_path: Path, **options: str) -> None:
+    """Lines of files into a stream, a file a batch, until there are no more."""
+    frame = (
+        spark.readStream.option("maxFilesPerTrigger", "1").text(str(tmp_path / "in")).withColumnRenamed("value", "data")
+    )
+    query = (
+        frame.writeStream.format("jetstream")
+        .options(servers=server.url, checkpointLocation=str(tmp_path / "checkpoint"), **options)
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    return folder
+
+
+# ---- what is written ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_column_reaches_the_message(spark: SparkSession, server: NatsServer, js: JetStream, mode: str) -> None:
+    stream = new_stream(js)
+    rows = [
+        (f"{stream.name}.a", "1", {"Color": ["red", "blue"]}, "one", 60),
+        (f"{stream.name}.b", "2", {}, "two", None),
+        (f"{stream.name}.c", "ü", None, "three", None),
+    ]
+    frame = spark.createDataFrame(
+        rows, "subject string, data string, headers map<string,array<string>>, msg_id string, ttl int"
+    ).coalesce(1)
+    write(frame, server, publishMode=mode, stream=stream.name)
+    messages = list(stream.get_messages())
+    assert [(each.subject, each.data.decode()) for each in messages] == [row[:2] for row in rows]
+    assert [each.headers["Nats-Msg-Id"] for each in messages] == ["one", "two", "three"]
+    assert messages[0].headers.get_all("Color") == ["red", "blue"]
+    assert messages[0].headers["Nats-TTL"] == "60s"
+
+
+def write(frame: DataFrame, server: NatsServer, **options: str) -> None:
+    frame.write.format("jetstream").mode("append").options(servers=server.url, **options).save()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_streaming_query_writes_every_row(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path, mode: str
+) -> None:
+    stream = new_stream(js)
+    expected = [line for file in range(3) for line in lines(inputs, file, 500)]
+    copy_lines(spark, server, tmp_path, subject=f"{stream.name}.x", publishMode=mode)
+    assert stored(stream) == expected
+
+
+def test_a_frame_that_was_read_from_a_stream_is_written_as_it_is(
+    spark: SparkSession, server: NatsServer, js: JetStream
+) -> None:
+    stream = new_stream(js)
+    frame = spark.sql(
+        f"select '{stream.name}.a' subject, cast('x' as binary) data, "
+        "map('Nats-Expected-Last-Sequence', array('99'), 'Own', array('1')) headers, "
+        "'OTHER' stream, 7L sequence, current_timestamp() timestamp"
+    )
+    write(frame, server)
+    (message,) = stream.get_messages()
+    assert message.headers["Own"] == "1"
+    assert "Nats-Expected-Last-Sequence" not in message.headers
+
+
+def test_many_rows_go_in_order_within_their_partition(spark: SparkSession, server: NatsServer, js: JetStream) -> None:
+    stream = new_stream(js)
+    frame = spark.range(0, 60_000, 1, 2).select(
+        F.concat(F.lit(f"{stream.name}.p"), F.spark_partition_id()).alias("subject"),
+        F.col("id").cast("string").alias("data"),
+    )
+    write(frame, server)
+    for partition in range(2):
+        numbers = [int(message.data) for message in stream.get_messages(subject=f"{stream.name}.p{partition}")]
+        assert numbers == list(range(partition * 30_000, (partition + 1) * 30_000))
+
+
+@pytest.mark.parametrize("mode", ["fast", "async"])
+def test_rows_may_go_without_ids(spark: SparkSession, server: NatsServer, js: JetStream, mode: str) -> None:
+    stream = new_stream(js)
+    frame = spark.range(0, 1000, 1, 1).selectExpr("cast(id as string) data")
+    write(frame, server, subject=f"{stream.name}.x", publishMode=mode, exactlyOnce="false")
+    assert stored(stream) == [b"%d" % number for number in range(1000)]
+    assert not stream.get_message(1).headers
+
+
+# ---- again -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_named_write_that_runs_again_stores_nothing_twice_even_after_the_duplicate_window(
+    spark: SparkSession, server: NatsServer, js: JetStream, mode: str
+) -> None:
+    stream = new_stream(js, duplicate_window_s=1.0)
+    frame = spark.range(0, 1000, 1, 2).select(F.col("id").cast("string").alias("data"))
+    for _ in range(2):
+        write(frame, server, subject=f"{stream.name}.x", writeId=f"job-{stream.name}", publishMode=mode)
+        time.sleep(1.2)
+    assert stream.info().state.messages == 1000
+    write(frame, server, subject=f"{stream.name}.x", publishMode=mode)
+    assert stream.info().state.messages == 2000
+
+
+@pytest.mark.parametrize("mode", ["fast", "async"])
+def test_a_named_write_that_failed_half_way_goes_on_after_the_duplicate_window_from_what_is_stored(
+    spark: SparkSession, server: NatsServer, js: JetStream, mode: str
+) -> None:
+    stream = new_stream(js, duplicate_window_s=1.0)
+    options = {"subject": f"{stream.name}.x", "writeId": f"job-{stream.name}", "publishMode": mode}
+    rows = spark.range(0, 15_000, 1, 1)
+    with pytest.raises(Exception, match="row 12000 of partition 0: data is null"):
+        write(rows.selectExpr("if(id = 12000, null, cast(id as string)) data"), server, **options)
+    # Spark hands over 10,000 rows at a time, and those of the first time were sent.
+    assert stream.info().state.messages == 10_000
+    time.sleep(1.2)
+    write(rows.selectExpr("cast(id as string) data"), server, **options)
+    assert stored(stream) == [b"%d" % number for number in range(15_000)]
+
+
+def test_a_committed_batch_that_spark_did_not_note_is_not_written_again_and_the_state_goes_on(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js, duplicate_window_s=1.0)
+
+    def run() -> None:
+        frame = spark.readStream.text(str(inputs)).withColumnRenamed("value", "data").dropDuplicates(["data"])
+        query = (
+            frame.writeStream.format("jetstream")
+            .options(servers=server.url, subject=f"{stream.name}.x", checkpointLocation=str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    expected = lines(inputs, 0, 50)
+    run()
+    # As if the driver had died after the sink's commit and before its own.
+    for file in (tmp_path / "checkpoint" / "commits").glob("*0*"):
+        file.unlink()
+    time.sleep(1.2)
+    expected += lines(inputs, 1, 50)
+    run()
+    assert Counter(stored(stream)) == Counter(expected)
+
+
+def test_a_checkpoint_that_was_put_back_is_refused(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js)
+    for file in range(2):
+        lines(inputs, file, 5)
+    copy_lines(spark, server, tmp_path, subject=f"{stream.name}.x")
+    for folder in ("commits", "offsets"):
+        for file in (tmp_path / "checkpoint" / folder).iterdir():
+            if file.name not in ("0", ".0.crc") or folder == "commits":
+                file.unlink()
+    with pytest.raises(Exception, match="its checkpoint was put back"):
+        copy_lines(spark, server, tmp_path, subject=f"{stream.name}.x")
+    assert stream.info().state.messages == 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_attempts_at_one_task_at_the_same_time_store_every_row_once(
+    server: NatsServer, js: JetStream, mode: str
+) -> None:
+    stream = new_stream(js)
+    options = SinkOptions(servers=(server.url,), subject=f"{stream.name}.x", publish_mode=mode)
+    expected = [b"%d" % number for number in range(1000)]
+
+    def attempt() -> None:
+        batches = (pa.record_batch({"data": expected[start : start + 100]}) for start in range(0, 1000, 100))
+        Task(options, Layout(subject=options.subject, msg_id=None), Place("query", 0, 0)).run(batches)
+
+    with ThreadPoolExecutor() as threads:
+        for attempted in [threads.submit(attempt) for _ in range(3)]:
+            attempted.result()
+    assert Counter(stored(stream)) == Counter(expected)
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"allow_batched": False}, {}, "allow_batched=True"),
+        ({"allow_atomic": False}, {"publishMode": "atomic"}, "allow_atomic=True"),
+        ({}, {"subject": "nobody.stores.this"}, "no stream stores subject 'nobody.stores.this'"),
+        ({}, {"stream": "NOWHERE"}, "there is no such stream"),
+        ({}, {"subject": "x y"}, "option subject"),
+        ({}, {"publishMode": "atomic", "maxAtomicMessages": "99"}, "more than 99 rows"),
+        ({}, {"ledger": "false", "whenNotExactlyOnce": "fail"}, "duplicate_window_s=600"),
+        ({}, {"publishMod": "fast"}, "did you mean 'publishMode'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_row(
+    spark: SparkSession,
+    server: NatsServer,
+    js: JetStream,
+    config: dict[str, Any],
+    options: dict[str, str],
+    message: str,
+) -> None:
+    stream = new_stream(js, **config)
+    frame = spark.range(0, 100, 1, 1).select(F.col("id").cast("string").alias("data"))
+    with pytest.raises(Exception, match=message):
+        write(frame, server, **({"subject": f"{stream.name}.x"} | options))
+    assert stored(stream) == []
+
+
+def test_a_row_without_data_is_named(spark: SparkSession, server: NatsServer, js: JetStream) -> None:
+    stream = new_stream(js)
+    frame = spark.range(0, 100, 1, 1).selectExpr("if(id = 42, null, cast(id as string)) data")
+    with pytest.raises(Exception, match="row 42 of partition 0: data is null"):
+        write(frame, server, subject=f"{stream.name}.x")
+
+
+def test_modes_that_make_no_sense_for_a_stream_are_refused(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js)
+    frame = spark.range(1).selectExpr("cast(id as string) data")
+    with pytest.raises(Exception, match="a stream is added to, not replaced"):
+        frame.write.format("jetstream").mode("overwrite").options(servers=server.url, subject=f"{stream.name}.x").save()
+    lines(inputs, 0, 5)
+    counted = spark.readStream.text(str(inputs)).groupBy("value").count().selectExpr("value data")
+    query = (
+        counted.writeStream.format("jetstream")
+        .options(servers=server.url, subject=f"{stream.name}.x", checkpointLocation=str(tmp_path / "checkpoint"))
+        .outputMode("complete")
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match="would store the whole result again"):
+        query.awaitTermination()
+
+
+# ---- what dies ---------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_killed_and_restarted_during_the_query_gets_every_row_once(
+    spark: SparkSession, tmp_path: Path, inputs: Path
+) -> None:
+    with NatsServer() as own, connect(own.url) as nc:
+        stream = new_stream(nc.jetstream())
+        expected = [line for file in range(12) for line in lines(inputs, file, 5000)]
+        frame = spark.readStream.option("maxFilesPerTrigger", "1").text(str(inputs)).withColumnRenamed("value", "data")
+        query = (
+            frame.writeStream.format("jetstream")
+            .options(servers=own.url, subject=f"{stream.name}.x", checkpointLocation=str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            for messages in (8_000, 30_000):
+                while stream.info().state.messages < messages:
+                    assert query.isActive, query.exception()
+                    time.sleep(0.02)
+                own.kill()
+                time.sleep(0.5)
+                own.restart()
+            assert query.awaitTermination(90)
+        finally:
+            query.stop()
+        assert Counter(stored(stream)) == Counter(expected)
+
+
+class Driver:
+    """A process with a Spark of its own, to be killed. The start takes longest, so it waits to be told to go."""
+
+    def __init__(self, folder: Path, jobs: list[dict[str, Any]]) -> None:
+        self._folder = folder
+        folder.mkdir()
+        with (folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, json.dumps(jobs), str(folder)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+
+    def go(self) -> None:
+        self.wait_for("ready")
+        (self._folder / "go").touch()
+
+    def wait_for(self, name: str) -> None:
+        """Until it has left such a note."""
+        deadline = time.monotonic() + 60
+        while not (self._folder / name).exists():
+            assert self.is_running, self.log()[-6000:]
+            assert time.monotonic() < deadline, self.log()[-6000:]
+            time.sleep(0.02)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        if self.is_running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def finish(self) -> None:
+        try:
+            code = self._process.wait(90)
+        except subprocess.TimeoutExpired:
+            code = None
+        assert code == 0, self.log()[-6000:]
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Starts one with jobs to do one after the other; ends what the test leaves."""
+    started: list[Driver] = []
+
+    def start(*jobs: dict[str, Any]) -> Driver:
+        started.append(Driver(tmp_path / f"driver-{len(started)}", list(jobs)))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.kill()
+
+
+def copy_job(server: NatsServer, stream: Stream, inputs: Path, **job: Any) -> dict[str, Any]:
+    options = {
+        "servers": server.url,
+        "subject": f"{stream.name}.x",
+        "checkpointLocation": str(inputs.parent / f"checkpoint-{stream.name}"),
+    }
+    return job | {"input": str(inputs), "options": options | job.get("options", {})}
+
+
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+from pyspark import TaskContext
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from jetspark.spark.sink import Place, SinkOptions, Task
+from jetspark.spark.writing import Layout
+from pyspark.sql.datasource import DataSource
+
+from jetspark.spark import session, sink
+from support.sparks import CONF
+
+jobs, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+hangs = jobs[0].get("hangs", "")
+
+
+def hang():
+    (folder / "hangs").touch()
+    time.sleep(300)
+
+
+class Troubled(sink.StreamWriter):
+    def write(self, iterator):
+        if jobs[0].get("failures") and TaskContext.get().attemptNumber() == 1:
+            iterator = dying(iterator)
+        return super().write(iterator)
+
+    def commit(self, messages, batchId):
+        if hangs == "before the commit":
+            hang()
+        super().commit(messages, batchId)
+        if hangs == "after the commit":
+            hang()
+
+
+def dying(batches):
+    for number, batch in enumerate(batches):
+        if number == 6:
+            time.sleep(0.2)  # what came before is sent meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+class Format(DataSource):
+    @classmethod
+    def name(cls):
+        return "troubled"
+
+    def streamWriter(self, schema, overwrite):
+        writer = sink.stream_writer(self.options, schema, overwrite)
+        return Troubled(writer._options, writer._layout)
+
+
+spark = session("driver", conf=CONF | {
+    "spark.master": "local[2,4]",
+    # Few rows at a time, so that those before one that fails are sent.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+})
+spark.dataSource.register(Format)
+
+
+@F.udf("string")
+def checked(value):
+    if value.endswith("-700"):
+        if jobs[0].get("failures") and TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("this attempt fails")
+        if hangs == "while writing":
+            time.sleep(1)  # what came before is sent meanwhile
+            hang()
+    return value
+
+
+spark.range(1).collect()
+(folder / "ready").touch()
+while not (folder / "go").exists():
+    time.sleep(0.02)
+for job in jobs:
+    if "reads" in job:
+        frame = spark.readStream.format("jetstream").options(**job["reads"]).load()
+    else:
+        frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
+        frame = frame.select(checked("value").alias("data"))
+    frame.writeStream.format("troubled").options(**job["options"]).trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+def test_tasks_that_fail_and_then_die_store_every_row_once(
+    server: NatsServer, js: JetStream, inputs: Path, drivers: Callable[..., Driver]
+) -> None:
+    expected = lines(inputs, 0, 900)
+    streams = {mode: new_stream(js) for mode in MODES}
+    driver = drivers(
+        *(
+            copy_job(server, stream, inputs, failures=True, options={"publishMode": mode})
+            for mode, stream in streams.items()
+        )
+    )
+    driver.go()
+    driver.finish()
+    log = driver.log()
+    assert (
+        log.count("RuntimeError: this attempt fails") >= 3,
+        log.count("Python worker exited unexpectedly") >= 3,
+    ) == (
+        True,
+        True,
+    )
+    assert {mode: Counter(stored(stream)) == Counter(expected) for mode, stream in streams.items()} == dict.fromkeys(
+        MODES, True
+    )
+
+
+def test_drivers_killed_and_started_again_after_the_duplicate_window_store_every_row_once(
+    server: NatsServer, js: JetStream, inputs: Path, drivers: Callable[..., Driver]
+) -> None:
+    stream = new_stream(js, duplicate_window_s=1.0)
+    expected = [line for file in range(2) for line in lines(inputs, file, 900)]
+    moments = {"while writing": 100, "before the commit": 900, "after the commit": 900}
+    driver = None
+    for moment, messages in moments.items():
+        killed, driver = driver or drivers(copy_job(server, stream, inputs, hangs=moment)), None
+        if moment != "after the commit":
+            following = list(moments)[list(moments).index(moment) + 1]
+            driver = drivers(copy_job(server, stream, inputs, hangs=following))
+        killed.go()
+        killed.wait_for("hangs")
+        killed.kill()
+        assert stream.info().state.messages >= messages
+        time.sleep(2)
+    last = drivers(copy_job(server, stream, inputs))
+    last.go()
+    last.finish()
+    assert Counter(stored(stream)) == Counter(expected)
+
+
+def test_a_copy_of_a_stream_whose_driver_is_killed_again_and_again_has_every_message_once(
+    server: NatsServer, js: JetStream, inputs: Path, drivers: Callable[..., Driver]
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    source, target = new_stream(js), new_stream(js)
+    expected = [b"%d" % number for number in range(20_000)]
+    with js.fast_publisher() as publisher:
+        publisher.publish_many((f"{source.name}.x", data) for data in expected)
+    job = copy_job(
+        server,
+        target,
+        inputs,
+        reads={
+            "servers": server.url,
+            "stream": source.name,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "500",
+        },
+    )
+    deadline = time.monotonic() + 60
+    progress: list[int] = []
+    standby = drivers(job)
+    while len(progress) < 10 and time.monotonic() < deadline:
+        driver, standby = standby, drivers(job)  # starting Spark takes longest: it does so meanwhile
+        before = target.info().state.messages
+        driver.go()
+        while target.info().state.messages == before and driver.is_running:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 1.0))
+        driver.kill()
+        progress.append(target.info().state.messages)
+    standby.go()
+    standby.finish()
+    print(f"{len(progress)} kills, at {progress} of {len(expected)} messages")
+    assert len(progress) >= 2  # as many as there is time for
+    assert Counter(stored(target)) == Counter(expected)

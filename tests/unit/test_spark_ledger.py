@@ -1,0 +1,204 @@
+"""What the ledger says of earlier attempts, on a bucket in memory."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from jetspark.errors import (
+    Conflict,
+    ConnectionLost,
+    KeyNotFound,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    UsageError,
+)
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.info import StreamInfo, StreamState
+from jetspark.jetstream.kv import KVEntry
+from jetspark.spark import ledger as module
+from jetspark.spark.ledger import Committed, Ledger, patiently
+
+NOON = datetime.datetime(2026, 3, 20, 12, 0, tzinfo=datetime.UTC)
+
+
+class FakeBucket:
+    """Keys with revisions, and the server's clock."""
+
+    bucket = "epochs"
+
+    def __init__(self) -> None:
+        self.now = NOON
+        self.revision = 0
+        self.entries: dict[str, KVEntry] = {}
+        self.before_write: list[Any] = []
+        """Called, and forgotten, before the next write: what somebody else does at that moment."""
+
+    def get(self, key: str) -> KVEntry:
+        if key not in self.entries:
+            raise KeyNotFound(self.bucket, key)
+        return self.entries[key]
+
+    def put(self, key: str, value: bytes) -> None:
+        self.revision += 1
+        self.entries[key] = KVEntry(bucket=self.bucket, key=key, value=value, revision=self.revision, created=self.now)
+
+    def create(self, key: str, value: bytes) -> None:
+        self._others()
+        if key in self.entries:
+            raise Conflict(self.bucket, (key,))
+        self.put(key, value)
+
+    def update(self, key: str, value: bytes, *, revision: int) -> None:
+        self._others()
+        if self.entries[key].revision != revision:
+            raise Conflict(self.bucket, (key,))
+        self.put(key, value)
+
+    def _others(self) -> None:
+        while self.before_write:
+            self.before_write.pop()()
+
+
+class FakeJetStream:
+    """Notes what is purged."""
+
+    def __init__(self) -> None:
+        self.purged: list[tuple[str, str]] = []
+
+    def stream(self, name: str) -> Any:
+        outer = self
+
+        class _Stream:
+            def purge(self, *, subject: str) -> None:
+                outer.purged.append((name, subject))
+
+        return _Stream()
+
+
+def ledger_of(bucket: FakeBucket, js: Any = None) -> Ledger:
+    return Ledger(js, bucket, "q1")  # type: ignore[arg-type]
+
+
+def stream_at(sequence: int, name: str = "S", created: datetime.datetime = NOON) -> StreamInfo:
+    return StreamInfo(config=StreamConfig(name=name), state=StreamState(last_sequence=sequence), created=created)
+
+
+def test_the_first_attempt_finds_nothing_and_notes_where_the_stream_was() -> None:
+    bucket = FakeBucket()
+    opening = ledger_of(bucket).open(4, 0, stream_at(100))
+    assert (opening.after, opening.is_repeated) == (100, False)
+    assert b'"batch":4' in bucket.entries["q1.open.0"].value
+
+
+def test_a_second_attempt_finds_the_sequence_of_the_first_and_its_age_by_the_servers_clock() -> None:
+    bucket = FakeBucket()
+    ledger_of(bucket).open(4, 0, stream_at(100))
+    bucket.now += datetime.timedelta(seconds=90)
+    opening = ledger_of(bucket).open(4, 0, stream_at(170))
+    assert (opening.after, opening.is_repeated, opening.age_s) == (100, True, 90.0)
+    bucket.now += datetime.timedelta(seconds=10)
+    assert ledger_of(bucket).open(4, 0, stream_at(171)).age_s == 100.0
+
+
+def test_partitions_and_batches_are_told_apart_and_a_batch_takes_the_place_of_the_one_before() -> None:
+    bucket = FakeBucket()
+    ledger = ledger_of(bucket)
+    ledger.open(4, 0, stream_at(100))
+    assert not ledger.open(4, 1, stream_at(100)).is_repeated
+    assert not ledger.open(5, 0, stream_at(200)).is_repeated
+    assert ledger.open(5, 0, stream_at(300)).after == 200
+    assert {key for key in bucket.entries if not key.endswith("again")} == {"q1.open.0", "q1.open.1"}
+
+
+def test_of_two_attempts_at_a_time_the_second_finds_the_first() -> None:
+    bucket = FakeBucket()
+    bucket.before_write.append(lambda: ledger_of(bucket).open(4, 0, stream_at(100)))
+    opening = ledger_of(bucket).open(4, 0, stream_at(101))
+    assert (opening.after, opening.is_repeated) == (100, True)
+
+
+def test_an_attempt_of_a_batch_that_is_over_does_not_write() -> None:
+    bucket = FakeBucket()
+    ledger_of(bucket).open(5, 0, stream_at(100))
+    with pytest.raises(UsageError, match="batch 4 is over"):
+        ledger_of(bucket).open(4, 0, stream_at(100))
+
+
+def test_a_stream_that_was_made_again_is_read_from_its_beginning_and_another_one_is_a_new_start() -> None:
+    bucket = FakeBucket()
+    ledger_of(bucket).open(4, 0, stream_at(100))
+    remade = stream_at(7, created=NOON + datetime.timedelta(hours=1))
+    assert ledger_of(bucket).open(4, 0, remade).after == 0
+    opening = ledger_of(bucket).open(4, 0, stream_at(55, name="OTHER"))
+    assert (opening.after, opening.is_repeated) == (55, False)
+
+
+def test_the_last_committed_batch_is_known_and_nothing_before_the_first() -> None:
+    bucket = FakeBucket()
+    ledger = ledger_of(bucket)
+    assert ledger.committed() is None
+    ledger.commit(3, 50)
+    ledger.commit(4, 60)
+    assert ledger.committed() == Committed(4, 60)
+
+
+def test_what_a_later_version_adds_to_an_entry_does_no_harm_and_what_is_no_entry_is_an_error() -> None:
+    bucket = FakeBucket()
+    bucket.put("q1.committed", b'{"batch":4,"rows":60,"new":true}')
+    assert ledger_of(bucket).committed() == Committed(4, 60)
+    bucket.put("q1.committed", b"gibberish")
+    with pytest.raises(ProtocolError, match="gibberish"):
+        ledger_of(bucket).committed()
+
+
+def test_forgetting_removes_what_is_open_and_nothing_else() -> None:
+    js = FakeJetStream()
+    ledger_of(FakeBucket(), js).forget()
+    assert js.purged == [("KV_epochs", "$KV.epochs.q1.open.>")]
+
+
+class Clock:
+    """Time that passes while one sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_patience_outlasts_a_server_that_is_away_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    waits: list[object] = []
+
+    def answer() -> str:
+        if clock.now < 5:
+            raise ConnectionLost("gone")
+        return "here"
+
+    assert patiently(answer, 10, waits.append) == "here"
+    assert len(waits) > 3
+    with pytest.raises(RequestTimeout):
+        patiently(lambda: _raise(RequestTimeout("info", 1.0)), 10)
+    assert clock.now <= 16
+
+
+def test_patience_is_for_what_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(ServerError):
+        patiently(lambda: _raise(ServerError(400, 10025, "bad request")), 10)
+    assert clock.now == 0
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,226 @@
+"""Offsets as JSON, how far a batch may go, and how it is cut."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from jetspark.errors import ConfigError
+from jetspark.spark.offsets import (
+    DataLoss,
+    Head,
+    Limits,
+    Offset,
+    Position,
+    Range,
+    Sizes,
+    StreamRecreated,
+    StreamWentBack,
+    admit,
+    check_unchanged,
+    plan,
+)
+
+CREATED = "2026-03-20T10:14:30.000001Z"
+ANY = Limits()
+
+
+def at(step: int = 0, begin: int | None = None, **nexts: int) -> Offset:
+    """Of a batch that starts at ``begin`` everywhere, or has nothing."""
+    return Offset({name: Position(CREATED, end, end if begin is None else begin) for name, end in nexts.items()}, step)
+
+
+def head(stream: str, end: int, *, first: int = 1, size: float = 0.0, created: str = CREATED) -> Head:
+    return Head(stream, created, first, end, size)
+
+
+def nexts(offset: Offset) -> dict[str, int]:
+    return {name: position.next for name, position in offset.streams.items()}
+
+
+# ---- as JSON -------------------------------------------------------------------------------------------------------
+
+
+def test_an_offset_survives_its_json() -> None:
+    offset = at(500, A=12, B=7)
+    assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+def test_the_text_of_an_offset_does_not_depend_on_how_it_was_made() -> None:
+    assert json.dumps(at(5, A=1, B=2).to_json()) == json.dumps(at(5, B=2, A=1).to_json())
+
+
+def test_the_json_is_what_the_documentation_shows() -> None:
+    assert json.dumps(at(50_000, 1, ORDERS=1201).to_json()) == (
+        '{"version": 1, "step": 50000, "streams": '
+        '{"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1, "next": 1201}}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"version": 2, "streams": {}}, {"version": 1}, {"version": 1, "step": 1, "streams": {"A": {}}}]
+)
+def test_an_offset_of_another_kind_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="offset"):
+        Offset.from_json(value)
+
+
+# ---- how far -------------------------------------------------------------------------------------------------------
+
+
+def test_without_limits_a_batch_goes_to_the_end() -> None:
+    assert nexts(admit(at(A=1), [head("A", 101)], ANY, Sizes())) == {"A": 101}
+
+
+def test_without_news_the_offset_is_the_very_same() -> None:
+    start = at(7, A=101)
+    assert admit(start, [head("A", 101)], ANY, Sizes()) is start
+
+
+def test_an_offset_never_goes_back() -> None:
+    start = at(A=101)
+    assert admit(start, [head("A", 50)], ANY, Sizes()) is start
+
+
+def test_a_limit_of_rows_is_kept() -> None:
+    assert nexts(admit(at(A=11), [head("A", 1_001)], Limits(rows=100), Sizes())) == {"A": 111}
+
+
+def test_a_limit_of_bytes_is_kept_by_the_mean_size() -> None:
+    assert nexts(admit(at(A=1), [head("A", 1_001, size=50.0)], Limits(bytes=1_000), Sizes())) == {"A": 21}
+
+
+def test_of_two_limits_the_tighter_one_counts() -> None:
+    limits = Limits(rows=10, bytes=1_000)
+    assert nexts(admit(at(A=1), [head("A", 1_001, size=50.0)], limits, Sizes())) == {"A": 11}
+    assert nexts(admit(at(A=1), [head("A", 1_001, size=500.0)], limits, Sizes())) == {"A": 3}
+
+
+def test_a_limit_below_one_message_still_moves() -> None:
+    assert nexts(admit(at(A=1), [head("A", 1_001, size=5_000.0)], Limits(bytes=10), Sizes())) == {"A": 2}
+
+
+def test_streams_share_a_limit_in_proportion_to_what_waits() -> None:
+    end = admit(at(A=1, B=1), [head("A", 901), head("B", 101)], Limits(rows=100), Sizes())
+    assert nexts(end) == {"A": 91, "B": 11}
+
+
+def test_no_stream_starves_beside_a_long_one() -> None:
+    end = admit(at(A=1, B=1), [head("A", 1_000_001), head("B", 2)], Limits(rows=10), Sizes())
+    assert nexts(end)["B"] == 2
+
+
+def test_a_stream_without_news_keeps_its_place() -> None:
+    assert nexts(admit(at(A=1, B=5), [head("A", 11), head("B", 5)], ANY, Sizes())) == {"A": 11, "B": 5}
+
+
+def test_what_is_gone_does_not_use_up_the_limit() -> None:
+    assert nexts(admit(at(A=1), [head("A", 1_001, first=501)], Limits(rows=100), Sizes())) == {"A": 601}
+
+
+def test_limits_lead_to_the_end_in_the_end() -> None:
+    offset, batches = at(A=1, B=1), 0
+    heads = [head("A", 1_001), head("B", 38)]
+    while (further := admit(offset, heads, Limits(rows=64), Sizes())) is not offset:
+        assert all(further.streams[name].next >= offset.streams[name].next for name in "AB")
+        offset, batches = further, batches + 1
+    assert nexts(offset) == {"A": 1_001, "B": 38}
+    assert batches < 30
+
+
+# ---- partitions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sequences", "size", "step"),
+    [
+        (Sizes(), 10, 0.0, 10),
+        (Sizes(), 120_000, 0.0, 50_000),
+        (Sizes(min_partitions=4), 1_000, 0.0, 250),
+        (Sizes(min_partitions=3), 1_000, 0.0, 334),
+        (Sizes(min_partitions=50), 10, 0.0, 1),
+        (Sizes(max_bytes=1_000), 1_000, 100.0, 10),
+        (Sizes(max_bytes=1_000), 1_000, 5_000.0, 1),
+        (Sizes(), 0, 0.0, 1),
+    ],
+)
+def test_partitions_are_sized_by_rows_and_bytes(sizes: Sizes, sequences: int, size: float, step: int) -> None:
+    assert sizes.step(sequences, size) == step
+
+
+def test_a_plan_covers_every_sequence_once() -> None:
+    for step in (1, 3, 7, 100):
+        end = admit(at(A=5, B=2), [head("A", 47), head("B", 2)], ANY, Sizes(max_records=step))
+        ranges = plan(at(A=5, B=2), end)
+        covered = [sequence for part in ranges for sequence in range(part.start, part.end)]
+        assert covered == list(range(5, 47))
+        assert all(part.end - part.start <= step for part in ranges)
+
+
+def test_a_batch_run_again_has_the_same_plan() -> None:
+    start, end = at(A=1), at(10, 1, A=31)
+    replayed = plan(Offset.from_json(start.to_json()), Offset.from_json(end.to_json()))
+    assert replayed == plan(start, end) == [Range("A", CREATED, begin, begin + 10) for begin in (1, 11, 21)]
+
+
+def test_the_first_batch_does_not_depend_on_an_initial_offset_that_has_moved() -> None:
+    end = at(100, 1, A=31)
+    assert plan(at(A=1), end) == plan(at(A=500), end) == plan(at(A=31), end) == [Range("A", CREATED, 1, 31)]
+
+
+def test_a_batch_of_another_source_reads_nothing_here_again() -> None:
+    end = at(100, 1, A=31)
+    assert plan(end, end) == []
+
+
+def test_a_batch_starts_where_the_one_before_ended() -> None:
+    first = admit(at(A=1, B=1), [head("A", 11), head("B", 1)], ANY, Sizes())
+    second = admit(first, [head("A", 11), head("B", 6)], ANY, Sizes())
+    assert plan(first, second) == [Range("B", CREATED, 1, 6)]
+
+
+def test_an_empty_batch_has_no_partitions() -> None:
+    assert plan(at(5, A=7), at(5, A=7)) == []
+
+
+def test_the_plan_carries_the_filters() -> None:
+    assert plan(at(A=1), at(5, 1, A=3), ("a.>",)) == [Range("A", CREATED, 1, 3, ("a.>",))]
+
+
+def test_a_plan_over_two_streams_of_one_name_is_refused() -> None:
+    with pytest.raises(StreamRecreated):
+        plan(at(A=1), Offset({"A": Position("2026-04-01T00:00:00Z", 9, 1)}, 1))
+
+
+# ---- the stream itself ---------------------------------------------------------------------------------------------
+
+
+def test_a_recreated_stream_is_noticed() -> None:
+    with pytest.raises(StreamRecreated, match=r"'A' was deleted and created anew.*new checkpoint"):
+        check_unchanged(at(A=5), [head("A", 100, created="2026-04-01T00:00:00Z")])
+
+
+def test_a_stream_that_went_back_is_noticed() -> None:
+    with pytest.raises(StreamWentBack, match="sequence 50 is wanted and the stream's next one is 7"):
+        check_unchanged(at(A=50), [head("A", 7)])
+
+
+def test_a_stream_that_grew_is_fine() -> None:
+    check_unchanged(at(A=5), [head("A", 5), head("NEW", 1)])
+
+
+@pytest.mark.parametrize(
+    "error", [DataLoss("A", 5, 10), StreamRecreated("A", CREATED, "later"), StreamWentBack("A", 9, 4)]
+)
+def test_errors_survive_the_way_between_processes(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+def test_data_loss_names_stream_sequences_and_the_option() -> None:
+    assert str(DataLoss("ORDERS", 5, 101)) == (
+        "stream 'ORDERS': sequence 5 is wanted and the first there is is 101, so 96 sequences are gone (limits, a "
+        "purge, or deletes); set failOnDataLoss=false to go on with what is left"
+    )
