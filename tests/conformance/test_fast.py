@@ -221,6 +221,22 @@ async def test_the_pace_follows_the_servers_down_and_up_again(driver: Driver, ur
         assert second.stored == 2001
 
 
+async def test_a_flow_shrunk_to_one_by_others_goes_on(url: str) -> None:
+    async with jetspark.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        fast = js.fast_batch()
+        await fast.add_many([(f"{stream.name}.a", b"x")] * 1000)
+        others = [js.fast_batch() for _ in range(300)]
+        await asyncio.gather(*(other.add(f"{stream.name}.b", b"y") for other in others))
+        async with asyncio.timeout(30):
+            await fast.add_many([(f"{stream.name}.a", b"x")] * 3000)
+        assert fast.flow == 1
+        assert (await fast.commit()).batch_size == 4000
+        await asyncio.gather(*(other.commit() for other in others))
+        assert len(await stored(stream)) == 4300
+
+
 @on_both_drivers
 async def test_a_batch_is_kept_alive_while_its_producer_thinks(driver: Driver, impatient_server: NatsServer) -> None:
     async with driver.connect(impatient_server.url) as nc:

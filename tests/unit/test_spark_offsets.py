@@ -137,7 +137,7 @@ def test_limits_lead_to_the_end_in_the_end() -> None:
     ("sizes", "sequences", "size", "step"),
     [
         (Sizes(), 10, 0.0, 10),
-        (Sizes(), 120_000, 0.0, 50_000),
+        (Sizes(), 120_000, 0.0, 100_000),
         (Sizes(min_partitions=4), 1_000, 0.0, 250),
         (Sizes(min_partitions=3), 1_000, 0.0, 334),
         (Sizes(min_partitions=50), 10, 0.0, 1),

@@ -159,7 +159,7 @@ class Sizes:
     """How large partitions are."""
 
     min_partitions: int = 1
-    max_records: int = 50_000
+    max_records: int = 100_000
     max_bytes: int = 64 << 20
 
     def step(self, sequences: int, bytes_per_sequence: float) -> int:

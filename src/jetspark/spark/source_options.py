@@ -106,7 +106,7 @@ class SourceOptions(Connecting):
         size, "streaming: most bytes a micro-batch takes, by the mean size of the stream's messages"
     )
     min_partitions: int = option(count, "cut into at least so many partitions, if there are as many rows", default=1)
-    max_records_per_partition: int = option(count, "cut into partitions of at most so many sequences", default=50_000)
+    max_records_per_partition: int = option(count, "cut into partitions of at most so many sequences", default=100_000)
     fail_on_data_loss: bool = option(
         boolean,
         "fail when messages that were to be read are gone from the stream; `false` logs how many and goes on",

@@ -1,0 +1,375 @@
+"""Streams as Spark sources: a real server, a real Spark."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jetspark import StreamConfig, UserPassword
+from jetspark.blocking import JetStream, Stream, connect
+from jetspark.server import NatsCluster, NatsServer, User
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming import DataStreamReader, StreamingQuery
+
+pytest_plugins = ["support.sparks"]
+
+FINISH_S = 50.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def js(server: NatsServer) -> Iterator[JetStream]:
+    with connect(server.url) as client:
+        yield client.jetstream()
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def stream(js: JetStream) -> Stream:
+    """With messages 1 to 100: the number as data, on three subjects in turn."""
+    number = next(_numbers)
+    made = js.create_stream(StreamConfig(name=f"S{number}", subjects=[f"s{number}.>"], allow_batched=True))
+    fill(js, made, 100)
+    return made
+
+
+def fill(js: JetStream, stream: Stream, count: int) -> None:
+    prefix = stream.name.lower()
+    with js.fast_batch() as batch:
+        for number in range(1, count + 1):
+            batch.add(f"{prefix}.{number % 3}", b"%d" % number)
+
+
+def batch(spark: SparkSession, server: NatsServer, stream: str, **options: Any) -> DataFrameReader:
+    return spark.read.format("jetstream").option("servers", server.url).option("stream", stream).options(**options)
+
+
+def streaming(spark: SparkSession, server: NatsServer, stream: str, **options: Any) -> DataStreamReader:
+    reader = spark.readStream.format("jetstream").option("servers", server.url).option("stream", stream)
+    return reader.options(**options)
+
+
+def sequences(frame: DataFrame) -> list[int]:
+    return sorted(row.sequence for row in frame.select("sequence").collect())
+
+
+# ---- batch ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_every_message_with_all_about_it(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    rows = batch(spark, server, stream.name).load().orderBy("sequence").collect()
+    assert [row.sequence for row in rows] == list(range(1, 101))
+    stored = stream.get_message(42)
+    # collect() shows times in the zone of this machine, without saying so.
+    moment = rows[41].timestamp.astimezone(datetime.UTC)
+    assert rows[41].asDict() | {"timestamp": moment} == {
+        "subject": stored.subject,
+        "data": bytearray(b"42"),
+        "headers": None,
+        "stream": stream.name,
+        "sequence": 42,
+        "timestamp": stored.timestamp,
+    }
+
+
+def test_headers_come_with_the_option(spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream) -> None:
+    js.publish(f"{stream.name.lower()}.h", b"", headers=[("A", "1"), ("A", "2"), ("B", "x")])
+    frame = batch(spark, server, stream.name, startingOffsets="100", includeHeaders="true").load().orderBy("sequence")
+    assert [row.headers for row in frame.collect()] == [{}, {"A": ["1", "2"], "B": ["x"]}]
+
+
+def test_a_narrower_schema_reads_only_that(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    frame = batch(spark, server, stream.name, endingOffsets="3").schema("sequence bigint, subject string").load()
+    assert sorted(map(tuple, frame.collect())) == [(1, f"{stream.name.lower()}.1"), (2, f"{stream.name.lower()}.2")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [("payload binary", "a stream has subject, data, headers"), ("sequence int", "as int: expected bigint")],
+)
+def test_another_schema_is_refused_with_the_right_one(
+    spark: SparkSession, server: NatsServer, stream: Stream, schema: str, message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        batch(spark, server, stream.name).schema(schema).load().collect()
+
+
+def test_offsets_and_filters_bound_a_batch(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    for sequence in (15, 16):
+        stream.delete_message(sequence)
+    subject = f"{stream.name.lower()}.1"
+    frame = batch(spark, server, stream.name, startingOffsets="10", endingOffsets="31", subjects=subject).load()
+    assert sequences(frame) == [10, 13, 19, 22, 25, 28]
+    nothing = batch(spark, server, stream.name, subjects=f"{stream.name.lower()}.none").load()
+    assert nothing.count() == 0
+
+
+def test_several_streams_are_read_together_each_from_its_own_place(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    other = js.create_stream(StreamConfig(name=f"{stream.name}b", subjects=[f"other-{stream.name}.>"]))
+    js.publish(f"other-{stream.name}.x", b"")
+    both = f"{stream.name}, {other.name}"
+    frame = batch(spark, server, both, startingOffsets=json.dumps({stream.name: 99})).load()
+    found = sorted((row.stream, row.sequence) for row in frame.collect())
+    assert found == [(stream.name, 99), (stream.name, 100), (other.name, 1)]
+
+
+def test_times_bound_a_batch(spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream) -> None:
+    time.sleep(0.01)
+    middle = datetime.datetime.now(datetime.UTC)
+    time.sleep(0.01)
+    fill(js, stream, 20)
+    later = batch(spark, server, stream.name, startingTimestamp=middle.isoformat()).load()
+    assert sequences(later) == list(range(101, 121))
+    earlier = batch(spark, server, stream.name, endingTimestamp=str(int(middle.timestamp() * 1000))).load()
+    assert sequences(earlier) == list(range(1, 101))
+
+
+def test_a_range_has_the_same_rows_however_often_and_however_cut(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    for sequence in (21, 33, 34, 77):
+        stream.delete_message(sequence)
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.is_set():
+            fill(js, stream, 100)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        found = set()
+        for partitions in (1, 2, 3, 4, 5, 7, 10, 30, 2, 1):
+            reader = batch(spark, server, stream.name, startingOffsets="11", endingOffsets="91")
+            frame = reader.option("minPartitions", str(partitions)).load()
+            found.add(tuple(sorted((row.sequence, bytes(row.data), row.timestamp) for row in frame.collect())))
+    finally:
+        is_over.set()
+        publisher.join()
+    [rows] = found
+    assert [row[0] for row in rows] == [n for n in range(11, 91) if n not in (21, 33, 34, 77)]
+
+
+def test_partitions_are_as_many_as_asked_for(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    assert batch(spark, server, stream.name, minPartitions="7").load().rdd.getNumPartitions() == 7
+    assert batch(spark, server, stream.name, maxRecordsPerPartition="30").load().rdd.getNumPartitions() == 4
+
+
+def test_data_loss_fails_a_batch_unless_it_is_allowed(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    stream.purge(up_to_sequence=30)
+    assert sequences(batch(spark, server, stream.name).load()) == list(range(31, 101))
+    with pytest.raises(
+        Exception, match=rf"{stream.name}.*sequence 5 is wanted and the first there is is 31.*failOnData"
+    ):
+        batch(spark, server, stream.name, startingOffsets="5").load().collect()
+    allowed = batch(spark, server, stream.name, startingOffsets="5", failOnDataLoss="false").load()
+    assert sequences(allowed) == list(range(31, 101))
+
+
+def test_an_unknown_option_is_refused_with_the_nearest(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    with pytest.raises(Exception, match="did you mean 'startingOffsets'"):
+        batch(spark, server, stream.name, startingOffset="5").load().collect()
+
+
+def test_a_frame_may_be_filtered_differently_in_one_query_and_the_next(
+    spark: SparkSession, server: NatsServer, stream: Stream
+) -> None:
+    # With push-down it could not: Spark keeps the filters with the frame.
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = batch(spark, server, stream.name).load()
+        ends = frame.where("sequence < 5").union(frame.where("sequence > 95"))
+        assert sequences(ends) == [1, 2, 3, 4, 96, 97, 98, 99, 100]
+        assert frame.count() == 100
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_temporary_view_is_read_with_sql(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW numbers USING jetstream "
+        f"OPTIONS (servers '{server.url}', stream '{stream.name}', endingOffsets '11')"
+    )
+    [row] = spark.sql("SELECT count(*) AS rows, sum(int(string(data))) AS sum FROM numbers").collect()
+    assert (row["rows"], row["sum"]) == (10, 55)
+
+
+# ---- streaming -----------------------------------------------------------------------------------------------------
+
+
+class Sink:
+    """Collects what a query brings, batch by batch."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[int]] = {}
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        self.batches[batch_id] = sequences(frame)
+
+    @property
+    def rows(self) -> list[int]:
+        return [sequence for _, batch in sorted(self.batches.items()) for sequence in batch]
+
+
+def drain(frame: DataFrame, checkpoint: Path, sink: Any) -> StreamingQuery:
+    """Everything that is there now."""
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(FINISH_S)
+    return query
+
+
+def test_a_stream_is_read_in_limited_batches_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream, tmp_path: Path
+) -> None:
+    first, second = Sink(), Sink()
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "40"}
+    query = drain(streaming(spark, server, stream.name, **options).load(), tmp_path, first)
+    assert [len(rows) for rows in first.batches.values()] == [40, 40, 20]
+    assert first.rows == list(range(1, 101))
+    latest = json.loads(query.recentProgress[0]["sources"][0]["latestOffset"].replace("'", '"'))
+    assert latest["streams"][stream.name]["next"] == 101  # what the first batch, which ends at 41, lags behind
+    fill(js, stream, 50)
+    stream.delete_message(120)
+    drain(streaming(spark, server, stream.name, **options).load(), tmp_path, second)
+    assert second.rows == [n for n in range(101, 151) if n != 120]
+
+
+def test_a_limit_of_bytes_is_kept(spark: SparkSession, server: NatsServer, stream: Stream, tmp_path: Path) -> None:
+    sink = Sink()
+    limit = str(stream.info().state.bytes // 2)
+    reader = streaming(spark, server, stream.name, startingOffsets="earliest", maxBytesPerTrigger=limit)
+    drain(reader.load(), tmp_path, sink)
+    assert [len(rows) for rows in sink.batches.values()] == [50, 50]
+
+
+def test_a_batch_that_failed_is_run_again_with_the_same_rows_whatever_the_options(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, list[int], int]] = []
+
+    def fail(frame: DataFrame, batch_id: int) -> None:
+        seen.append((batch_id, sequences(frame), frame.rdd.getNumPartitions()))
+        raise RuntimeError("not this time")
+
+    def succeed(frame: DataFrame, batch_id: int) -> None:
+        seen.append((batch_id, sequences(frame), frame.rdd.getNumPartitions()))
+
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
+    with pytest.raises(Exception, match="not this time"):
+        drain(streaming(spark, server, stream.name, minPartitions="3", **options).load(), tmp_path, fail)
+    fill(js, stream, 10)
+    # Spark asks for the initial offset again, because it is the first batch; and gets another one.
+    again = streaming(spark, server, stream.name, minPartitions="5", startingOffsets="latest")
+    drain(again.load(), tmp_path, succeed)
+    assert seen[0] == seen[1] == (0, list(range(1, 61)), 3)
+    assert [row for _, rows, _ in seen[2:] for row in rows] == list(range(61, 111))
+
+
+def test_a_stream_that_was_recreated_is_noticed_at_restart(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream, tmp_path: Path
+) -> None:
+    drain(streaming(spark, server, stream.name, startingOffsets="earliest").load(), tmp_path, Sink())
+    js.delete_stream(stream.name)
+    fill(js, js.create_stream(stream.cached_info.config), 500)
+    with pytest.raises(Exception, match=f"{stream.name}.*was deleted and created anew.*start with a new checkpoint"):
+        drain(streaming(spark, server, stream.name, startingOffsets="earliest").load(), tmp_path, Sink())
+
+
+def test_by_default_a_query_starts_with_what_comes(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream, tmp_path: Path
+) -> None:
+    sink = Sink()
+    frame = streaming(spark, server, stream.name).load()
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path)).start()
+    try:
+        deadline = time.monotonic() + FINISH_S
+        while not query.recentProgress and time.monotonic() < deadline:
+            time.sleep(0.05)
+        fill(js, stream, 5)
+        while len(sink.rows) < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert sink.rows == [101, 102, 103, 104, 105]
+    finally:
+        query.stop()
+
+
+# ---- a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_replicated_stream_is_read_while_its_leader_changes(spark: SparkSession) -> None:
+    with NatsCluster(3) as cluster, connect(cluster.urls) as client:
+        js = client.jetstream(timeout=20)
+        stream = js.create_stream(StreamConfig(name="R3", subjects=["r3.>"], replicas=3, allow_batched=True))
+        fill(js, stream, 30_000)
+        is_over = threading.Event()
+
+        def disturb() -> None:
+            while not is_over.wait(0.3):
+                stream.step_down()
+
+        troublemaker = threading.Thread(target=disturb)
+        troublemaker.start()
+        try:
+            reader = spark.read.format("jetstream").option("servers", ",".join(cluster.urls)).option("stream", "R3")
+            for _ in range(3):
+                frame = reader.option("minPartitions", "6").load()
+                assert sequences(frame) == list(range(1, 30_001))
+        finally:
+            is_over.set()
+            troublemaker.join()
+
+
+# ---- secrets -------------------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_in_no_plan_and_no_error(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "hunter2-and-more"
+    with NatsServer(users=[User(user="me", password=secret)]) as own:
+        with connect(own.url, auth=UserPassword("me", secret)) as client:
+            js = client.jetstream()
+            fill(js, js.create_stream(StreamConfig(name="P", subjects=["p.>"], allow_batched=True)), 10)
+        given = {"user": "me", "password": secret}
+        frame = batch(spark, own, "P", **given).load()
+        assert frame.count() == 10
+        frame.explain(True)
+        plan = capsys.readouterr().out
+        assert "jetstream" in plan.lower()
+        assert secret not in plan
+        texts = []
+        for options in (
+            {**given, "startingOffsets": "500"},
+            {**given, "stream": "NONE"},
+            {**given, "token": secret},
+            {"user": "you", "password": secret},
+        ):
+            with pytest.raises(Exception) as caught:  # noqa: PT011
+                batch(spark, own, "P", **options).load().collect()
+            texts.append(str(caught.value))
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            drain(streaming(spark, own, "P", startingOffsets="500", **given).load(), tmp_path, Sink())
+        texts.append(str(caught.value))
+        assert all(texts)
+        assert not [text for text in texts if secret in text]
