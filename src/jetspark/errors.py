@@ -43,6 +43,9 @@
     ├── ObjectNotFound (KeyError)           the object store: there is no such object
     ├── DigestMismatch                      the object store: what it has is not what was put
     ├── JetStreamUnavailable                the server: nobody answers for JetStream, or for this stream, right now
+    ├── DataLoss                            the stream: messages that were to be read are gone
+    ├── StreamRecreated                     the stream: it has the name of the one that was read before, and is another
+    ├── StreamWentBack                      the stream: it ends before the position that was read
     ├── FeatureUnavailable                  the server: too old for something that was asked for
     └── EmbeddedServerError                 a nats-server of our own did not start or died
 
@@ -68,6 +71,7 @@ __all__ = [
     "ConnectionLost",
     "ConsumerNameInUse",
     "ConsumerNotFound",
+    "DataLoss",
     "DigestMismatch",
     "DuplicateMessageId",
     "EmbeddedServerError",
@@ -92,6 +96,8 @@ __all__ = [
     "ServerRefused",
     "StreamNameInUse",
     "StreamNotFound",
+    "StreamRecreated",
+    "StreamWentBack",
     "TooManyBatches",
     "UsageError",
     "WindowFull",
@@ -453,6 +459,49 @@ class JetStreamUnavailable(JetSparkError):
         return (
             f"nobody answers on {self.subject!r}: JetStream is not enabled, no stream stores this subject, "
             "or a leader is being elected"
+        )
+
+
+class DataLoss(JetSparkError):
+    """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged."""
+
+    def __init__(self, stream: str, wanted: int, first: int) -> None:
+        super().__init__(stream, wanted, first)
+        self.stream, self.wanted, self.first = stream, wanted, first
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r}: sequence {self.wanted} is wanted and the first there is is {self.first}, "
+            f"so {self.first - self.wanted} sequences are gone (limits, a purge, or deletes); "
+            "set failOnDataLoss=false to go on with what is left"
+        )
+
+
+class StreamRecreated(JetSparkError):
+    """The stream has the name of the one that was read before, and is another."""
+
+    def __init__(self, stream: str, known: str, found: str) -> None:
+        super().__init__(stream, known, found)
+        self.stream, self.known, self.found = stream, known, found
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} was deleted and created anew: the offsets are of the one created at {self.known}, "
+            f"and this one was created at {self.found}; start with a new checkpoint"
+        )
+
+
+class StreamWentBack(JetSparkError):
+    """The stream ends before the offset: it was restored from something older, or the offset is not of this stream."""
+
+    def __init__(self, stream: str, wanted: int, end: int) -> None:
+        super().__init__(stream, wanted, end)
+        self.stream, self.wanted, self.end = stream, wanted, end
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r}: sequence {self.wanted} is wanted and the stream's next one is {self.end}; "
+            "it was restored from an older state, or the offset is another stream's"
         )
 
 

@@ -21,11 +21,11 @@ from pyspark.sql.types import StructType
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
 from jetspark.blocking import JetStream, KeyValue
-from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError
+from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamRecreated
 from jetspark.server import NatsServer
 from jetspark.spark import kv, kv_reading, kv_writing
 from jetspark.spark.kv_writing import Change, Current, Outcome
-from jetspark.spark.offsets import Offset, StreamRecreated
+from jetspark.spark.offsets import Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,10 +27,11 @@ from jetspark import (
     StreamNotFound,
 )
 from jetspark.blocking import JetStream, Stream, connect
+from jetspark.errors import DataLoss, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer
 from jetspark.spark import connections, reading
 from jetspark.spark.lookups import head_of
-from jetspark.spark.offsets import DataLoss, Range, StreamRecreated
+from jetspark.spark.offsets import Range
 from jetspark.spark.options import read_options
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns

@@ -7,21 +7,8 @@ import pickle
 
 import pytest
 
-from jetspark.errors import ConfigError
-from jetspark.spark.offsets import (
-    DataLoss,
-    Head,
-    Limits,
-    Offset,
-    Position,
-    Range,
-    Sizes,
-    StreamRecreated,
-    StreamWentBack,
-    admit,
-    check_unchanged,
-    plan,
-)
+from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
+from jetspark.spark.offsets import Head, Limits, Offset, Position, Range, Sizes, admit, check_unchanged, plan
 
 CREATED = "2026-03-20T10:14:30.000001Z"
 ANY = Limits()
@@ -118,6 +105,14 @@ def test_a_stream_without_news_keeps_its_place() -> None:
 
 def test_what_is_gone_does_not_use_up_the_limit() -> None:
     assert nexts(admit(at(A=1), [head("A", 1_001, first=501)], Limits(rows=100), Sizes())) == {"A": 601}
+
+
+def test_what_is_gone_makes_no_partitions_of_its_own() -> None:
+    start = at(A=1)
+    end = admit(start, [head("A", 1_000_101, first=1_000_001)], Limits(rows=10), Sizes())
+    ranges = plan(start, end)
+    assert (ranges[0].start, ranges[-1].end) == (1, 1_000_011)  # the loss is in them, to be noticed
+    assert len(ranges) <= 2
 
 
 def test_limits_lead_to_the_end_in_the_end() -> None:

@@ -39,11 +39,12 @@ from jetspark.errors import (
     JetStreamUnavailable,
     MessageNotFound,
     RequestTimeout,
+    StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Operation, check_bucket, check_filter, operation_of, subject_of
-from jetspark.spark.offsets import Head, StreamRecreated
+from jetspark.spark.offsets import Head
 
 __all__ = [
     "Bucket",

@@ -30,13 +30,21 @@ from jetspark.blocking.jetstream import Stream
 from jetspark.blocking.jsmessage import JetStreamMessage
 from jetspark.blocking.pull import Source
 from jetspark.core.subjects import matches
-from jetspark.errors import ConfigError, ConsumerNotFound, JetSparkError, MessageNotFound, RequestTimeout
+from jetspark.errors import (
+    ConfigError,
+    ConsumerNotFound,
+    DataLoss,
+    JetSparkError,
+    MessageNotFound,
+    RequestTimeout,
+    StreamRecreated,
+)
 from jetspark.jetstream.config import ConsumerConfig
 from jetspark.jetstream.info import ConsumerInfo, StoredMessage
 from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.lookups import head_of, patiently, will_pass
-from jetspark.spark.offsets import DataLoss, Head, Range, StreamRecreated
+from jetspark.spark.offsets import Head, Range
 from jetspark.spark.schema import Columns, place
 from jetspark.spark.source_options import SourceOptions
 

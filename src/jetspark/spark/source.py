@@ -26,10 +26,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
-from jetspark.errors import ConfigError, JetSparkError
+from jetspark.errors import ConfigError, DataLoss, JetSparkError
 from jetspark.spark.lookups import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.lookups import ends_of, heads_of, patiently, starts_of, will_pass
-from jetspark.spark.offsets import DataLoss, Head, Limits, Offset, Position, Range, admit, check_unchanged, plan
+from jetspark.spark.offsets import Head, Limits, Offset, Position, Range, admit, check_unchanged, plan
 from jetspark.spark.options import read_options
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
