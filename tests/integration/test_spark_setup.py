@@ -118,8 +118,9 @@ spark = session(cores=2)
 options = f"servers '{sys.argv[1]}', stream 'SETUP'"
 spark.sql(f"CREATE TEMPORARY VIEW orders USING jetstream OPTIONS ({options})")
 assert spark.sql("SELECT max(sequence) FROM orders").first()[0] == 100
-spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{sys.argv[1]}', subject 'setup.copy.sql')")
-spark.sql("INSERT INTO copy SELECT data FROM orders WHERE sequence <= 10").collect()
+spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{sys.argv[1]}')")
+columns = "'setup.copy.sql', data, headers, stream, sequence, timestamp"  # an INSERT has to name them all
+spark.sql(f"INSERT INTO copy SELECT {columns} FROM orders WHERE sequence <= 10").collect()
 print("done")
 """,
         servers,
