@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -177,6 +177,33 @@ class FastBatch(_Paced, FastBatchFace):
         if isinstance(items, AsyncIterable):
             return await self._add_from(items, commit=commit)
         iterator = iter(items)
+        if commit:
+            await self._add_and_commit(iterator)
+        else:
+            await self._add_all(iterator)
+        return FastReceipt(self.sequence, self.acknowledged)
+
+    async def _add_all(self, iterator: Iterator[Item]) -> None:
+        batch = self._batch
+        while True:
+            if batch.room == 0:
+                for item in iterator:
+                    if not await self._open_or_wait(item):
+                        await self._sent(partial(batch.add, item, self._loop.time()))
+                    break
+                else:
+                    return
+            try:
+                is_more = batch.prepare(iterator)
+            finally:
+                await self._sent(self._send_prepared)  # also what came before an item, or the iterator, failed
+            if not is_more and batch.room:
+                return
+
+    def _send_prepared(self) -> None:
+        self._batch.send_prepared(self._loop.time())
+
+    async def _add_and_commit(self, iterator: Iterator[Item]) -> None:
         held: list[Item] = []  # the last one so far, which may have to be sent as the commit
         while True:
             count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
@@ -188,17 +215,15 @@ class FastBatch(_Paced, FastBatchFace):
                 await self._add_chunk(chunk)  # it has what the iterator gave before it failed
                 raise
             is_last = len(chunk) == before
-            if commit and chunk:
+            if chunk:
                 held = [chunk.pop()]
             await self._add_chunk(chunk)
             if is_last:
                 break
-        if commit:
-            if held:
-                await self._commit(held[0])
-            elif self.sequence:
-                await self.commit()
-        return FastReceipt(self.sequence, self.acknowledged)
+        if held:
+            await self._commit(held[0])
+        elif self.sequence:
+            await self.commit()
 
     async def _add_from(self, items: AsyncIterable[Item], *, commit: bool) -> FastReceipt:
         held: Item | None = None
@@ -256,7 +281,7 @@ class FastBatch(_Paced, FastBatchFace):
                 await self._sent(partial(self._send_commit, item))
         elif batch.sequence:
             await self._until_open()
-            batch.end(self._loop.time())
+            await self._sent(partial(batch.end, self._loop.time()))
         else:
             raise UsageError("nothing was added: there is nothing to commit")
         while not batch.is_ended:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -170,6 +170,25 @@ class FastBatch(_Paced, FastBatchFace):
         survives a change of leader best. When this raises, ``sequence`` tells how many were sent.
         """
         iterator = iter(items)
+        if commit:
+            self._add_and_commit(iterator)
+        else:
+            self._add_all(iterator)
+        return FastReceipt(self.sequence, self.acknowledged)
+
+    def _add_all(self, iterator: Iterator[Item]) -> None:
+        # The lock is not held while the caller's iterator works: it may want to use the connection, too. So what it
+        # gives is taken first, and placed in the batch when the lock is held again.
+        while True:
+            chunk: list[Item] = []
+            try:
+                take(iterator, chunk, min(max(self._batch.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
+            finally:
+                self._add_chunk(chunk)  # it has what the iterator gave before it failed
+            if not chunk:
+                return
+
+    def _add_and_commit(self, iterator: Iterator[Item]) -> None:
         held: list[Item] = []  # the last one so far, which may have to be sent as the commit
         while True:
             count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
@@ -181,17 +200,15 @@ class FastBatch(_Paced, FastBatchFace):
                 self._add_chunk(chunk)  # it has what the iterator gave before it failed
                 raise
             is_last = len(chunk) == before
-            if commit and chunk:
+            if chunk:
                 held = [chunk.pop()]
             self._add_chunk(chunk)
             if is_last:
                 break
-        if commit:
-            if held:
-                self._commit(held[0])
-            elif self.sequence:
-                self.commit()
-        return FastReceipt(self.sequence, self.acknowledged)
+        if held:
+            self._commit(held[0])
+        elif self.sequence:
+            self.commit()
 
     def _add_chunk(self, chunk: list[Item]) -> None:
         batch = self._batch

@@ -108,6 +108,9 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
+_OPEN = State.OPEN  # looked at for every message
+
+
 class FastReceipt(NamedTuple):
     """Where a message stands in its batch."""
 
@@ -195,9 +198,13 @@ class FastMachine:
         self._is_failing = options.gap == "fail"
         self._progress = 0
         self._msgs_per_ack = 1
+        self._window = options.max_outstanding_acks
+        """How far the sequence may be ahead of progress: so many acknowledgements of so many messages."""
         self._is_over_soon = False
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
+        self._prepared: list[bytes] = []
+        """Frames of the next messages, which the connection has no room for yet."""
         self._gaps_end = 0
         self._ends: set[int] = set()
         """Sequences of ours that are no messages."""
@@ -223,9 +230,10 @@ class FastMachine:
     @property
     def room(self) -> int:
         """How many messages may be sent now."""
-        if self.state is State.OPEN and not self._is_over_soon:
-            return max(0, self._progress + self._msgs_per_ack * self.options.max_outstanding_acks - self.sequence)
-        return 0
+        if self.state is not _OPEN or self._is_over_soon:
+            return 0
+        room = self._progress + self._window - self.sequence
+        return room if room > 0 else 0
 
     @property
     def msgs_per_ack(self) -> int:
@@ -290,6 +298,8 @@ class FastMachine:
 
         What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
         """
+        if self._prepared:
+            self.send_prepared(now)  # they were taken before this one
         sequence = self.sequence + 1
         data, head = item[1], self._heads.get(item[0])
         if head is not None and len(item) == 2 and type(data) is bytes and len(data) <= self._max_payload_bytes:
@@ -307,33 +317,64 @@ class FastMachine:
             BufferFull, ConnectionClosed: None is sent.
             ConfigError: One cannot be sent; those before it are sent.
         """
-        sequence = self.sequence
-        heads, max_payload = self._heads, self._max_payload_bytes
         ready: list[bytes] = []
         try:
-            for item in items:
-                sequence += 1
-                data, head = item[1], heads.get(item[0])
-                if head is not None and type(data) is bytes:
-                    # The common cases, without a call: no headers, or headers that are encoded already.
-                    if len(item) == 2:
-                        if len(data) <= max_payload:
-                            ready.append(b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data))
-                            continue
-                    elif type(block := item[2]) is bytes and (size := len(block) + len(data)) <= max_payload:
-                        sizes = (len(block), size)
-                        ready.append(b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, *sizes, block, data))
-                        continue
-                ready.append(self._frame(item, sequence, Operation.APPEND))
+            self._build(items, ready, 1 << 62)
         finally:
             if ready:
-                self._machine.publish_frames(ready)
-                self.sequence += len(ready)
-                self._added_at = now
+                self._publish(ready, now)
+
+    def prepare(self, items: Iterator[Item]) -> bool:
+        """Take some messages, as many as there is room for, and make frames of them; False when there are no more.
+
+        :meth:`send_prepared` sends them. What this raises leaves those before it prepared.
+        """
+        before = len(self._prepared)
+        count = min(self.room - before, CHUNK_MESSAGES)
+        self._build(islice(items, count), self._prepared, CHUNK_BYTES)
+        return len(self._prepared) > before
+
+    def send_prepared(self, now: float) -> None:
+        """Send what :meth:`prepare` took.
+
+        Raises:
+            BufferFull: Nothing is sent; it stays prepared.
+        """
+        if self._prepared and self.state is not State.ENDED:  # to a batch that is over nothing is sent
+            self._publish(self._prepared, now)
+        self._prepared = []
+
+    def _publish(self, ready: list[bytes], now: float) -> None:
+        self._machine.publish_frames(ready)
+        self.sequence += len(ready)
+        self._added_at = now
+
+    def _build(self, items: Iterable[Item], ready: list[bytes], max_bytes: int) -> None:
+        """Frames of messages, until the last one passes ``max_bytes``."""
+        sequence = self.sequence + len(ready)
+        heads, max_payload = self._heads, self._max_payload_bytes
+        for item in items:
+            sequence += 1
+            data, head = item[1], heads.get(item[0])
+            frame = None
+            if head is not None and type(data) is bytes:
+                # The common cases, without a call: no headers, or headers that are encoded already.
+                if len(item) == 2:
+                    if len(data) <= max_payload:
+                        frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)
+                elif type(block := item[2]) is bytes and (size := len(block) + len(data)) <= max_payload:
+                    frame = b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, len(block), size, block, data)
+            if frame is None:
+                frame = self._frame(item, sequence, Operation.APPEND)
+            ready.append(frame)
+            max_bytes -= len(frame)
+            if max_bytes <= 0:
+                return
 
     def commit(self, item: Item, now: float) -> None:
         """Send the last message, which ends the batch. It needs no room: nothing follows it."""
         assert self.state is State.OPEN, self.state
+        self.send_prepared(now)
         sequence = self.sequence + 1
         self._machine.publish_frames([self._frame(item, sequence, Operation.COMMIT)])
         self._committing(sequence, now)
@@ -345,6 +386,7 @@ class FastMachine:
         batch for open again, for ten seconds. Nothing is lost by that.
         """
         assert self.state is State.OPEN, self.state
+        self.send_prepared(now)
         self._send_end(now)
 
     def _send_end(self, now: float) -> None:
@@ -464,6 +506,7 @@ class FastMachine:
             self.state = State.OPEN
             self._moved_at = now
         self._msgs_per_ack = max(1, msgs_per_ack)
+        self._window = self._msgs_per_ack * self.options.max_outstanding_acks
         if sequence > self.acknowledged:
             self.acknowledged = min(sequence, self.sequence)
         self._move_to(sequence, now)
