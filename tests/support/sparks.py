@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +21,7 @@ CONF = {
     # `default`, so that the session's own options for logging stay.
     "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "1g",
-    "spark.sql.warehouse.dir": "/tmp/jetspark-tests-warehouse",
+    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "jetspark-tests-warehouse"),
     # Checkpoints by rename instead of through processes that are forked for each file: 90 ms less a micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
