@@ -149,13 +149,14 @@ def test_a_publisher_that_was_given_nothing_closes_at_once() -> None:
     assert peer.endless.is_idle
 
 
-def test_a_message_that_can_never_be_sent_is_not_accepted_nor_are_its_neighbours() -> None:
+def test_a_message_that_can_never_be_sent_is_not_accepted_and_those_before_it_are() -> None:
     peer = Peer()
     with pytest.raises(InvalidSubject):
-        peer.endless.accept([item(1), ("s a", b"")], NOW)
+        peer.endless.accept([item(1), ("s a", b""), item(2)], NOW)
+    assert peer.endless.unpublished() == [item(1)]
     with pytest.raises(PayloadTooLarge):
         peer.endless.accept([("s.a", b"x" * 100_001)], NOW)
-    assert (peer.endless.accepted, peer.endless.pending) == (0, 0)
+    assert (peer.endless.accepted, peer.endless.pending) == (1, 1)
 
 
 def test_what_a_message_costs_is_given_back_when_it_is_stored() -> None:

@@ -611,3 +611,47 @@ def test_an_iterable_that_fails_leaves_what_it_gave() -> None:
     with pytest.raises(ValueError, match="broken"):
         take(failing(), chunk, 10, 1000)
     assert chunk == [("a", b"1")]
+
+
+def test_some_are_taken_as_far_as_the_pace_and_a_piece_allow() -> None:
+    peer = Peer(gap="fail")
+    batch = peer.open(msgs=500)
+    items = iter([A] * 700)
+    assert batch.add_some(items, NOW)
+    assert batch.sequence == 501
+    assert batch.add_some(items, NOW)
+    assert not batch.add_some(items, NOW)
+    assert batch.sequence == 701
+
+
+def test_none_are_taken_that_the_connection_might_not_take() -> None:
+    peer = Peer(gap="fail")
+    batch = peer.open(msgs=500)
+    peer.sent()
+    assert batch.may_add_some
+    chunk = b"x" * (batch._max_payload_bytes // 2)
+    while batch.may_add_some:
+        peer.connection.publish("other", chunk)
+    largest = ("s.a", b"x" * batch._max_payload_bytes)
+    peer.connection._out.pop()  # one step back: now it may, and then it must
+    peer.connection.out_bytes = sum(map(len, peer.connection._out))
+    assert batch.may_add_some
+    assert batch.add_some(iter([A] * 400 + [largest] * 100), NOW)
+
+
+def test_what_came_before_a_bad_item_or_a_broken_iterator_was_sent() -> None:
+    def failing() -> Iterator[Any]:
+        yield A
+        yield A
+        raise ValueError("broken")
+
+    peer = Peer(gap="fail")
+    batch = peer.open(msgs=500)
+    peer.sent()
+    with pytest.raises(ValueError, match="broken"):
+        batch.add_some(failing(), NOW)
+    assert peer.sent() == [(2, 1), (3, 1)]
+    left = iter([A, ("bad subject", b""), A])
+    with pytest.raises(InvalidSubject):
+        batch.add_some(left, NOW)
+    assert (peer.sent(), batch.sequence, len(list(left))) == ([(4, 1)], 4, 1)

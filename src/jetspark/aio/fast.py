@@ -16,7 +16,7 @@ from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageErro
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.endless import Endless, FastPublisherOptions
-from jetspark.publish.faces import FastBatchFace, FastPublisherFace, headers_of
+from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import CHUNK_BYTES, CHUNK_MESSAGES, FastBatchOptions, FastMachine, FastReceipt, Item, take
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class _Paced:
             except BufferFull:
                 self._link.flush()
                 await self._link.wait_for_room()
+        await self._pass_on()
+
+    async def _pass_on(self) -> None:
+        """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self._link.push()
         elif not self._link.flush_is_scheduled:
@@ -188,20 +192,18 @@ class FastBatch(_Paced, FastBatchFace):
         while True:
             if batch.room == 0:
                 for item in iterator:
-                    if not await self._open_or_wait(item):
-                        await self._sent(partial(batch.add, item, self._loop.time()))
+                    await self._add_chunk([item])
                     break
                 else:
                     return
-            try:
-                is_more = batch.prepare(iterator)
-            finally:
-                await self._sent(self._send_prepared)  # also what came before an item, or the iterator, failed
-            if not is_more and batch.room:
+            elif not batch.may_add_some:
+                self._link.flush()
+                if not batch.may_add_some:
+                    await self._link.wait_for_room()
+            elif batch.add_some(iterator, self._loop.time()):
+                await self._pass_on()
+            else:
                 return
-
-    def _send_prepared(self) -> None:
-        self._batch.send_prepared(self._loop.time())
 
     async def _add_and_commit(self, iterator: Iterator[Item]) -> None:
         held: list[Item] = []  # the last one so far, which may have to be sent as the commit
@@ -230,7 +232,7 @@ class FastBatch(_Paced, FastBatchFace):
         async for item in items:
             ready, held = (held, item) if commit else (item, None)
             if ready is not None:
-                await self.add(*ready[:2], headers=headers_of(ready))
+                await self._add_chunk([ready])
         if held is not None:
             await self._commit(held)
         return FastReceipt(self.sequence, self.acknowledged)
@@ -382,23 +384,28 @@ class FastPublisher(_Paced, FastPublisherFace):
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
-        endless = self._endless
-        while endless.room == 0 or endless.failure is not None:
-            endless.check()
-            await self._wait()
-        endless.check()
-        endless.accept([(subject, data) if checked is None else (subject, data, checked)], self._loop.time())
-        position = endless.accepted
-        self._pump()
+        return await self._accept([(subject, data) if checked is None else (subject, data, checked)])
+
+    async def _accept(self, items: list[Item]) -> int:
+        await self._until_there_is_room()
+        try:
+            self._endless.accept(items, self._loop.time())
+        finally:
+            self._pump()
+        position = self._endless.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self._link.push()
         return position
 
     async def publish_many(self, items: Iterable[Item] | AsyncIterable[Item]) -> int:
-        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position."""
+        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position.
+
+        When this raises because one of them cannot be sent, those before it are accepted, as ``accepted`` tells; the
+        iterable may have been read up to 500 messages further.
+        """
         if isinstance(items, AsyncIterable):
             async for item in items:
-                await self.publish(*item[:2], headers=headers_of(item))
+                await self._accept([item])
             return self.accepted
         iterator = iter(items)
         while True:

@@ -167,7 +167,8 @@ class FastBatch(_Paced, FastBatchFace):
         """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
 
         Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
-        survives a change of leader best. When this raises, ``sequence`` tells how many were sent.
+        survives a change of leader best. When this raises, ``sequence`` tells how many were sent; the iterable may have
+        been read up to 500 messages further.
         """
         iterator = iter(items)
         if commit:
@@ -378,7 +379,11 @@ class FastPublisher(_Paced, FastPublisherFace):
         return position
 
     def publish_many(self, items: Iterable[Item]) -> int:
-        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position."""
+        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position.
+
+        When this raises because one of them cannot be sent, those before it are accepted, as ``accepted`` tells; the
+        iterable may have been read up to 500 messages further.
+        """
         iterator = iter(items)
         while True:
             with self._link.lock:

@@ -217,20 +217,27 @@ class Endless:
     # ---- accepting ---------------------------------------------------------------------------------------------
 
     def accept(self, items: Sequence[Item], now: float) -> None:
-        """Take messages, for which there must be room. They are checked here: all are taken or none.
+        """Take messages, for which there must be room.
 
         Raises:
-            InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent.
+            InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent. Those before it are taken.
         """
+        kept: list[Item] = []
+        try:
+            self._check(items, kept)
+        finally:
+            self._begin_patience(now)
+            self.accepted += len(kept)
+            self._backlog.extend(kept)
+            self._pending_bytes += sum(map(_kept_bytes, kept))
+
+    def _check(self, items: Sequence[Item], kept: list[Item]) -> None:
+        """Make of each message what is kept of it: its data, and its headers as they stand in a frame."""
         machine = self._machine
         payload, max_payload = machine.payload, machine.info.max_payload_bytes
         id_head = self._id_head
-        kept: list[Item] = []
-        size = 0
-        position = self.accepted
         last_subject = None
-        for item in items:
-            position += 1
+        for position, item in enumerate(items, self.accepted + 1):
             subject, data = item[0], item[1]
             if subject != last_subject:  # most go where the one before went
                 machine.address(subject)
@@ -240,24 +247,16 @@ class Endless:
                 if type(data) is not bytes or len(data) > max_payload:
                     data = payload(data)
                 kept.append((subject, data))
-                size += len(data)
                 continue
             if headers is None:
                 block = b"%b%d\r\n\r\n" % (id_head or b"", position)
             else:
-                block = headers if type(headers) is bytes else self._encode(headers, position)
+                block = headers if isinstance(headers, bytes) else self._encode(headers, position)
             if type(data) is not bytes or len(block) + len(data) > max_payload:
                 data = payload(data, len(block))
             kept.append((subject, data, block))
-            size += len(data) + len(block)
-        self._begin_patience(now)
-        self.accepted = position
-        self._backlog.extend(kept)
-        self._pending_bytes += size + len(kept) * KEPT_OVERHEAD_BYTES
 
-    def _encode(self, headers: HeadersLike | bytes, position: int) -> bytes:
-        if isinstance(headers, bytes):
-            return headers
+    def _encode(self, headers: HeadersLike, position: int) -> bytes:
         if self._ids is None:
             return header_block(headers)
         named = Headers(headers)
@@ -367,16 +366,10 @@ class Endless:
             return
         self._settled_in_batch = stored
         for _ in range(count):
-            self._forget(self._sent.popleft())
+            self._pending_bytes -= _kept_bytes(self._sent.popleft())
         self.published += count
         self._moved_at = now
         self._retry_wait_s = RETRY_WAIT_S
-
-    def _forget(self, item: Item) -> None:
-        size = len(item[1]) + KEPT_OVERHEAD_BYTES
-        if len(item) == 3 and isinstance(item[2], bytes):
-            size += len(item[2])
-        self._pending_bytes -= size
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         failure = batch.failure
@@ -413,7 +406,7 @@ class Endless:
             self.fail(error)
             return
         self._sent.popleft()
-        self._forget(item)
+        self._pending_bytes -= _kept_bytes(item)
         self.published += 1
         self._moved_at = now
         headers = item[2] if len(item) == 3 else None
@@ -455,6 +448,12 @@ class Endless:
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None
+
+
+def _kept_bytes(item: Item) -> int:
+    """What a kept message counts for in ``max_pending_bytes``."""
+    size = len(item[1]) + KEPT_OVERHEAD_BYTES
+    return size + len(item[2]) if len(item) == 3 and isinstance(item[2], bytes) else size
 
 
 def _is_hopeless(error: JetSparkError | Exception) -> bool:

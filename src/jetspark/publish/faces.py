@@ -11,7 +11,7 @@ from jetspark.jetstream.info import PubAck
 from jetspark.publish.endless import Endless
 from jetspark.publish.fast import FastMachine, Item, Refusal
 
-__all__ = ["FastBatchFace", "FastPublisherFace", "headers_of"]
+__all__ = ["FastBatchFace", "FastPublisherFace"]
 
 
 class FastBatchFace:
@@ -131,11 +131,6 @@ class FastPublisherFace:
         assert self._endless.batch is not None
         assert self._endless.batch.inbox is not None
         return self._endless.batch.inbox
-
-
-def headers_of(item: Item) -> Any:
-    """The headers of an item, if it has any."""
-    return item[2] if len(item) == 3 else None
 
 
 def _call(callback: Callable[[Any], None] | None, entry: object, logger: logging.Logger) -> None:

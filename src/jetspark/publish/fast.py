@@ -67,7 +67,7 @@ __all__ = ["FastBatchOptions", "FastMachine", "FastReceipt", "GapMode", "Item", 
 GapMode = Literal["fail", "ok"]
 
 Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | None]
-"""Subject, data, and headers if there are any; bytes are a header block that is encoded already."""
+"""Subject, data, and headers if there are any; bytes are a header block that is encoded already, and sent unchecked."""
 
 # The server allows 500 at most, whatever is asked for.
 MAX_FLOW = 500
@@ -203,8 +203,6 @@ class FastMachine:
         self._is_over_soon = False
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
-        self._prepared: list[bytes] = []
-        """Frames of the next messages, which the connection has no room for yet."""
         self._gaps_end = 0
         self._ends: set[int] = set()
         """Sequences of ours that are no messages."""
@@ -298,8 +296,6 @@ class FastMachine:
 
         What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
         """
-        if self._prepared:
-            self.send_prepared(now)  # they were taken before this one
         sequence = self.sequence + 1
         data, head = item[1], self._heads.get(item[0])
         if head is not None and len(item) == 2 and type(data) is bytes and len(data) <= self._max_payload_bytes:
@@ -324,25 +320,26 @@ class FastMachine:
             if ready:
                 self._publish(ready, now)
 
-    def prepare(self, items: Iterator[Item]) -> bool:
-        """Take some messages, as many as there is room for, and make frames of them; False when there are no more.
+    @property
+    def may_add_some(self) -> bool:
+        """Whether the connection takes a piece of :meth:`add_some` for sure, whatever is in it."""
+        machine = self._machine
+        piece_bytes = CHUNK_BYTES + 2 * self._max_payload_bytes  # the last message may pass the bound by all of itself
+        return not machine.out_bytes or machine.out_bytes + piece_bytes <= machine.options.send_buffer_bytes
 
-        :meth:`send_prepared` sends them. What this raises leaves those before it prepared.
+    def add_some(self, items: Iterator[Item], now: float) -> bool:
+        """Take some messages, as many as there is room for, and send them; False when there are no more.
+
+        Nothing is taken that is not sent, so ``may_add_some`` must be true. What this raises comes after those before
+        it were sent.
         """
-        before = len(self._prepared)
-        count = min(self.room - before, CHUNK_MESSAGES)
-        self._build(islice(items, count), self._prepared, CHUNK_BYTES)
-        return len(self._prepared) > before
-
-    def send_prepared(self, now: float) -> None:
-        """Send what :meth:`prepare` took.
-
-        Raises:
-            BufferFull: Nothing is sent; it stays prepared.
-        """
-        if self._prepared and self.state is not State.ENDED:  # to a batch that is over nothing is sent
-            self._publish(self._prepared, now)
-        self._prepared = []
+        ready: list[bytes] = []
+        try:
+            self._build(islice(items, min(self.room, CHUNK_MESSAGES)), ready, CHUNK_BYTES)
+        finally:
+            if ready:
+                self._publish(ready, now)
+        return bool(ready)
 
     def _publish(self, ready: list[bytes], now: float) -> None:
         self._machine.publish_frames(ready)
@@ -374,7 +371,6 @@ class FastMachine:
     def commit(self, item: Item, now: float) -> None:
         """Send the last message, which ends the batch. It needs no room: nothing follows it."""
         assert self.state is State.OPEN, self.state
-        self.send_prepared(now)
         sequence = self.sequence + 1
         self._machine.publish_frames([self._frame(item, sequence, Operation.COMMIT)])
         self._committing(sequence, now)
@@ -386,7 +382,6 @@ class FastMachine:
         batch for open again, for ten seconds. Nothing is lost by that.
         """
         assert self.state is State.OPEN, self.state
-        self.send_prepared(now)
         self._send_end(now)
 
     def _send_end(self, now: float) -> None:
