@@ -8,7 +8,9 @@
     │   ├── InvalidHeader                   ... a header that would break the frame
     │   └── PayloadTooLarge                 ... more bytes than the server accepts
     ├── UsageError (RuntimeError)           the caller: a call at the wrong time
-    │   └── ConnectionClosed                ... use after close() or drain()
+    │   ├── ConnectionClosed                ... use after close() or drain()
+    │   └── BatcherClosed                   ... add() after shutdown()
+    │       └── BatcherBroken               ... or after the batcher itself failed
     ├── MissingExtra (ImportError)          the caller: an optional dependency is not installed
     ├── ProtocolError                       the peer: bytes that are not the NATS protocol
     ├── ConnectionLost (ConnectionError)    the network: the connection went away
@@ -46,6 +48,10 @@
     ├── DataLoss                            the stream: messages that were to be read are gone
     ├── StreamRecreated                     the stream: it has the name of the one that was read before, and is another
     ├── StreamWentBack                      the stream: it ends before the position that was read
+    ├── BatcherTimeout (TimeoutError)       the sink: too slow for the caller's timeout; the call had no effect
+    ├── FlushTimeout (TimeoutError)         the sink: a write took too long; nobody knows what of it is stored
+    ├── DroppedOnShutdown                   the sink: not done with the item when the shutdown's time was over
+    ├── CircuitOpen                         the sink: it failed so often that it is left alone for a while
     ├── FeatureUnavailable                  the server: too old for something that was asked for
     └── EmbeddedServerError                 a nats-server of our own did not start or died
 
@@ -64,7 +70,11 @@ __all__ = [
     "BatchPublishDisabled",
     "BatchTooLarge",
     "BatchUnknown",
+    "BatcherBroken",
+    "BatcherClosed",
+    "BatcherTimeout",
     "BufferFull",
+    "CircuitOpen",
     "ConfigError",
     "Conflict",
     "ConnectionClosed",
@@ -73,9 +83,11 @@ __all__ = [
     "ConsumerNotFound",
     "DataLoss",
     "DigestMismatch",
+    "DroppedOnShutdown",
     "DuplicateMessageId",
     "EmbeddedServerError",
     "FeatureUnavailable",
+    "FlushTimeout",
     "InvalidHeader",
     "InvalidSubject",
     "JetSparkError",
@@ -155,6 +167,24 @@ class UsageError(JetSparkError, RuntimeError):
 
 class ConnectionClosed(UsageError):
     """The connection or subscription was closed or drained before this call."""
+
+
+class BatcherClosed(UsageError):
+    """The batcher accepts nothing more: its shutdown has begun. The item was not accepted."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"batcher {self.name!r} is shut down: the item was not accepted"
+
+
+class BatcherBroken(BatcherClosed):
+    """The batcher itself failed, which nothing mends but a new one; ``__cause__`` says why."""
+
+    def __str__(self) -> str:
+        return f"batcher {self.name!r} is broken: what it held is not written, and it accepts nothing more"
 
 
 class MissingExtra(JetSparkError, ImportError):
@@ -503,6 +533,53 @@ class StreamWentBack(JetSparkError):
             f"stream {self.stream!r}: sequence {self.wanted} is wanted and the stream's next one is {self.end}; "
             "it was restored from an older state, or the offset is another stream's"
         )
+
+
+class BatcherTimeout(JetSparkError, TimeoutError):
+    """What was waited for did not come about in time."""
+
+    def __init__(self, name: str, what: str, timeout_s: float) -> None:
+        super().__init__(name, what, timeout_s)
+        self.name, self.what, self.timeout_s = name, what, timeout_s
+
+    def __str__(self) -> str:
+        return f"batcher {self.name!r}: {self.what} after {self.timeout_s:g} s"
+
+
+class FlushTimeout(JetSparkError, TimeoutError):
+    """The sink did not finish a write in time. Nobody knows what of the batch it took, and it may still take more."""
+
+    def __init__(self, name: str, items: int, timeout_s: float) -> None:
+        super().__init__(name, items, timeout_s)
+        self.name, self.items, self.timeout_s = name, items, timeout_s
+
+    def __str__(self) -> str:
+        return f"batcher {self.name!r}: the sink was not done with {self.items} items after flush_timeout={self.timeout_s:g}"
+
+
+class DroppedOnShutdown(JetSparkError):
+    """The item was accepted, and not known to be written when the time of the shutdown was over.
+
+    ``state`` is "waiting", or "being written" when the sink had it. It may be written yet, while the process lives.
+    """
+
+    def __init__(self, name: str, state: str) -> None:
+        super().__init__(name, state)
+        self.name, self.state = name, state
+
+    def __str__(self) -> str:
+        return f"batcher {self.name!r}: the time of the shutdown was over while the item was {self.state}"
+
+
+class CircuitOpen(JetSparkError):
+    """The sink was not tried: it failed too often lately. It is tried again in ``retry_in_s`` seconds."""
+
+    def __init__(self, retry_in_s: float) -> None:
+        super().__init__(retry_in_s)
+        self.retry_in_s = retry_in_s
+
+    def __str__(self) -> str:
+        return f"the sink failed too often and is left alone for another {self.retry_in_s:.3g} s"
 
 
 class FeatureUnavailable(JetSparkError):

@@ -1,0 +1,321 @@
+"""The batcher with asyncio. Decisions are made in :mod:`jetspark.batcher.machine`; this adds waiting and writing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar, cast
+
+from jetspark.batcher.aio.sinks import Sink
+from jetspark.batcher.config import BatcherConfig, Flushed, Stats
+from jetspark.batcher.machine import Ack, BatchMachine, Flush
+from jetspark.errors import BatcherTimeout, ConfigError, FlushTimeout, JetSparkError
+
+__all__ = ["Batcher"]
+
+T = TypeVar("T")
+
+
+class _Timer(Protocol):
+    def cancel(self) -> object: ...
+
+
+class _Clock(Protocol):
+    def now(self) -> float: ...
+
+    def call_at(self, when: float, call: Callable[[], None], /) -> _Timer: ...
+
+
+class _LoopClock:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now, self.call_at = loop.time, loop.call_at
+
+
+class Batcher(Generic[T]):
+    """Gathers single items into batches for a sink, within bounds of size, bytes, time and memory.
+
+    It belongs to the event loop of its first use. What ``add`` has accepted is in memory until the sink has it: a crash
+    loses it. Leaving ``async with`` shuts the batcher down, without a time limit.
+    """
+
+    def __init__(self, config: BatcherConfig[Sink[T]]) -> None:
+        self.config = config
+        self._machine: BatchMachine[T] = BatchMachine.of(config)
+        self._sink = config.sink
+        self._logger = config.logger or logging.getLogger("jetspark.batcher")
+        self._clock: _Clock | None = None
+        self._now: Callable[[], float] | None = None
+        self._timer: _Timer | None = None
+        self._timer_at = 0.0
+        self._writes: dict[int, asyncio.Task[None]] = {}
+        """By the position of their first item."""
+        self._drained: list[asyncio.Future[bool]] = []
+        if config.metrics is not None:
+            config.metrics.watch(config.name, self.stats)
+
+    # ---- adding --------------------------------------------------------------------------------------------------
+
+    async def add(self, item: T, *, timeout: float | None = None) -> None:
+        """Accept an item; waits while the queue is full.
+
+        When this returns, the item is accepted. When it raises, whatever it raises, it is not: also when it is
+        cancelled.
+
+        Raises:
+            Closed: Shutdown has begun.
+            BatcherTimeout: There was no room within ``timeout`` seconds.
+            ConfigError: The item is larger than ``max_batch_bytes``.
+        """
+        machine = self._machine
+        if machine.room <= 0 or self._now is None:
+            await self._ask(1, timeout)
+        assert self._now is not None
+        flush = machine.add(item, self._now())
+        if flush is not None or self._timer is None:
+            self._advance(flush)
+
+    def try_add(self, item: T) -> bool:
+        """Accept an item if there is room now; otherwise, or when closed, count it as ``rejected`` and return False."""
+        machine = self._machine
+        self._bind()
+        if machine.room <= 0:
+            machine.reject()
+            return False
+        self._advance(machine.add(item, self._time()))
+        return True
+
+    async def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
+        """Accept all of the items or none; waits until there is room for all. Nothing comes between them.
+
+        Raises:
+            Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
+            ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
+        """
+        items = list(items)
+        if not items:
+            return self._machine.check_open()
+        await self._ask(len(items), timeout)
+        self._advance(self._machine.add_many(items, self._time()))
+
+    async def add_with_ack(self, item: T, *, timeout: float | None = None) -> asyncio.Future[None]:
+        """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
+
+        Awaiting it returns None, or raises what the sink raised, ``FlushTimeout`` or ``DroppedOnShutdown``. Nobody has
+        to await it; cancelling it changes nothing for the item.
+        """
+        if self._machine.room <= 0 or self._now is None:
+            await self._ask(1, timeout)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._advance(self._machine.add(item, self._time(), _teller(done)))
+        return done
+
+    async def flush(self, *, timeout: float | None = None) -> Flushed:
+        """Write everything accepted so far; returns how it went when the sink is done with it.
+
+        Raises:
+            BatcherTimeout: The sink was not done within ``timeout`` seconds. It goes on.
+            BatcherBroken: Nothing is written any more.
+        """
+        self._bind()
+        machine = self._machine
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        fence = machine.fence(partial(_end, done, True))
+        try:
+            self._advance()
+            if not fence.is_done and machine.failure is None and not await self._wait(done, timeout):
+                raise BatcherTimeout(self.config.name, "the sink is not done with what was to be flushed", timeout or 0)
+            if not fence.is_done:
+                machine.check_running()
+            return Flushed(fence.ok, fence.failed)
+        finally:
+            machine.forget(fence)
+
+    async def shutdown(self, *, timeout: float | None = None) -> None:
+        """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
+
+        Raises:
+            BatcherTimeout: It took longer than ``timeout`` seconds; what was not known to be written is counted in
+                ``stats().dropped_on_shutdown``. Writing goes on while the loop runs.
+            BatcherBroken: The batcher cannot write what it holds.
+        """
+        self._bind()
+        machine = self._machine
+        machine.close()
+        self._advance()
+        if not machine.is_drained and machine.failure is None:
+            done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._drained.append(done)
+            try:
+                if not await self._wait(done, timeout):
+                    dropped = machine.write_off()
+                    self._logger.warning("batcher %r: %d items dropped on shutdown", self.config.name, dropped)
+                    raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
+            finally:
+                self._drained.remove(done)
+        machine.check_running()
+
+    def stats(self) -> Stats:
+        """Where every accepted item is, at one moment."""
+        return self._machine.stats()
+
+    async def __aenter__(self) -> Batcher[T]:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.shutdown()
+
+    # ---- waiting -------------------------------------------------------------------------------------------------
+
+    def _bind(self) -> _Clock:
+        """To the running loop; the machine accepts nothing before."""
+        if self._clock is None:
+            clock = self.config.clock
+            if clock is not None and not hasattr(clock, "call_at"):
+                raise ConfigError(f"clock={clock!r}: expected one with now() and call_at(when, call)")
+            loop = asyncio.get_running_loop()
+            self._clock = _LoopClock(loop) if clock is None else cast(_Clock, clock)
+            self._now = self._clock.now
+        return self._clock
+
+    def _time(self) -> float:
+        return self._bind().now()
+
+    async def _ask(self, count: int, timeout: float | None) -> None:
+        """Wait for places and turn them into room. Nothing is awaited between this and the use of the room."""
+        self._bind()
+        machine = self._machine
+        granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        ticket = machine.ask(count, partial(_end, granted, True))
+        try:
+            if not ticket.is_granted and not await self._wait(granted, timeout):
+                raise BatcherTimeout(self.config.name, f"no room for {_items(count)} in its queue", timeout or 0)
+        except BaseException:
+            machine.give_back(ticket)
+            raise
+        machine.redeem(ticket)
+
+    async def _wait(self, done: asyncio.Future[bool], timeout: float | None) -> bool:
+        """Whether it was done in time, by the batcher's own clock."""
+        if timeout is None:
+            return await done
+        if timeout <= 0:
+            return done.done()
+        clock = self._bind()
+        timer = clock.call_at(clock.now() + timeout, partial(_end, done, False))
+        try:
+            return await done
+        finally:
+            timer.cancel()
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def _advance(self, flush: Flush[T] | None = None) -> None:
+        """After every call into the machine: begin the writes that are due, and look at the clock.
+
+        Never raises: its callers have made promises already.
+        """
+        try:
+            machine, now = self._machine, self._time()
+            flush = flush or machine.poll(now)
+            while flush is not None:
+                task = asyncio.get_running_loop().create_task(self._write(flush), name=f"batcher {self.config.name}")
+                self._writes[flush.first] = task
+                flush = machine.poll(now)
+            self._watch_clock()
+        except Exception as error:
+            self._break(error)
+        if self._machine.is_drained or self._machine.failure is not None:
+            for done in self._drained:
+                _end(done, True)
+
+    def _watch_clock(self) -> None:
+        deadline = self._machine.next_deadline()
+        if self._timer is not None:
+            if deadline is None or self._timer_at <= deadline:
+                return  # it will look, and be set anew
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer_at = deadline
+            self._timer = self._bind().call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        try:
+            overdue = self._machine.overdue(self._time())
+        except Exception as error:
+            return self._break(error)
+        for flush in overdue:
+            self._writes[flush.first].cancel()
+            self._report(flush, FlushTimeout(self.config.name, flush.count, self.config.flush_timeout))
+        self._advance()
+
+    async def _write(self, flush: Flush[T]) -> None:
+        failure: BaseException | None = None
+        try:
+            await self._sink.write(flush.items)
+        except asyncio.CancelledError as error:
+            # Not as it is: raised by an ack, it would say that the one who awaits it was cancelled.
+            failure = JetSparkError(f"batcher {self.config.name!r}: the write was cancelled")
+            failure.__cause__ = error
+        except GeneratorExit:
+            raise  # the loop is gone, and nobody is left to tell
+        except BaseException as error:  # whatever a sink raises, the items are accounted for
+            failure = error
+        was_settled = flush.is_settled
+        del self._writes[flush.first]
+        self._machine.finish(flush, failure)
+        if not was_settled:
+            self._report(flush, failure)
+        task = asyncio.current_task()
+        assert task is not None
+        if task.cancelling() > flush.is_overdue:
+            # Not by us: the loop is about to end, and new tasks would never run.
+            self._break(asyncio.CancelledError("the event loop ended before the batcher was shut down"))
+        else:
+            self._advance()
+        if isinstance(failure, KeyboardInterrupt | SystemExit):
+            raise failure
+
+    def _report(self, flush: Flush[T], failure: BaseException | None) -> None:
+        config = self.config
+        if failure is not None:
+            self._logger.warning("batcher %r: a write of %d items failed: %r", config.name, flush.count, failure)
+        if config.metrics is not None:
+            try:
+                seconds = self._time() - flush.began_at
+                config.metrics.flushed(
+                    config.name, items=flush.count, seconds=seconds, result="ok" if failure is None else "fail"
+                )
+            except Exception:
+                self._logger.exception("batcher %r: its metrics failed", config.name)
+
+    def _break(self, error: BaseException) -> None:
+        self._logger.error("batcher %r cannot go on: %r", self.config.name, error)
+        self._machine.fail(error)
+        for done in self._drained:
+            _end(done, True)
+
+
+def _end(done: asyncio.Future[bool], value: bool) -> None:
+    if not done.done():
+        done.set_result(value)
+
+
+def _teller(done: asyncio.Future[None]) -> Ack:
+    def tell(error: BaseException | None) -> None:
+        if done.done():  # the caller does not want to know any more
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+            done.exception()  # nobody has to ask, and that is no reason for a warning
+
+    return tell
+
+
+def _items(count: int) -> str:
+    return "an item" if count == 1 else f"{count} items"

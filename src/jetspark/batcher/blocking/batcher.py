@@ -1,0 +1,342 @@
+"""The batcher on threads. Decisions are made in :mod:`jetspark.batcher.machine`; this adds waiting and writing.
+
+One lock guards the machine; nobody holds it while the sink writes. A *keeper* thread watches the clock, and as many
+*writer* threads as flushes may run at once give batches to the sink. They are daemons and begin with the first item.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
+from typing import Generic, Protocol, TypeVar, cast
+
+from jetspark.batcher.blocking.sinks import Sink
+from jetspark.batcher.config import BatcherConfig, Flushed, Result, Stats
+from jetspark.batcher.machine import BatchMachine, Flush
+from jetspark.errors import BatcherTimeout, ConfigError, FlushTimeout
+
+__all__ = ["Batcher"]
+
+T = TypeVar("T")
+
+
+class _Clock(Protocol):
+    def now(self) -> float: ...
+
+    def wait(self, condition: threading.Condition, until: float | None, /) -> None:
+        """Until the condition is notified or it is that time; the caller holds its lock."""
+
+
+class _RealClock:
+    now = staticmethod(time.monotonic)
+
+    def wait(self, condition: threading.Condition, until: float | None) -> None:
+        if until is None:
+            condition.wait()
+        elif (left := until - time.monotonic()) > 0:
+            condition.wait(left)
+
+
+class Batcher(Generic[T]):
+    """Gathers single items into batches for a sink, within bounds of size, bytes, time and memory.
+
+    Any thread may call anything. What ``add`` has accepted is in memory until the sink has it: a crash, or a program
+    that ends without ``shutdown``, loses it. Leaving ``with`` shuts the batcher down, without a time limit.
+
+    A thread cannot be stopped from outside: a write that takes longer than ``flush_timeout`` counts as failed, and the
+    next one waits until it returns. A sink whose calls may hang needs timeouts of its own.
+    """
+
+    def __init__(self, config: BatcherConfig[Sink[T]]) -> None:
+        clock = config.clock
+        if clock is not None and not hasattr(clock, "wait"):
+            raise ConfigError(f"clock={clock!r}: expected one with now() and wait(condition, until)")
+        self.config = config
+        self._machine: BatchMachine[T] = BatchMachine.of(config)
+        self._sink = config.sink
+        self._logger = config.logger or logging.getLogger("jetspark.batcher")
+        self._clock: _Clock = _RealClock() if clock is None else cast(_Clock, clock)
+        self._now = self._clock.now
+        self._lock = threading.Lock()
+        self._keeper_wakes = threading.Condition(self._lock)
+        self._writer_wakes = threading.Condition(self._lock)
+        self._has_drained = threading.Condition(self._lock)
+        self._watched: float | None = None
+        """The keeper looks at this time, or earlier; None when it waits to be woken."""
+        self._due: deque[Flush[T]] = deque()
+        self._has_threads = False
+        self._news: deque[Callable[[], None]] = deque()
+        """What acks and metrics have to be told, which is done without the lock: they may call us."""
+        if config.metrics is not None:
+            config.metrics.watch(config.name, self.stats)
+
+    # ---- adding --------------------------------------------------------------------------------------------------
+
+    def add(self, item: T, *, timeout: float | None = None) -> None:
+        """Accept an item; waits while the queue is full.
+
+        When this returns, the item is accepted. When it raises, whatever it raises, it is not.
+
+        Raises:
+            Closed: Shutdown has begun.
+            BatcherTimeout: There was no room within ``timeout`` seconds.
+            ConfigError: The item is larger than ``max_batch_bytes``.
+        """
+        with self._lock:
+            machine = self._machine
+            if machine.room <= 0:
+                self._ask(1, timeout)
+            flush = machine.add(item, self._now())
+            if flush is not None or self._watched is None:
+                self._advance(flush)
+        if self._news:
+            self._tell()
+
+    def try_add(self, item: T) -> bool:
+        """Accept an item if there is room now; otherwise, or when closed, count it as ``rejected`` and return False."""
+        with self._lock:
+            machine = self._machine
+            if machine.room <= 0:
+                machine.reject()
+                return False
+            self._advance(machine.add(item, self._now()))
+            return True
+
+    def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
+        """Accept all of the items or none; waits until there is room for all. Nothing comes between them.
+
+        Raises:
+            Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
+            ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
+        """
+        items = list(items)
+        with self._lock:
+            if not items:
+                return self._machine.check_open()
+            self._ask(len(items), timeout)
+            self._advance(self._machine.add_many(items, self._now()))
+
+    def add_with_ack(self, item: T, *, timeout: float | None = None) -> Future[None]:
+        """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
+
+        Its ``result()`` is None, or raises what the sink raised, ``FlushTimeout`` or ``DroppedOnShutdown``. Nobody has
+        to ask; cancelling it changes nothing for the item.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            if self._machine.room <= 0:
+                self._ask(1, timeout)
+            ack = lambda error: self._news.append(partial(_end, done, error))  # noqa: E731
+            self._advance(self._machine.add(item, self._now(), ack))
+        self._tell()
+        return done
+
+    def flush(self, *, timeout: float | None = None) -> Flushed:
+        """Write everything accepted so far; returns how it went when the sink is done with it.
+
+        Raises:
+            BatcherTimeout: The sink was not done within ``timeout`` seconds. It goes on.
+            BatcherBroken: Nothing is written any more.
+        """
+        with self._lock:
+            machine = self._machine
+            done = threading.Condition(self._lock)
+            fence = machine.fence(done.notify)
+            try:
+                self._advance()
+                until = self._until(timeout)
+                while not fence.is_done:
+                    machine.check_running()
+                    if not self._wait(done, until):
+                        what = "the sink is not done with what was to be flushed"
+                        raise BatcherTimeout(self.config.name, what, timeout or 0)
+                return Flushed(fence.ok, fence.failed)
+            finally:
+                machine.forget(fence)
+
+    def shutdown(self, *, timeout: float | None = None) -> None:
+        """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
+
+        Raises:
+            BatcherTimeout: It took longer than ``timeout`` seconds; what was not known to be written is counted in
+                ``stats().dropped_on_shutdown``. Writing goes on while the process lives.
+            BatcherBroken: The batcher cannot write what it holds.
+        """
+        machine = self._machine
+        with self._lock:
+            machine.close()
+            self._advance()
+            until = self._until(timeout)
+            while not machine.is_drained:
+                machine.check_running()
+                if not self._wait(self._has_drained, until):
+                    break
+            else:
+                return
+            dropped = machine.write_off()
+        self._logger.warning("batcher %r: %d items dropped on shutdown", self.config.name, dropped)
+        self._tell()
+        raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
+
+    def stats(self) -> Stats:
+        """Where every accepted item is, at one moment."""
+        with self._lock:
+            return self._machine.stats()
+
+    def __enter__(self) -> Batcher[T]:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    # ---- waiting; the caller holds the lock ------------------------------------------------------------------------
+
+    def _ask(self, count: int, timeout: float | None) -> None:
+        """Wait for places and turn them into room."""
+        machine = self._machine
+        granted = threading.Condition(self._lock)
+        ticket = machine.ask(count, granted.notify)
+        try:
+            until = self._until(timeout)
+            while not ticket.is_granted and not ticket.is_over:
+                if not self._wait(granted, until):
+                    what = f"no room for {count} more in its queue"
+                    raise BatcherTimeout(self.config.name, what, timeout or 0)
+        except BaseException:
+            machine.give_back(ticket)
+            raise
+        machine.redeem(ticket)
+
+    def _until(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._now() + timeout
+
+    def _wait(self, condition: threading.Condition, until: float | None) -> bool:
+        """False when it is that time already."""
+        if until is not None and self._now() >= until:
+            return False
+        self._clock.wait(condition, until)
+        return True
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, flush: Flush[T] | None = None) -> None:
+        """After every call into the machine, with the lock held: hand out what is due, and look at the clock.
+
+        Never raises: its callers have made promises already.
+        """
+        machine = self._machine
+        try:
+            now = self._now()
+            flush = flush or machine.poll(now)
+            while flush is not None:
+                self._due.append(flush)
+                self._writer_wakes.notify()
+                flush = machine.poll(now)
+            deadline = machine.next_deadline()
+            if deadline is not None:
+                self._start_threads()
+                if self._watched is None or deadline < self._watched:
+                    self._watched = deadline
+                    self._keeper_wakes.notify()
+        except Exception as error:
+            self._break(error)
+        if machine.is_drained:
+            for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
+                condition.notify_all()
+
+    def _start_threads(self) -> None:
+        if self._has_threads:
+            return
+        self._has_threads = True
+        name = f"batcher {self.config.name}"
+        threading.Thread(target=self._keep, name=f"{name} keeper", daemon=True).start()
+        for number in range(self.config.max_concurrent_flushes):
+            threading.Thread(target=self._write, name=f"{name} writer {number}", daemon=True).start()
+
+    def _keep(self) -> None:
+        while self._look_at_clock():
+            self._tell()
+
+    def _look_at_clock(self) -> bool:
+        """Do what is due and wait for the next time; False when there is no more to do."""
+        machine = self._machine
+        with self._lock:
+            try:
+                for flush in machine.overdue(self._now()):
+                    self._report(flush, FlushTimeout(self.config.name, flush.count, self.config.flush_timeout))
+                self._watched = None
+                self._advance()
+                if not self._news and not self._is_over:
+                    self._clock.wait(self._keeper_wakes, self._watched)
+            except Exception as error:
+                self._break(error)
+            return bool(self._news) or not self._is_over
+
+    def _write(self) -> None:
+        while (flush := self._next_write()) is not None:
+            failure: BaseException | None = None
+            try:
+                self._sink.write(flush.items)
+            except BaseException as error:  # whatever a sink raises, the items are accounted for
+                failure = error
+            with self._lock:
+                was_settled = flush.is_settled
+                self._machine.finish(flush, failure)
+                if not was_settled:
+                    self._report(flush, failure)
+                self._advance()
+            self._tell()
+            del flush, failure  # an idle batcher keeps neither items nor tracebacks alive
+
+    def _next_write(self) -> Flush[T] | None:
+        """None when there will be no more."""
+        with self._lock:
+            while not self._due:
+                if self._is_over:
+                    return None
+                self._writer_wakes.wait()
+            return self._due.popleft()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._machine.is_drained or self._machine.failure is not None
+
+    def _report(self, flush: Flush[T], failure: BaseException | None) -> None:
+        config = self.config
+        if failure is not None:
+            self._logger.warning("batcher %r: a write of %d items failed: %r", config.name, flush.count, failure)
+        if config.metrics is not None:
+            result: Result = "ok" if failure is None else "fail"
+            seconds, measure = self._now() - flush.began_at, config.metrics.flushed
+            self._news.append(partial(measure, config.name, items=flush.count, seconds=seconds, result=result))
+
+    def _tell(self) -> None:
+        """Without the lock."""
+        while self._news:
+            try:
+                self._news.popleft()()
+            except IndexError:
+                return  # another thread was quicker
+            except Exception:
+                self._logger.exception("batcher %r: its metrics failed", self.config.name)
+
+    def _break(self, error: BaseException) -> None:
+        self._logger.error("batcher %r cannot go on: %r", self.config.name, error)
+        self._machine.fail(error)
+        for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
+            condition.notify_all()
+
+
+def _end(done: Future[None], error: BaseException | None) -> None:
+    try:
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+    except InvalidStateError:
+        pass  # the caller does not want to know any more

@@ -1,0 +1,136 @@
+"""What a batcher is given, and what it tells about itself. The same for both drivers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from jetspark.errors import ConfigError
+
+__all__ = ["BatcherConfig", "Clock", "Flushed", "Metrics", "Reason", "Result", "Stats"]
+
+DEFAULT_QUEUE_DEPTH = 1024
+DEFAULT_FLUSH_TIMEOUT_S = 5.0
+
+Reason: TypeAlias = Literal["size", "bytes", "time", "manual", "shutdown"]
+"""Why a batch was flushed; each flush has exactly one."""
+REASONS: tuple[Reason, ...] = ("size", "bytes", "time", "manual", "shutdown")
+Result: TypeAlias = Literal["ok", "fail"]
+
+SinkT_co = TypeVar("SinkT_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Where every accepted item is, at one moment.
+
+    ``enqueued == flushed_ok + flushed_fail + dropped_on_shutdown + in_flight``, at any moment.
+    """
+
+    enqueued: int = 0
+    """Accepted."""
+    flushed_ok: int = 0
+    """In writes that succeeded."""
+    flushed_fail: int = 0
+    """In writes that failed, or were not done within ``flush_timeout``."""
+    dropped_on_shutdown: int = 0
+    """Not known to be written when the time given to ``shutdown`` was over."""
+    in_flight: int = 0
+    """Waiting, or being written."""
+    rejected: int = 0
+    """Refused by ``try_add``; never accepted, so no part of the sum."""
+    late_ok: int = 0
+    """Of those counted as failed or dropped because time was over: so many were reported as written afterwards."""
+    queue_depth: int = 0
+    """Waiting, not yet given to the sink."""
+    flushes: Mapping[Reason, int] = field(default_factory=dict)
+    """Writes begun, by reason."""
+    is_closed: bool = False
+    """Nothing more is accepted."""
+
+
+class Flushed(NamedTuple):
+    """How it went with the items a manual flush waited for."""
+
+    ok: int
+    failed: int
+
+
+class Metrics(Protocol):
+    """Where a batcher's numbers go. Nothing is called for single items, so measuring costs a batcher nothing.
+
+    Both methods may be called from any thread. What ``flushed`` raises is logged and goes no further.
+    """
+
+    def watch(self, name: str, stats: Callable[[], Stats]) -> None:
+        """A batcher begins: its counters are read from ``stats`` whenever somebody wants to know them."""
+
+    def flushed(self, name: str, *, items: int, seconds: float, result: Result) -> None:
+        """A write is over."""
+
+
+class Clock(Protocol):
+    """What time it is. Each driver adds a way to wait for a time; :class:`jetspark.testing.FakeClock` has both."""
+
+    def now(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatcherConfig(Generic[SinkT_co]):
+    """How a batcher behaves. Times are in seconds."""
+
+    sink: SinkT_co
+    """Where batches go: an object with ``write(batch)``."""
+    max_batch_size: int
+    """A batch goes when it has so many items."""
+    max_batch_delay: float
+    """A batch goes when its first item has waited so long."""
+    name: str = "batcher"
+    """For errors, logs and the label of metrics."""
+    queue_depth: int = DEFAULT_QUEUE_DEPTH
+    """Items accepted while the sink is busy; then ``add`` waits. Zero or less means 1024."""
+    flush_timeout: float = DEFAULT_FLUSH_TIMEOUT_S
+    """Longest time for one write. Zero or less means 5."""
+    max_batch_bytes: int | None = None
+    """A batch has at most so many bytes, as ``size_of`` counts them; an item of more is refused."""
+    size_of: Callable[[Any], int] = len
+    """Bytes of an item; asked only with ``max_batch_bytes``."""
+    max_concurrent_flushes: int = 1
+    """More than one gives up the order across batches: they begin in order, and may finish in any."""
+    metrics: Metrics | None = None
+    logger: logging.Logger | None = None
+    """By default ``jetspark.batcher``."""
+    clock: Clock | None = None
+    """For tests; by default real time."""
+
+    def __post_init__(self) -> None:
+        _check_count("max_batch_size", self.max_batch_size)
+        _check_count("max_concurrent_flushes", self.max_concurrent_flushes)
+        if self.max_batch_bytes is not None:
+            _check_count("max_batch_bytes", self.max_batch_bytes)
+        if not (_is_number(self.max_batch_delay) and 0 < self.max_batch_delay < math.inf):
+            raise ConfigError(f"max_batch_delay={self.max_batch_delay!r}: expected a positive number of seconds")
+        if not isinstance(self.queue_depth, int):
+            raise ConfigError(f"queue_depth={self.queue_depth!r}: expected a number of items")
+        if not (_is_number(self.flush_timeout) and self.flush_timeout < math.inf):
+            raise ConfigError(f"flush_timeout={self.flush_timeout!r}: expected a number of seconds")
+        if not callable(getattr(self.sink, "write", None)):
+            raise ConfigError(f"sink={self.sink!r}: expected an object with a method write(batch)")
+        if not callable(self.size_of):
+            raise ConfigError(f"size_of={self.size_of!r}: expected a function from an item to its bytes")
+        if self.queue_depth <= 0:
+            object.__setattr__(self, "queue_depth", DEFAULT_QUEUE_DEPTH)
+        if self.flush_timeout <= 0:
+            object.__setattr__(self, "flush_timeout", DEFAULT_FLUSH_TIMEOUT_S)
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r}: expected 1 or more")
+
+
+def _is_number(value: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

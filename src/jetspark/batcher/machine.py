@@ -1,0 +1,506 @@
+"""The batcher as a state machine: items in, batches out, each item accounted for once. Pure; time is an argument.
+
+An accepted item has a position, counted from 0, and moves one way::
+
+    add() ──> waiting ──poll()──> running: a Flush the driver writes ──settled as──> ok │ failed │ dropped
+                 └────────────────── shutdown's time is over ─────────────────────────────────────────┘
+
+``waiting`` is the specification's input channel and buffer in one: its first ``max_batch_size`` items are the batch
+that is being gathered. At most ``slots`` flushes run. While one is free a batch goes as soon as it is due; while none
+is, up to ``queue_depth`` items wait, and more have to be asked for: ``ask()`` gives a ticket, tickets are granted in
+order, and a granted one is a place kept free until it is redeemed or given back. So whoever stops waiting, for
+whatever reason, knows that its items were not accepted, and nobody is overtaken for ever.
+
+A flush is *settled* once, which counts its items and tells their acks, and *finished* when the sink has returned,
+which frees its slot. Mostly that is one moment. A write that takes longer than ``flush_timeout`` is settled as failed
+before it is finished, and when the time of a shutdown is over everything is settled as dropped, while the writing goes
+on as long as the process does.
+
+Invariants: ``enqueued == taken + len(waiting)``; every position below ``taken`` is in exactly one flush;
+``ok + failed + dropped`` never goes back and never exceeds what was accepted. ``room`` is how many items may be added
+without asking: it is 0 when closed, and while somebody waits for a place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
+from jetspark.errors import BatcherBroken, BatcherClosed, ConfigError, DroppedOnShutdown, FlushTimeout
+
+__all__ = ["Ack", "BatchMachine", "Fence", "Flush", "Ticket"]
+
+T = TypeVar("T")
+
+Ack: TypeAlias = Callable[[BaseException | None], None]
+"""Called once, when an item is settled: with None when it is written, else with why it is not known to be."""
+
+
+@dataclass(slots=True)
+class Flush(Generic[T]):
+    """One batch on its way to the sink."""
+
+    items: list[T]
+    """The sink's own, which it may change; so nothing is read from it again."""
+    reason: Reason
+    first: int = field(default=0, compare=False)
+    """Position of the first item."""
+    count: int = field(init=False, compare=False)
+    began_at: float = field(default=0.0, compare=False)
+    acks: Sequence[Ack] = field(default=(), compare=False)
+    is_settled: bool = field(default=False, compare=False)
+    is_overdue: bool = field(default=False, compare=False)
+    """It took too long, and its driver was told."""
+
+    def __post_init__(self) -> None:
+        self.count = len(self.items)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+class Ticket:
+    """A request for so many places; ``wake`` is called when it is granted, or never will be."""
+
+    __slots__ = ("count", "is_granted", "is_over", "wake")
+
+    def __init__(self, count: int, wake: Callable[[], None]) -> None:
+        self.count, self.wake = count, wake
+        self.is_granted = False
+        self.is_over = False
+        """Redeemed or given back."""
+
+
+class Fence:
+    """Everything accepted before it, as a manual flush waits for it; ``wake`` is called when all of it is settled."""
+
+    __slots__ = ("end", "failed", "first", "is_done", "ok", "wake")
+
+    def __init__(self, first: int, end: int, wake: Callable[[], None]) -> None:
+        self.first, self.end, self.wake = first, end, wake
+        self.ok = self.failed = 0
+        self.is_done = False
+
+
+class BatchMachine(Generic[T]):
+    """Decides what is accepted, and which items go when. Whoever calls it writes the flushes it returns."""
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        max_batch_delay: float,
+        queue_depth: int = 1024,
+        flush_timeout: float = 5.0,
+        max_batch_bytes: int | None = None,
+        size_of: Callable[[T], int] = len,  # type: ignore[assignment]  # of whatever has a length
+        slots: int = 1,
+        name: str = "batcher",
+    ) -> None:
+        self.name = name
+        self.queue_depth = queue_depth
+        self.flush_timeout = flush_timeout
+        self._max_items, self._delay = max_batch_size, max_batch_delay
+        self._max_bytes, self._size_of = max_batch_bytes, size_of
+        self._slots = slots
+        self._waiting: list[T] = []
+        self._sizes: list[int] = []
+        """Of the waiting items, when bytes count."""
+        self._waiting_bytes = 0
+        self._acks: deque[tuple[int, Ack]] = deque()
+        """Of waiting items, by position."""
+        self._since = 0.0
+        """When the first waiting item came to be the first of the present batch."""
+        self._running: dict[int, Flush[T]] = {}
+        """By the position of their first item: two flushes may well be equal."""
+        self._tickets: deque[Ticket] = deque()
+        self._reserved = 0
+        self._fences: list[Fence] = []
+        self._manual_to = 0
+        """Items before this position are due, because somebody asked."""
+        self.enqueued = 0
+        """Accepted so far: the position of the next item."""
+        self._taken = self._ok = self._failed = self._dropped = self._rejected = self._late_ok = 0
+        self._flushes: dict[Reason, int] = dict.fromkeys(REASONS, 0)
+        self.is_closed = False
+        self.is_written_off = False
+        """The time of a shutdown is over: whatever is left was settled as dropped."""
+        self.failure: BaseException | None = None
+        self.room = max_batch_size
+
+    @classmethod
+    def of(cls, config: BatcherConfig[object]) -> BatchMachine[T]:
+        return cls(
+            max_batch_size=config.max_batch_size,
+            max_batch_delay=config.max_batch_delay,
+            queue_depth=config.queue_depth,
+            flush_timeout=config.flush_timeout,
+            max_batch_bytes=config.max_batch_bytes,
+            size_of=config.size_of,
+            slots=config.max_concurrent_flushes,
+            name=config.name,
+        )
+
+    # ---- coming in -----------------------------------------------------------------------------------------------
+
+    def add(self, item: T, now: float, ack: Ack | None = None) -> Flush[T] | None:
+        """Accept an item, for which there must be room; returns a batch if one has to go now.
+
+        Raises:
+            ConfigError: The item alone is larger than a batch may be. It was not accepted.
+        """
+        waiting = self._waiting
+        if self._max_bytes is not None:
+            self._weigh((item,))
+        if not waiting:
+            self._since = now
+        if ack is not None:
+            self._acks.append((self.enqueued, ack))
+        waiting.append(item)
+        self.enqueued += 1
+        self.room -= 1
+        if self.room > 0 and self._max_bytes is None:
+            return None
+        return self.poll(now)
+
+    def add_many(self, items: Sequence[T], now: float) -> Flush[T] | None:
+        """Accept all of them, for which there must be places: see :meth:`ask`. Poll again after a batch."""
+        if self._max_bytes is not None:
+            self._weigh(items)
+        if not self._waiting:
+            self._since = now
+        self._waiting.extend(items)
+        self.enqueued += len(items)
+        return self.poll(now)
+
+    def _weigh(self, items: Iterable[T]) -> None:
+        """All or none: raises before anything has changed."""
+        assert self._max_bytes is not None
+        try:
+            sizes = [self._size_of(item) for item in items]
+            for size in sizes:
+                if not 0 <= size <= self._max_bytes:
+                    raise ConfigError(
+                        f"an item of {size} bytes: expected at most max_batch_bytes={self._max_bytes}; "
+                        "make it smaller, or batches larger"
+                    )
+        except BaseException:
+            self._serve_tickets()  # the places that were asked for are free again
+            raise
+        self._sizes += sizes
+        self._waiting_bytes += sum(sizes)
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            BatcherClosed: Nothing more is accepted.
+        """
+        self.check_running()
+        if self.is_closed:
+            raise BatcherClosed(self.name)
+
+    def check_running(self) -> None:
+        """
+        Raises:
+            BatcherBroken: Nothing is written any more.
+        """
+        if self.failure is not None:
+            raise BatcherBroken(self.name) from self.failure
+
+    def reject(self) -> None:
+        """An item was not accepted, and nobody will wait for it to be."""
+        self._rejected += 1
+
+    # ---- waiting for a place -------------------------------------------------------------------------------------
+
+    def ask(self, count: int, wake: Callable[[], None]) -> Ticket:
+        """Ask for places. The ticket may be granted at once; ``wake`` is called only if that happens later.
+
+        Raises:
+            BatcherClosed: Nothing more is accepted.
+            ConfigError: So many there will never be.
+        """
+        self.check_open()
+        # One place there always is, with a free slot or without.
+        if count > max(self.queue_depth, 1):
+            raise ConfigError(
+                f"{count} items at once: expected at most queue_depth={self.queue_depth}; add them in parts, or make "
+                "the queue deeper"
+            )
+        ticket = Ticket(count, wake)
+        if not self._tickets and self._has_places(count):
+            self._grant(ticket)
+        else:
+            self._tickets.append(ticket)
+        self._count_room()
+        return ticket
+
+    def redeem(self, ticket: Ticket) -> None:
+        """Turn a granted ticket into room; the items have to be added in the same breath.
+
+        Raises:
+            BatcherClosed: Nothing more is accepted.
+        """
+        if ticket.is_granted:
+            ticket.is_over = True
+            self._reserved -= ticket.count
+        self.check_open()
+        assert ticket.is_granted
+        self.room += ticket.count
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Not wanted any more; right at any time, and as often as one likes."""
+        if ticket.is_over:
+            return
+        ticket.is_over = True
+        if ticket.is_granted:
+            self._reserved -= ticket.count
+        elif ticket in self._tickets:
+            self._tickets.remove(ticket)
+        self._serve_tickets()
+
+    def _has_places(self, count: int) -> bool:
+        if len(self._running) < self._slots:
+            # One batch goes as soon as it is full, and the rest of them waits.
+            return self._reserved + count <= max(self.queue_depth, self._max_items - len(self._waiting))
+        return len(self._waiting) + self._reserved + count <= self.queue_depth
+
+    def _grant(self, ticket: Ticket) -> None:
+        ticket.is_granted = True
+        self._reserved += ticket.count
+
+    def _serve_tickets(self) -> None:
+        while self._tickets and self._has_places(self._tickets[0].count):
+            ticket = self._tickets.popleft()
+            self._grant(ticket)
+            ticket.wake()
+        self._count_room()
+
+    def _count_room(self) -> None:
+        if self.is_closed or self._tickets:
+            self.room = 0
+        elif len(self._running) < self._slots:
+            self.room = self._max_items - len(self._waiting) - self._reserved
+        else:
+            self.room = self.queue_depth - len(self._waiting) - self._reserved
+
+    # ---- going out -----------------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> Flush[T] | None:
+        """The next batch that has to go now. To be called until there is none: then places are given out."""
+        reason = self._due(now)
+        if reason is None:
+            self._serve_tickets()
+            return None
+        return self._take(reason, now)
+
+    def _due(self, now: float) -> Reason | None:
+        waiting = self._waiting
+        if not waiting or len(self._running) >= self._slots or self.failure is not None:
+            return None
+        if len(waiting) >= self._max_items:
+            return "size"
+        if self._max_bytes is not None and self._waiting_bytes >= self._max_bytes:
+            return "bytes"
+        if self.is_closed:
+            return "shutdown"
+        if self._taken < self._manual_to:
+            return "manual"
+        if now >= self._since + self._delay:
+            return "time"
+        return None
+
+    def _take(self, reason: Reason, now: float) -> Flush[T]:
+        count = min(len(self._waiting), self._max_items)
+        if self._max_bytes is not None:
+            count, reason = self._take_bytes(count, reason)
+        if count == len(self._waiting):
+            # The list itself goes, and a new one is begun: a batch is never anybody else's list.
+            items, self._waiting = self._waiting, []
+        else:
+            items = self._waiting[:count]
+            del self._waiting[:count]
+        flush = Flush(items, reason, self._taken, began_at=now, is_settled=self.is_written_off)
+        self._taken += count
+        if self._acks:
+            flush.acks = self._acks_before(self._taken)
+        self._since = now
+        self._running[flush.first] = flush
+        self._flushes[reason] += 1
+        self._count_room()
+        return flush
+
+    def _take_bytes(self, count: int, reason: Reason) -> tuple[int, Reason]:
+        """So many of the first ``count`` items as fit; at least one does."""
+        assert self._max_bytes is not None
+        total = fitting = 0
+        for size in self._sizes[:count]:
+            if total + size > self._max_bytes:
+                reason = "bytes"
+                break
+            total += size
+            fitting += 1
+        del self._sizes[:fitting]
+        self._waiting_bytes -= total
+        return fitting, reason
+
+    def _acks_before(self, end: int) -> list[Ack]:
+        acks = []
+        while self._acks and self._acks[0][0] < end:
+            acks.append(self._acks.popleft()[1])
+        return acks
+
+    def finish(self, flush: Flush[T], error: BaseException | None) -> None:
+        """The sink has returned, or raised. Poll afterwards: its slot is free."""
+        del self._running[flush.first]
+        if not flush.is_settled:
+            self._settle(flush, error)
+        elif error is None:
+            self._late_ok += flush.count
+        self._pass_fences()
+
+    def _settle(self, flush: Flush[T], error: BaseException | None) -> None:
+        flush.is_settled = True
+        if error is None:
+            self._ok += flush.count
+        else:
+            self._failed += flush.count
+        self._tell(flush.first, flush.end, flush.acks, error)
+
+    def _tell(self, first: int, end: int, acks: Iterable[Ack], error: BaseException | None) -> None:
+        """Those who wait for these items learn how it went."""
+        for fence in self._fences:
+            count = max(min(end, fence.end) - max(first, fence.first), 0)
+            if error is None:
+                fence.ok += count
+            else:
+                fence.failed += count
+        for ack in acks:
+            ack(error)
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When to poll and to look for overdue writes, if nothing happens before."""
+        times = [flush.began_at + self.flush_timeout for flush in self._running.values() if not flush.is_overdue]
+        if self._waiting and len(self._running) < self._slots:
+            times.append(self._since + self._delay)
+        return min(times, default=None)
+
+    def overdue(self, now: float) -> list[Flush[T]]:
+        """Writes that took too long, each once; they are settled as failed if they were not yet, and still running."""
+        late = [f for f in self._running.values() if not f.is_overdue and now >= f.began_at + self.flush_timeout]
+        for flush in late:
+            flush.is_overdue = True
+            if not flush.is_settled:
+                self._settle(flush, FlushTimeout(self.name, flush.count, self.flush_timeout))
+        if late:
+            self._pass_fences()
+        return late
+
+    # ---- fences --------------------------------------------------------------------------------------------------
+
+    def fence(self, wake: Callable[[], None]) -> Fence:
+        """Have everything accepted so far go now. Poll afterwards, and wait for the fence if it is not done."""
+        fence = Fence(self._settled_to(), self.enqueued, wake)
+        self._manual_to = fence.end
+        self._fences.append(fence)
+        self._pass_fences()
+        return fence
+
+    def forget(self, fence: Fence) -> None:
+        """Nobody waits for it any more."""
+        if fence in self._fences:
+            self._fences.remove(fence)
+
+    def _settled_to(self) -> int:
+        """Everything before this position is settled."""
+        if self.is_written_off:
+            return self.enqueued
+        return min((flush.first for flush in self._running.values() if not flush.is_settled), default=self._taken)
+
+    def _pass_fences(self) -> None:
+        if not self._fences:
+            return
+        settled_to = self._settled_to()
+        passed = [fence for fence in self._fences if fence.end <= settled_to]
+        for fence in passed:
+            self._fences.remove(fence)
+            fence.is_done = True
+            fence.wake()
+
+    # ---- ending --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Accept nothing more; what waits is due. Whoever waits for a place is told. Poll afterwards."""
+        self.is_closed = True
+        self.room = 0
+        tickets, self._tickets = self._tickets, deque()
+        for ticket in tickets:
+            ticket.is_over = True
+            ticket.wake()
+
+    @property
+    def is_drained(self) -> bool:
+        """Everything has been passed to the sink, and it has returned."""
+        return self.is_closed and not self._waiting and not self._running
+
+    def write_off(self) -> int:
+        """The time of the shutdown is over: settle what is left as dropped. The writing may go on, unaccounted."""
+        assert self.is_closed
+        if self.is_written_off:
+            return 0
+        self.is_written_off = True
+        for flush in self._running.values():
+            if not flush.is_settled:
+                flush.is_settled = True
+                self._dropped += flush.count
+                self._tell(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
+        self._dropped += len(self._waiting)
+        acks = self._acks_before(self.enqueued)
+        self._tell(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
+        self._pass_fences()
+        return self._dropped
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever runs this machine cannot go on. What it holds stays unwritten and is told so."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.close()
+        broken = BatcherBroken(self.name)
+        broken.__cause__ = error
+        for ack in self._acks_before(self.enqueued):
+            ack(broken)
+        fences, self._fences = self._fences, []
+        for fence in fences:
+            fence.wake()
+
+    # ---- what it tells -------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """Accepted and not settled, counted one by one: what ``in_flight`` has to be."""
+        running = sum(flush.count for flush in self._running.values() if not flush.is_settled)
+        return running + (0 if self.is_written_off else len(self._waiting))
+
+    def stats(self) -> Stats:
+        # Settled first: whoever reads this from another thread may see items come in meanwhile, never too many settled.
+        ok, failed, dropped, late_ok = self._ok, self._failed, self._dropped, self._late_ok
+        enqueued = self.enqueued
+        return Stats(
+            enqueued=enqueued,
+            flushed_ok=ok,
+            flushed_fail=failed,
+            dropped_on_shutdown=dropped,
+            in_flight=enqueued - ok - failed - dropped,
+            rejected=self._rejected,
+            late_ok=late_ok,
+            queue_depth=len(self._waiting),
+            flushes=dict(self._flushes),
+            is_closed=self.is_closed,
+        )
