@@ -554,7 +554,7 @@ class FlushTimeout(JetSparkError, TimeoutError):
         self.name, self.items, self.timeout_s = name, items, timeout_s
 
     def __str__(self) -> str:
-        return f"batcher {self.name!r}: the sink was not done with {self.items} items after flush_timeout={self.timeout_s:g}"
+        return f"batcher {self.name!r}: a write of {self.items} items took longer than flush_timeout={self.timeout_s:g}"
 
 
 class DroppedOnShutdown(JetSparkError):

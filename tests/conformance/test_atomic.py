@@ -17,9 +17,7 @@ from jetspark import Expect, StreamConfig
 from jetspark.server import NatsCluster, NatsServer
 
 MAX_INFLIGHT = 5
-LIMITS = f"""
-jetstream {{ limits {{ batch {{ max_inflight_per_stream: {MAX_INFLIGHT}, max_msgs: 20, timeout: "1s" }} }} }}
-"""
+LIMITS = f'limits {{ batch {{ max_inflight_per_stream: {MAX_INFLIGHT}, max_msgs: 20, timeout: "1s" }} }}'
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +28,10 @@ def shared() -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="module")
-def limited() -> Iterator[NatsServer]:
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """One that allows few and small batches, and not for long."""
-    with NatsServer(extra_config=LIMITS) as server:
+    store = tmp_path_factory.mktemp("limited")
+    with NatsServer(jetstream=False, extra_config=f'jetstream {{ store_dir: "{store}"\n{LIMITS} }}') as server:
         yield server
 
 

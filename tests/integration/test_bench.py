@@ -43,7 +43,7 @@ def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
             continue
         assert {*contender.spreads} == {metric.name for metric in WORKLOADS[name].metrics}
         assert all(spread.min > 0 for spread in contender.spreads.values())
-    assert all(verdict.ratio is not None and verdict.is_met is None for verdict in result.verdicts)
+    assert all(verdict.value is not None and verdict.is_met is None for verdict in result.verdicts)
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:

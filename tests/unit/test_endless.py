@@ -427,3 +427,71 @@ def test_a_slow_producer_is_not_given_up_while_the_server_owes_it_nothing() -> N
 def test_a_prefix_that_would_break_a_header_is_refused(prefix: str) -> None:
     with pytest.raises(ConfigError, match="id_prefix="):
         FastPublisherOptions(message_ids=True, id_prefix=prefix)
+
+
+# ---- waiting for a position without ending the batch -----------------------------------------------------------------
+
+
+def test_a_position_is_waited_for_without_an_end_while_more_is_accepted() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    peer.open(msgs=10)
+    peer.endless.want(3, NOW, linger_s=0.002)
+    assert peer.endless.next_deadline() == NOW + 0.002
+    peer.accept(4, now=NOW + 0.001)
+    assert peer.pump(NOW + 0.001) == [(4, 1, b"m4")]
+    peer.endless.on_time(NOW + 0.0025)
+    assert peer.pump(NOW + 0.0025) == []
+    peer.accept(*range(5, 11), now=NOW + 0.003)
+    peer.pump(NOW + 0.003)
+    peer.say(ack(10, 10), now=NOW + 0.004)
+    assert peer.endless.published == 10
+    deadline = peer.endless.next_deadline()
+    assert deadline is None or deadline > NOW + 1  # nothing is left to linger for
+    peer.endless.on_time(NOW + 1)
+    assert peer.pump(NOW + 1) == []  # the acknowledgement told, so nothing has to be ended
+
+
+def test_the_batch_is_ended_when_nothing_was_accepted_for_a_while() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    peer.open(msgs=10)
+    peer.endless.want(3, NOW, linger_s=0.002)
+    assert peer.pump(NOW + 0.001) == []
+    peer.endless.on_time(NOW + 0.002)
+    assert peer.pump(NOW + 0.002) == [(4, 3, b"")]
+    peer.say(final(3), now=NOW + 0.003)
+    assert peer.endless.published == 3
+
+
+def test_the_batch_is_not_ended_while_an_acknowledgement_is_on_its_way() -> None:
+    peer = Peer()
+    peer.accept(*range(1, 13))
+    peer.open(msgs=10)
+    peer.endless.want(12, NOW, linger_s=0.002)
+    peer.endless.on_time(NOW + 0.002)
+    assert peer.pump(NOW + 0.002) == []  # the one of the tenth has to come first
+    assert peer.endless.next_deadline() == pytest.approx(NOW + 0.004)
+    peer.say(ack(10, 10), now=NOW + 0.003)
+    peer.endless.on_time(NOW + 0.004)
+    assert peer.pump(NOW + 0.004) == [(13, 3, b"")]
+
+
+def test_without_lingering_the_batch_is_ended_at_once() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    peer.open(msgs=10)
+    peer.endless.want(2, NOW, linger_s=0)
+    assert peer.pump() == [(4, 3, b"")]
+
+
+def test_a_batch_that_is_not_open_yet_is_not_ended() -> None:
+    peer = Peer()
+    peer.accept(1)
+    peer.pump()
+    peer.endless.want(1, NOW, linger_s=0.002)
+    peer.endless.on_time(NOW + 0.002)
+    assert peer.pump(NOW + 0.002) == []
+    peer.say(ack(0, 10), now=NOW + 0.003)
+    peer.endless.on_time(NOW + 0.004)
+    assert peer.pump(NOW + 0.004) == [(2, 3, b"")]

@@ -31,7 +31,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish import fast
-from jetspark.publish.fast import FastBatchOptions, FastMachine, Item, Refusal, State, take
+from jetspark.publish.fast import FastBatchOptions, FastMachine, Item, Refusal, State, plain_subjects, take
 
 NOW = 100.0
 A: Item = ("s.a", b"x")
@@ -655,3 +655,22 @@ def test_what_came_before_a_bad_item_or_a_broken_iterator_was_sent() -> None:
     with pytest.raises(InvalidSubject):
         batch.add_some(left, NOW)
     assert (peer.sent(), batch.sequence, len(list(left))) == ([(4, 1)], 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("items", "subjects"),
+    [
+        ([("a", b"1"), ("b", b"2"), ("a", b"3")], {"a", "b"}),
+        ([], None),
+        ([("a", b"12345678")], {"a"}),
+        ([("a", b"123456789")], None),
+        ([("a", b"1"), ("b", b"2", None)], None),
+        ([("a", bytearray(b"1"))], None),
+        ([["a", b"1"]], None),  # a list may change in the caller's hands
+        ([("a",)], None),
+        ([("a", b"1"), 5], None),
+        ([(["a"], b"1")], None),
+    ],
+)
+def test_plain_messages_are_told_from_all_others(items: list[Any], subjects: set[str] | None) -> None:
+    assert plain_subjects(items, 8) == subjects

@@ -47,7 +47,17 @@ LAYERS: dict[str, set[str]] = {
 }
 
 # Modules, with all below them, that know no socket, clock, thread or chance.
-PURE = ("core", "jetstream", "publish", "batcher.machine", "spark.options", "spark.schema", "spark.offsets")
+PURE = (
+    "core",
+    "jetstream",
+    "publish",
+    "batcher.machine",
+    "batcher.steps",
+    "batcher.stores",
+    "spark.options",
+    "spark.schema",
+    "spark.offsets",
+)
 IMPURE_MODULES = {
     "_thread",
     "asyncio",

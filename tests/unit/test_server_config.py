@@ -123,6 +123,7 @@ def test_a_cluster_names_its_routes() -> None:
         ({"sync_interval_s": 0}, "sync_interval_s=0: expected more than 0"),
         ({"sync_interval_s": float("nan")}, "sync_interval_s=nan"),
         ({"jetstream": False, "durable": True}, "durable=True with jetstream=False"),
+        ({"extra_config": "debug: true\n jetstream { limits {} }"}, "extra_config has a jetstream block"),
         ({"max_payload_bytes": 0}, "max_payload_bytes=0: expected 1 or more"),
         ({"ping_interval_s": -1}, "ping_interval_s=-1: expected more than 0"),
         ({"host": ""}, "host=''"),

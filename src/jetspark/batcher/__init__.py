@@ -4,9 +4,19 @@
 """
 
 from jetspark.batcher.aio.batcher import Batcher
-from jetspark.batcher.aio.sinks import Sink
+from jetspark.batcher.aio.jetstream import AtomicSink, FastIngestSink
+from jetspark.batcher.aio.sinks import (
+    CircuitBreakerSink,
+    DeadLetterSink,
+    FileSink,
+    MeteredSink,
+    RateLimitSink,
+    RetrySink,
+    Sink,
+)
 from jetspark.batcher.config import BatcherConfig, Clock, Flushed, Metrics, Stats
 from jetspark.batcher.metrics import PrometheusMetrics
+from jetspark.batcher.steps import DeadLetter, Observer, SinkStats, Written
 from jetspark.errors import (
     BatcherBroken,
     BatcherTimeout,
@@ -18,19 +28,31 @@ from jetspark.errors import (
 from jetspark.errors import BatcherClosed as Closed
 
 __all__ = [
+    "AtomicSink",
     "Batcher",
     "BatcherBroken",
     "BatcherConfig",
     "BatcherTimeout",
+    "CircuitBreakerSink",
     "CircuitOpen",
     "Clock",
     "Closed",
     "ConfigError",
+    "DeadLetter",
+    "DeadLetterSink",
     "DroppedOnShutdown",
+    "FastIngestSink",
+    "FileSink",
     "FlushTimeout",
     "Flushed",
+    "MeteredSink",
     "Metrics",
+    "Observer",
     "PrometheusMetrics",
+    "RateLimitSink",
+    "RetrySink",
     "Sink",
+    "SinkStats",
     "Stats",
+    "Written",
 ]

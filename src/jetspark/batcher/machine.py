@@ -131,6 +131,8 @@ class BatchMachine(Generic[T]):
         """The time of a shutdown is over: whatever is left was settled as dropped."""
         self.failure: BaseException | None = None
         self.room = max_batch_size
+        self.has_new_deadline = False
+        """A batch was begun by ``add`` since ``next_deadline`` was asked for the last time."""
 
     @classmethod
     def of(cls, config: BatcherConfig[object]) -> BatchMachine[T]:
@@ -158,6 +160,7 @@ class BatchMachine(Generic[T]):
             self._weigh((item,))
         if not waiting:
             self._since = now
+            self.has_new_deadline = True
         if ack is not None:
             self._acks.append((self.enqueued, ack))
         waiting.append(item)
@@ -386,6 +389,7 @@ class BatchMachine(Generic[T]):
 
     def next_deadline(self) -> float | None:
         """When to poll and to look for overdue writes, if nothing happens before."""
+        self.has_new_deadline = False
         times = [flush.began_at + self.flush_timeout for flush in self._running.values() if not flush.is_overdue]
         if self._waiting and len(self._running) < self._slots:
             times.append(self._since + self._delay)

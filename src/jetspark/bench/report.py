@@ -65,7 +65,8 @@ class Verdict:
     """A bar and how we did. ``is_met`` is None when it could not be judged."""
 
     bar: Bar
-    ratio: float | None
+    value: float | None
+    """What the bar is about: a ratio, a difference, or a median."""
     is_met: bool | None
 
 
@@ -97,7 +98,7 @@ class WorkloadResult:
             "contenders": {entry.name: _contender_dict(entry) for entry in self.contenders},
             "ratios": [asdict(ratio) for ratio in self.ratios],
             "bars": [
-                asdict(verdict.bar) | {"ratio": verdict.ratio, "is_met": verdict.is_met} for verdict in self.verdicts
+                asdict(verdict.bar) | {"value": verdict.value, "is_met": verdict.is_met} for verdict in self.verdicts
             ],
         }
 
@@ -171,13 +172,22 @@ def summarise(
         for baseline in workload.baselines
         if baseline in measured and baseline != contender.name
     ]
-    by_key = {(ratio.metric, ratio.contender, ratio.baseline): ratio.ratio for ratio in ratios}
     verdicts = []
     for bar in workload.bars:
-        ratio = by_key.get((bar.metric, bar.contender, bar.baseline))
-        is_met = bar.is_met_by(ratio) if judge and ratio is not None else None
-        verdicts.append(Verdict(bar=bar, ratio=ratio, is_met=is_met))
+        value = _value(bar, measured)
+        is_met = bar.is_met_by(value) if judge and value is not None else None
+        verdicts.append(Verdict(bar=bar, value=value, is_met=is_met))
     return WorkloadResult(workload=workload, count=count, contenders=contenders, ratios=ratios, verdicts=verdicts)
+
+
+def _value(bar: Bar, measured: Mapping[str, ContenderResult]) -> float | None:
+    if bar.contender not in measured or (bar.baseline and bar.baseline not in measured):
+        return None
+    ours = measured[bar.contender].spreads[bar.metric].median
+    if not bar.baseline:
+        return ours
+    theirs = measured[bar.baseline].spreads[bar.metric].median
+    return ours / theirs if bar.by == "ratio" else ours - theirs
 
 
 def _spreads(samples: Sequence[Sample]) -> dict[str, Spread]:

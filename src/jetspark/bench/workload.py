@@ -52,23 +52,25 @@ MESSAGES_PER_S = Metric("messages_per_s", "messages/s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A promise: the contender's median over the baseline's is at least, or at most, the threshold."""
+    """A promise: how the contender's median stands to the baseline's is at least, or at most, the threshold."""
 
     claim: str
     metric: str
     contender: str
-    baseline: str
+    baseline: str = ""
+    """Without one the promise is about the contender's own median."""
+    by: Literal["ratio", "difference"] = "ratio"
     at_least: float | None = None
     at_most: float | None = None
 
     def __post_init__(self) -> None:
         assert (self.at_least is None) != (self.at_most is None), self.claim
 
-    def is_met_by(self, ratio: float) -> bool:
+    def is_met_by(self, value: float) -> bool:
         if self.at_least is not None:
-            return ratio >= self.at_least
+            return value >= self.at_least
         assert self.at_most is not None
-        return ratio <= self.at_most
+        return value <= self.at_most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jetspark.bench.atomic_batches import ATOMIC_10, ATOMIC_100, ATOMIC_1000
+from jetspark.bench.batcher import BATCHER, BATCHER_INGEST
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
 from jetspark.bench.fast_ingest import FAST_INGEST
@@ -27,6 +28,8 @@ WORKLOADS: dict[str, Workload] = {
         ATOMIC_10,
         ATOMIC_100,
         ATOMIC_1000,
+        BATCHER,
+        BATCHER_INGEST,
         JS_PULL,
         JS_PULL_ACK,
         SPARK_READ,

@@ -155,8 +155,9 @@ class FastBatch(_Paced, FastBatchFace):
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
         batch = self._batch
-        checked = publish_headers(headers, msg_id, expect, ttl)
-        item: Item = (subject, data) if checked is None else (subject, data, checked)
+        item: Item = (subject, data)
+        if headers is not None or msg_id is not None or expect is not None or ttl is not None:
+            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         with self._link.lock:
             if batch.room == 0 and self._open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
@@ -420,6 +421,22 @@ class FastPublisher(_Paced, FastPublisherFace):
         endless = self._endless
         with self._link.lock:
             position = endless.flush()
+            self._until(lambda: endless.published >= position, timeout)
+
+    def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
+        """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
+
+        Where :meth:`flush` ends the present batch at once, this does so only when nothing was published for
+        ``linger_s`` seconds: while others publish, the acknowledgements they bring along tell, and the batch stays
+        open.
+
+        Raises:
+            RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
+            JetSparkError: The publisher gave up.
+        """
+        endless = self._endless
+        with self._link.lock:
+            endless.want(position, time.monotonic(), linger_s)
             self._until(lambda: endless.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:

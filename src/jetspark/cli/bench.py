@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jetspark.bench.report import Ratio, Report, Spread, WorkloadResult
+from jetspark.bench.report import Ratio, Report, Spread, Verdict, WorkloadResult
 from jetspark.bench.runner import Plan, run, total_samples
 from jetspark.bench.workload import Metric
 from jetspark.bench.workloads import WORKLOADS
@@ -112,8 +112,15 @@ def _show(report: Report, out: Console) -> None:
         return
     for verdict in report.verdicts:
         word = {True: "[green]met[/]   ", False: "[red]missed[/]", None: "unknown"}[verdict.is_met]
-        ratio = "not measured" if verdict.ratio is None else f"{verdict.ratio:.2f} x"
-        out.print(f"{word}  {verdict.bar.claim}: {ratio}")
+        out.print(f"{word}  {verdict.bar.claim}: {_value(verdict)}")
+
+
+def _value(verdict: Verdict) -> str:
+    if verdict.value is None:
+        return "not measured"
+    if verdict.bar.baseline and verdict.bar.by == "ratio":
+        return f"{verdict.value:.2f} x"
+    return f"{verdict.value:,.0f}"
 
 
 def _table(result: WorkloadResult, metric: Metric, *, is_wide: bool) -> Table:

@@ -416,6 +416,15 @@ class Connection:
         self._out.append(data)
         self.published += len(ready)
 
+    def publish_frame(self, data: bytes) -> None:
+        """Like :meth:`publish_frames`, for one."""
+        out_bytes = self.out_bytes + len(data)
+        if out_bytes > self._room_bytes:
+            self._check_room()
+        self.out_bytes = out_bytes
+        self._out.append(data)
+        self.published += 1
+
     def address(self, subject: str) -> bytes:
         """A subject as it stands in a frame.
 

@@ -38,13 +38,22 @@ from jetspark.errors import (
     BufferFull,
     ConfigError,
     ConnectionClosed,
+    InvalidSubject,
     JetSparkError,
     JetStreamUnavailable,
     ServerError,
     UsageError,
 )
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.fast import CHUNK_BYTES, CHUNK_MESSAGES, FastBatchOptions, FastMachine, Item, State, take
+from jetspark.publish.fast import (
+    CHUNK_MESSAGES,
+    FastBatchOptions,
+    FastMachine,
+    Item,
+    State,
+    data_of,
+    plain_subjects,
+)
 
 __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 
@@ -150,6 +159,10 @@ class Endless:
         self._settled_in_batch = 0
         """How many of the present batch's messages have left ``sent``."""
         self._flush_to = 0
+        self._linger_to = 0
+        """To be flushed as well, once nothing was accepted for a while; acknowledgements may make that needless."""
+        self._linger_s = 0.0
+        self._linger_until: float | None = None
         self._is_closing = False
         self._retry_at: float | None = None
         self._retry_wait_s = RETRY_WAIT_S
@@ -194,6 +207,14 @@ class Endless:
             return False
         return bool(self._backlog) or self._batch is None or self._batch.is_waiting
 
+    @property
+    def _is_ack_on_its_way(self) -> bool:
+        """The server has enough for an acknowledgement, or will have without anybody's doing."""
+        batch = self._batch
+        if self._backlog or batch is None or batch.state is not State.OPEN:
+            return True
+        return batch.sequence - batch.acknowledged >= batch.msgs_per_ack
+
     def _begin_patience(self, now: float) -> None:
         """It runs from the moment the server has something to answer."""
         if not self._is_owed:
@@ -227,15 +248,20 @@ class Endless:
             self._check(items, kept)
         finally:
             self._begin_patience(now)
+            if self._linger_until is not None:
+                self._linger_until = now + self._linger_s
             self.accepted += len(kept)
             self._backlog.extend(kept)
-            self._pending_bytes += sum(map(_kept_bytes, kept))
+            self._pending_bytes += _kept_bytes(kept)
 
     def _check(self, items: Sequence[Item], kept: list[Item]) -> None:
         """Make of each message what is kept of it: its data, and its headers as they stand in a frame."""
         machine = self._machine
         payload, max_payload = machine.payload, machine.info.max_payload_bytes
         id_head = self._id_head
+        if id_head is None and self._are_plain(items, max_payload):
+            kept.extend(items)
+            return
         last_subject = None
         for position, item in enumerate(items, self.accepted + 1):
             subject, data = item[0], item[1]
@@ -256,6 +282,14 @@ class Endless:
                 data = payload(data, len(block))
             kept.append((subject, data, block))
 
+    def _are_plain(self, items: Sequence[Item], max_payload_bytes: int) -> bool:
+        """Whether all of them can be sent as they are."""
+        subjects = plain_subjects(items, max_payload_bytes)
+        try:
+            return subjects is not None and all(map(self._machine.address, subjects))
+        except InvalidSubject:
+            return False  # one by one, so that those before it are taken
+
     def _encode(self, headers: HeadersLike, position: int) -> bytes:
         if self._ids is None:
             return header_block(headers)
@@ -268,6 +302,19 @@ class Endless:
         """Have everything accepted so far stored soon; returns the position to wait for."""
         self._flush_to = self.accepted
         return self._flush_to
+
+    def want(self, position: int, now: float, linger_s: float) -> None:
+        """Have everything up to a position stored soon.
+
+        With ``linger_s`` the batch is ended for that only when nothing was accepted for so long: as long as more comes,
+        its acknowledgements tell.
+        """
+        if linger_s <= 0:
+            self._flush_to = max(self._flush_to, min(position, self.accepted))
+            return
+        self._linger_to = max(self._linger_to, min(position, self.accepted))
+        self._linger_s = linger_s
+        self._linger_until = now + linger_s
 
     def close(self) -> None:
         """Accept nothing more; store what is there, and end the batch."""
@@ -316,15 +363,9 @@ class Endless:
             self._sent.append(self._backlog.popleft())
 
     def _send(self, batch: FastMachine, count: int, now: float) -> None:
-        items: list[Item] = []
-        take(iter(self._backlog), items, count, CHUNK_BYTES)
-        batch.add_many(items, now)
-        if len(items) == len(self._backlog):
-            self._backlog.clear()
-        else:
-            for _ in items:
-                self._backlog.popleft()
-        self._sent.extend(items)
+        before = batch.sequence
+        batch.add_up_to(count, self._backlog, now)
+        self._sent.extend([self._backlog.popleft() for _ in range(batch.sequence - before)])
 
     def _wants_end(self, batch: FastMachine) -> bool:
         """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
@@ -365,9 +406,10 @@ class Endless:
         if count <= 0:
             return
         self._settled_in_batch = stored
-        for _ in range(count):
-            self._pending_bytes -= _kept_bytes(self._sent.popleft())
+        self._pending_bytes -= _kept_bytes([self._sent.popleft() for _ in range(count)])
         self.published += count
+        if self.published >= self._linger_to:
+            self._linger_until = None
         self._moved_at = now
         self._retry_wait_s = RETRY_WAIT_S
 
@@ -406,7 +448,7 @@ class Endless:
             self.fail(error)
             return
         self._sent.popleft()
-        self._pending_bytes -= _kept_bytes(item)
+        self._pending_bytes -= _kept_bytes([item])
         self.published += 1
         self._moved_at = now
         headers = item[2] if len(item) == 3 else None
@@ -428,10 +470,17 @@ class Endless:
             deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
         elif self._backlog and self._retry_at is not None:
             deadline = min(deadline, self._retry_at)
+        deadline = min(deadline, math.inf if self._linger_until is None else self._linger_until)
         return None if deadline == math.inf else deadline
 
     def on_time(self, now: float) -> None:
         """Time has passed: the driver pumps afterwards."""
+        if self._linger_until is not None and now >= self._linger_until:
+            if self._is_ack_on_its_way:
+                self._linger_until = now + self._linger_s
+            else:
+                self._linger_until = None
+                self._flush_to = max(self._flush_to, self._linger_to)
         if self._batch is not None:
             self._batch.on_time(now)
             self._look(now)
@@ -450,10 +499,12 @@ class Endless:
             self._batch = None
 
 
-def _kept_bytes(item: Item) -> int:
-    """What a kept message counts for in ``max_pending_bytes``."""
-    size = len(item[1]) + KEPT_OVERHEAD_BYTES
-    return size + len(item[2]) if len(item) == 3 and isinstance(item[2], bytes) else size
+def _kept_bytes(items: list[Item]) -> int:
+    """What kept messages count for in ``max_pending_bytes``."""
+    size = KEPT_OVERHEAD_BYTES * len(items) + sum(map(len, map(data_of, items)))
+    if sum(map(len, items)) > 2 * len(items):  # some have headers
+        size += sum(len(item[2]) for item in items if len(item) == 3 and isinstance(item[2], bytes))
+    return size
 
 
 def _is_hopeless(error: JetSparkError | Exception) -> bool:

@@ -33,9 +33,10 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jetspark.core import frames
@@ -62,7 +63,18 @@ from jetspark.jetstream import wire
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import check_batch_id, header_block
 
-__all__ = ["FastBatchOptions", "FastMachine", "FastReceipt", "GapMode", "Item", "Refusal", "State", "take"]
+__all__ = [
+    "FastBatchOptions",
+    "FastMachine",
+    "FastReceipt",
+    "GapMode",
+    "Item",
+    "Refusal",
+    "State",
+    "data_of",
+    "plain_subjects",
+    "take",
+]
 
 GapMode = Literal["fail", "ok"]
 
@@ -83,6 +95,7 @@ HOLE_PING_S = 0.1
 REOPEN_WAIT_S = 0.05
 REOPEN_WAIT_MAX_S = 1.0
 
+_subject_of, data_of = itemgetter(0), itemgetter(1)
 _FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\}')
 
 _TOO_MANY_REQUESTS, _TOO_MANY_BATCHES = 10167, 10211
@@ -302,7 +315,7 @@ class FastMachine:
             frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)  # the common case, not by a call
         else:
             frame = self._frame(item, sequence, Operation.APPEND)
-        self._machine.publish_frames([frame])
+        self._machine.publish_frame(frame)
         self.sequence = sequence
         self._added_at = now
 
@@ -319,6 +332,16 @@ class FastMachine:
         finally:
             if ready:
                 self._publish(ready, now)
+
+    def add_up_to(self, count: int, items: Iterable[Item], now: float) -> None:
+        """Send the first messages, ``count`` of them, for which there must be room, or less if they are large.
+
+        Raises:
+            BufferFull, ConnectionClosed: None is sent.
+        """
+        ready: list[bytes] = []
+        self._build(islice(items, count), ready, CHUNK_BYTES)
+        self._publish(ready, now)
 
     @property
     def may_add_some(self) -> bool:
@@ -701,6 +724,21 @@ def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes:
             return  # not a message; whoever makes a frame of it says so
         if max_bytes <= 0:
             return
+
+
+def plain_subjects(items: Sequence[Item], max_payload_bytes: int) -> set[str] | None:
+    """The subjects of messages without headers whose data can be sent as it is; None when some are of another kind.
+
+    The loops are the interpreter's own: publishers do this for every message.
+    """
+    try:
+        if set(map(type, items)) != {tuple} or sum(map(len, items)) != 2 * len(items):
+            return None
+        if set(map(type, map(data_of, items))) != {bytes}:
+            return None
+        return set(map(_subject_of, items)) if max(map(len, map(data_of, items))) <= max_payload_bytes else None
+    except (TypeError, LookupError):  # something that is no message at all
+        return None
 
 
 def _place_of(subject: str) -> tuple[int, int]:

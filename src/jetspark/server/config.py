@@ -187,6 +187,13 @@ class ServerConfig:
                 raise ConfigError(f"sync_interval_s={self.sync_interval_s!r}: expected seconds or 'always'")
         elif self.sync_interval_s is not None and not 0 < self.sync_interval_s < math.inf:
             raise ConfigError(f"sync_interval_s={self.sync_interval_s!r}: expected more than 0 seconds or 'always'")
+        if self.jetstream and re.search(r"^\s*jetstream\b", self.extra_config, re.MULTILINE):
+            # The server takes the last block whole, without our store_dir: it would keep streams in a folder that all
+            # servers of the machine share.
+            raise ConfigError(
+                "extra_config has a jetstream block, which replaces ours and its store_dir; "
+                "give jetstream=False beside a whole block of your own"
+            )
         if not self.jetstream:
             for name in ("durable", "sync_interval_s", "max_memory_bytes", "max_file_bytes"):
                 if getattr(self, name):

@@ -73,7 +73,7 @@ class Batcher(Generic[T]):
             await self._ask(1, timeout)
         assert self._now is not None
         flush = machine.add(item, self._now())
-        if flush is not None or self._timer is None:
+        if flush is not None or machine.has_new_deadline:
             self._advance(flush)
 
     def try_add(self, item: T) -> bool:
@@ -154,7 +154,8 @@ class Batcher(Generic[T]):
                     raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
             finally:
                 self._drained.remove(done)
-        machine.check_running()
+        if not machine.is_drained:
+            machine.check_running()
 
     def stats(self) -> Stats:
         """Where every accepted item is, at one moment."""
@@ -220,15 +221,23 @@ class Batcher(Generic[T]):
             machine, now = self._machine, self._time()
             flush = flush or machine.poll(now)
             while flush is not None:
-                task = asyncio.get_running_loop().create_task(self._write(flush), name=f"batcher {self.config.name}")
-                self._writes[flush.first] = task
+                # Not create_task(): a loop that begins tasks at once would write inside of add.
+                loop, name = asyncio.get_running_loop(), f"batcher {self.config.name}"
+                task = self._writes[flush.first] = asyncio.Task(self._write(flush), loop=loop, name=name)
+                task.add_done_callback(partial(self._on_task_over, flush))
                 flush = machine.poll(now)
             self._watch_clock()
         except Exception as error:
             self._break(error)
         if self._machine.is_drained or self._machine.failure is not None:
-            for done in self._drained:
-                _end(done, True)
+            self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for done in self._drained:
+            _end(done, True)
 
     def _watch_clock(self) -> None:
         deadline = self._machine.next_deadline()
@@ -249,41 +258,48 @@ class Batcher(Generic[T]):
             return self._break(error)
         for flush in overdue:
             self._writes[flush.first].cancel()
-            self._report(flush, FlushTimeout(self.config.name, flush.count, self.config.flush_timeout))
         self._advance()
+        for flush in overdue:
+            self._report(flush, FlushTimeout(self.config.name, flush.count, self.config.flush_timeout))
 
     async def _write(self, flush: Flush[T]) -> None:
         failure: BaseException | None = None
         try:
             await self._sink.write(flush.items)
-        except asyncio.CancelledError as error:
-            # Not as it is: raised by an ack, it would say that the one who awaits it was cancelled.
-            failure = JetSparkError(f"batcher {self.config.name!r}: the write was cancelled")
-            failure.__cause__ = error
         except GeneratorExit:
             raise  # the loop is gone, and nobody is left to tell
         except BaseException as error:  # whatever a sink raises, the items are accounted for
             failure = error
+        self._finish(flush, failure)
+        if isinstance(failure, KeyboardInterrupt | SystemExit):
+            raise failure
+
+    def _on_task_over(self, flush: Flush[T], task: asyncio.Task[None]) -> None:
+        if flush.first in self._writes:  # nothing of ours ran: it was cancelled before its first step
+            self._finish(flush, asyncio.CancelledError() if task.cancelled() else task.exception())
+
+    def _finish(self, flush: Flush[T], failure: BaseException | None) -> None:
+        task = self._writes.pop(flush.first)
+        if isinstance(failure, asyncio.CancelledError | StopIteration):
+            # Not as it is: raised by an ack, it would say that the one who awaits it was cancelled, or is at its end.
+            what = "was cancelled" if isinstance(failure, asyncio.CancelledError) else "raised StopIteration"
+            cause, failure = failure, JetSparkError(f"batcher {self.config.name!r}: the write {what}")
+            failure.__cause__ = cause
         was_settled = flush.is_settled
-        del self._writes[flush.first]
         self._machine.finish(flush, failure)
-        if not was_settled:
-            self._report(flush, failure)
-        task = asyncio.current_task()
-        assert task is not None
         if task.cancelling() > flush.is_overdue:
             # Not by us: the loop is about to end, and new tasks would never run.
             self._break(asyncio.CancelledError("the event loop ended before the batcher was shut down"))
         else:
             self._advance()
-        if isinstance(failure, KeyboardInterrupt | SystemExit):
-            raise failure
+        self._report(flush, failure, was_settled)  # the last thing, because a log may fail
 
-    def _report(self, flush: Flush[T], failure: BaseException | None) -> None:
+    def _report(self, flush: Flush[T], failure: BaseException | None, was_settled: bool = False) -> None:
         config = self.config
-        if failure is not None:
-            self._logger.warning("batcher %r: a write of %d items failed: %r", config.name, flush.count, failure)
-        if config.metrics is not None:
+        if failure is not None and not (was_settled and flush.is_overdue):
+            kind, what = type(failure).__name__, "batcher %r: a write of %d items failed: %s: %s"
+            self._logger.warning(what, config.name, flush.count, kind, failure)
+        if config.metrics is not None and not was_settled:
             try:
                 seconds = self._time() - flush.began_at
                 config.metrics.flushed(
@@ -293,10 +309,9 @@ class Batcher(Generic[T]):
                 self._logger.exception("batcher %r: its metrics failed", config.name)
 
     def _break(self, error: BaseException) -> None:
-        self._logger.error("batcher %r cannot go on: %r", self.config.name, error)
         self._machine.fail(error)
-        for done in self._drained:
-            _end(done, True)
+        self._end()
+        self._logger.error("batcher %r cannot go on: %r", self.config.name, error)
 
 
 def _end(done: asyncio.Future[bool], value: bool) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -45,8 +46,9 @@ class _RealClock:
 class Batcher(Generic[T]):
     """Gathers single items into batches for a sink, within bounds of size, bytes, time and memory.
 
-    Any thread may call anything. What ``add`` has accepted is in memory until the sink has it: a crash, or a program
-    that ends without ``shutdown``, loses it. Leaving ``with`` shuts the batcher down, without a time limit.
+    Any thread may call anything, but no signal handler. What ``add`` has accepted is in memory until the sink has it: a
+    crash, or a program that ends without ``shutdown``, loses it. Leaving ``with`` shuts the batcher down, and waits for
+    that as long as it takes.
 
     A thread cannot be stopped from outside: a write that takes longer than ``flush_timeout`` counts as failed, and the
     next one waits until it returns. A sink whose calls may hang needs timeouts of its own.
@@ -71,7 +73,7 @@ class Batcher(Generic[T]):
         self._due: deque[Flush[T]] = deque()
         self._has_threads = False
         self._news: deque[Callable[[], None]] = deque()
-        """What acks and metrics have to be told, which is done without the lock: they may call us."""
+        """What acks, metrics and the log have to be told, which is done without the lock: they may call us."""
         if config.metrics is not None:
             config.metrics.watch(config.name, self.stats)
 
@@ -92,9 +94,9 @@ class Batcher(Generic[T]):
             if machine.room <= 0:
                 self._ask(1, timeout)
             flush = machine.add(item, self._now())
-            if flush is not None or self._watched is None:
+            if flush is not None or machine.has_new_deadline:
                 self._advance(flush)
-        if self._news:
+        if machine.failure is not None:
             self._tell()
 
     def try_add(self, item: T) -> bool:
@@ -105,7 +107,9 @@ class Batcher(Generic[T]):
                 machine.reject()
                 return False
             self._advance(machine.add(item, self._now()))
-            return True
+        if machine.failure is not None:
+            self._tell()
+        return True
 
     def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
         """Accept all of the items or none; waits until there is room for all. Nothing comes between them.
@@ -120,12 +124,15 @@ class Batcher(Generic[T]):
                 return self._machine.check_open()
             self._ask(len(items), timeout)
             self._advance(self._machine.add_many(items, self._now()))
+        if self._machine.failure is not None:
+            self._tell()
 
     def add_with_ack(self, item: T, *, timeout: float | None = None) -> Future[None]:
         """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
 
         Its ``result()`` is None, or raises what the sink raised, ``FlushTimeout`` or ``DroppedOnShutdown``. Nobody has
-        to ask; cancelling it changes nothing for the item.
+        to ask; cancelling it changes nothing for the item. A callback of it runs on the batcher's own thread: one that
+        adds to the batcher needs a timeout.
         """
         done: Future[None] = Future()
         with self._lock:
@@ -133,7 +140,8 @@ class Batcher(Generic[T]):
                 self._ask(1, timeout)
             ack = lambda error: self._news.append(partial(_end, done, error))  # noqa: E731
             self._advance(self._machine.add(item, self._now(), ack))
-        self._tell()
+        if self._machine.failure is not None:
+            self._tell()
         return done
 
     def flush(self, *, timeout: float | None = None) -> Flushed:
@@ -176,12 +184,12 @@ class Batcher(Generic[T]):
                 machine.check_running()
                 if not self._wait(self._has_drained, until):
                     break
-            else:
-                return
-            dropped = machine.write_off()
-        self._logger.warning("batcher %r: %d items dropped on shutdown", self.config.name, dropped)
-        self._tell()
-        raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
+            is_late = not machine.is_drained
+            dropped = machine.write_off() if is_late else 0
+        self._tell()  # whoever ends the program now knows how it went
+        if is_late:
+            self._logger.warning("batcher %r: %d items dropped on shutdown", self.config.name, dropped)
+            raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
 
     def stats(self) -> Stats:
         """Where every accepted item is, at one moment."""
@@ -287,8 +295,7 @@ class Batcher(Generic[T]):
             with self._lock:
                 was_settled = flush.is_settled
                 self._machine.finish(flush, failure)
-                if not was_settled:
-                    self._report(flush, failure)
+                self._report(flush, failure, was_settled)
                 self._advance()
             self._tell()
             del flush, failure  # an idle batcher keeps neither items nor tracebacks alive
@@ -306,27 +313,33 @@ class Batcher(Generic[T]):
     def _is_over(self) -> bool:
         return self._machine.is_drained or self._machine.failure is not None
 
-    def _report(self, flush: Flush[T], failure: BaseException | None) -> None:
+    def _report(self, flush: Flush[T], failure: BaseException | None, was_settled: bool = False) -> None:
         config = self.config
-        if failure is not None:
-            self._logger.warning("batcher %r: a write of %d items failed: %r", config.name, flush.count, failure)
-        if config.metrics is not None:
+        if failure is not None and not (was_settled and flush.is_overdue):
+            kind, what = type(failure).__name__, "batcher %r: a write of %d items failed: %s: %s"
+            self._news.append(partial(self._logger.warning, what, config.name, flush.count, kind, failure))
+        if config.metrics is not None and not was_settled:
             result: Result = "ok" if failure is None else "fail"
             seconds, measure = self._now() - flush.began_at, config.metrics.flushed
             self._news.append(partial(measure, config.name, items=flush.count, seconds=seconds, result=result))
 
     def _tell(self) -> None:
-        """Without the lock."""
+        """Without the lock, and not on the threads of those who add: they may hold a lock that a callback wants."""
         while self._news:
             try:
-                self._news.popleft()()
+                tell = self._news.popleft()
             except IndexError:
                 return  # another thread was quicker
-            except Exception:
-                self._logger.exception("batcher %r: its metrics failed", self.config.name)
+            try:
+                tell()
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # callbacks, metrics and logs of others do not end our threads
+                with suppress(Exception):
+                    self._logger.exception("batcher %r: its metrics failed", self.config.name)
 
     def _break(self, error: BaseException) -> None:
-        self._logger.error("batcher %r cannot go on: %r", self.config.name, error)
+        self._news.append(partial(self._logger.error, "batcher %r cannot go on: %r", self.config.name, error))
         self._machine.fail(error)
         for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
             condition.notify_all()
