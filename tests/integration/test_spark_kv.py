@@ -7,6 +7,7 @@ import datetime
 import itertools
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
+from support.folds import Chain
 
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
@@ -24,6 +26,7 @@ from jetspark.blocking import JetStream, KeyValue
 from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamRecreated
 from jetspark.server import NatsServer
 from jetspark.spark import kv, kv_reading, kv_writing
+from jetspark.spark.folding import Applied, fold_into
 from jetspark.spark.kv_writing import Change, Current, Outcome
 from jetspark.spark.offsets import Offset
 
@@ -395,6 +398,22 @@ def test_a_restart_of_the_server_in_the_middle_loses_nothing(batched: bool) -> N
         # Each once: what was in doubt was recognised, not written again.
         state = stored.info().state
         assert (state.messages, state.subject_count) == (40_000, 40_000)
+
+
+def test_a_fold_waits_for_a_server_that_is_away() -> None:
+    with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
+        js = client.jetstream(timeout=0.3)
+        bucket = new_bucket(js)
+        events = {f"k.{key}": [Applied(sequence, {"number": key}) for sequence in (1, 2)] for key in range(10)}
+        outcomes: list[Outcome] = []
+        server.kill()
+        fold = threading.Thread(target=lambda: outcomes.append(fold_into(js, bucket.bucket, Chain(), events)))
+        fold.start()
+        time.sleep(1.0)  # longer than a request takes to fail
+        server.start()
+        fold.join()
+        assert outcomes == [Outcome(written=10)]
+        assert fold_into(js, bucket.bucket, Chain(), events) == Outcome(dropped=20)
 
 
 def test_what_a_bucket_refuses_for_good_is_an_error_that_names_the_key(js: JetStream) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from jetspark import (
     ConfigError,
@@ -171,6 +172,39 @@ def test_batches_are_bounded_by_rows_and_by_bytes(
     assert max(sizes) < 20 + 2 * 7
     monkeypatch.setattr(reading, "BATCH_BYTES", 1)
     assert all(batch.num_rows <= 2 * 7 for batch in reader_of(server, stream, 1, 101).batches())
+
+
+@pytest.mark.parametrize(
+    ("names", "size", "is_left_out"),
+    [
+        (["sequence", "subject"], 4096, True),
+        (["sequence", "data"], 4096, False),
+        (["sequence", "headers"], 4096, False),
+        (["sequence", "subject"], 64, False),
+    ],
+)
+def test_data_that_nobody_wants_is_not_sent(
+    server: NatsServer,
+    js: JetStream,
+    stream: Stream,
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    size: int,
+    is_left_out: bool,
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    fill(js, stream, 100, data=b"x" * size)
+    read = options(server, stream.name)
+    part = Range(stream.name, head_of(stream.cached_info).created, 1, 201)
+    columns = Columns(StructType([SCHEMA[name] for name in names]), has_headers=True)
+    batches = RangeReader(read, part, columns).batches()
+    first = next(batches)
+    [consumer] = stream.consumers()
+    assert bool(consumer.config.headers_only) == is_left_out
+    whole = reader_of(server, stream, 1, 201, includeHeaders="true").batches()
+    expected = [row for batch in whole for row in batch.select(names).to_pylist()]
+    assert [row for batch in (first, *batches) for row in batch.to_pylist()] == expected
 
 
 # ---- what is gone --------------------------------------------------------------------------------------------------

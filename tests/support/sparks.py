@@ -1,11 +1,20 @@
-"""A small, quiet Spark for tests that need one: ``pytest_plugins = ["support.sparks"]``, then the fixture ``spark``."""
+"""A small, quiet Spark for tests that need one: ``pytest_plugins = ["support.sparks"]``, then the fixture ``spark``.
+
+Tests that kill Spark have the fixture ``drivers`` instead: each is a process of its own.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,9 +26,11 @@ if TYPE_CHECKING:
 CORES = 2
 
 CONF = {
-    # The first compiler only and the simplest collector: starts a third sooner, and no test is about Spark's own speed.
-    # `default`, so that the session's own options for logging stay.
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # The first compiler only, the simplest collector, and classes that are not verified: Spark starts in half the time,
+    # and no test is about its own speed. `default`, so that the session's own options for logging stay.
+    "spark.driver.defaultJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    ),
     "spark.driver.memory": "1g",
     "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "jetspark-tests-warehouse"),
     # Checkpoints by rename instead of through processes that are forked for each file: 90 ms less a micro-batch.
@@ -28,6 +39,8 @@ CONF = {
     ),
     # A batch without data is for watermarks, which no test here has.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Where workers find the folds of `support.folds`.
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[1]),
 }
 
 
@@ -37,3 +50,65 @@ def spark() -> Iterator[SparkSession]:
     session_ = session("jetspark-tests", cores=CORES, conf=CONF)
     yield session_
     session_.stop()
+
+
+class Driver:
+    """A process with a Spark of its own, to be killed. The start takes longest, so it waits to be told to go."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
+        self._folder = folder
+        folder.mkdir()
+        with (folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "support.spark_driver", json.dumps(plan), str(folder)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+
+    def go(self) -> None:
+        self.wait_for("ready")
+        (self._folder / "go").touch()
+
+    def wait_for(self, name: str) -> None:
+        """Until it has left such a note."""
+        deadline = time.monotonic() + 90
+        while not (self._folder / name).exists():
+            assert self.is_running, self.log()[-6000:]
+            assert time.monotonic() < deadline, self.log()[-6000:]
+            time.sleep(0.02)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        if self.is_running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def finish(self) -> None:
+        try:
+            code = self._process.wait(120)
+        except subprocess.TimeoutExpired:
+            code = None
+        assert code == 0, self.log()[-6000:]
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Starts one with jobs to do, one after the other or ``at_once``; ends what the test leaves."""
+    started: list[Driver] = []
+
+    def start(*jobs: dict[str, Any], **plan: Any) -> Driver:
+        started.append(Driver(tmp_path / f"driver-{len(started)}", {**plan, "jobs": jobs}))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.kill()

@@ -3,19 +3,27 @@
 Each measurement has a Spark of its own, ``local[2]``, which has run the same query once on a tenth of the data before
 the clock starts: starting a JVM and its Python workers takes seconds and is paid once. The bare contenders move the
 same messages with one thread in pure Python and no Spark at all; what is between them and us is what Spark costs.
+
+Memory is that of the largest Python process behind a measurement, at its highest: with Spark a worker of the executor,
+without it the contender's own. The JVM's is not in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from jetspark.bench import fast_ingest, js_pull
 from jetspark.bench.streams import stream_for
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.bench.wire import dial
+from jetspark.bench.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload, payload_of
 from jetspark.blocking import connect
 from jetspark.errors import ConnectionLost
 from jetspark.jetstream.config import StreamConfig
@@ -24,9 +32,13 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_WRITE"]
+__all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE"]
 
 KEYS = 10_000
+# Of the largest messages a server takes by default, so many are half a gigabyte: more than a worker may hold.
+LARGE_BYTES, LARGE_COUNT = 1 << 20, 512
+
+MEMORY = Metric("python_mib", "MiB", better="lower")
 
 
 @contextlib.contextmanager
@@ -38,6 +50,31 @@ def _session(cores: int) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+def _peak_mib(pids: Iterator[int]) -> float:
+    """The most that one of the processes has had in memory. Only where there is a /proc; elsewhere it is not known."""
+    peaks = [0.0]
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        except OSError:
+            continue  # it has ended meanwhile
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        if fields["Name"].strip() != "java":
+            peaks.append(int(fields.get("VmHWM", "0 kB").split()[0]) / 1024)
+    return max(peaks)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text(encoding="utf-8").split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _descendants(child)
 
 
 @contextlib.contextmanager
@@ -70,7 +107,7 @@ def _reading(cores: int, job: Job) -> Values:
             started = perf_counter()
             _read(spark, job, stream, count + 1).write.format("noop").mode("overwrite").save()
             elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+        return {"messages_per_s": job.count / elapsed, "python_mib": _peak_mib(_descendants(os.getpid()))}
 
 
 def read_on_two_cores(job: Job) -> Values:
@@ -81,14 +118,56 @@ def read_on_one_core(job: Job) -> Values:
     return _reading(1, job)
 
 
-def write(job: Job) -> Values:
+def bare_read(job: Job) -> Values:
+    return js_pull.bare(job) | {"python_mib": _peak_mib(iter([os.getpid()]))}
+
+
+def _writing(job: Job, partitions: int = 2, **options: str) -> Values:
     payload = payload_of(job.payload_bytes).decode()
+    columns = [f"'{job.subject}' AS subject", f"CAST('{payload}' AS binary) AS data"]
     with stream_for(job, allow_batched=True), _session(2) as spark:
         for count in (job.warmup, job.count):
-            rows = spark.range(count).selectExpr(f"'{job.subject}' AS subject", f"CAST('{payload}' AS binary) AS data")
+            rows = spark.range(0, count, 1, partitions).selectExpr(*columns)
             started = perf_counter()
-            rows.write.format("jetstream").option("servers", job.url).mode("append").save()
+            rows.write.format("jetstream").options(servers=job.url, **options).mode("append").save()
             elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
+def write(job: Job) -> Values:
+    return _writing(job)
+
+
+def write_one_partition(job: Job) -> Values:
+    return _writing(job, partitions=1)
+
+
+def write_without_ids(job: Job) -> Values:
+    return _writing(job, exactlyOnce="false")
+
+
+def bare_write_with_ids(job: Job) -> Values:
+    """The bare writer of fast ingest, with ids as long as those the sink makes: a row once, whoever sends it again."""
+    payload, query = payload_of(job.payload_bytes), uuid.uuid4().hex
+    with stream_for(job, allow_batched=True):
+        connection, _ = dial(job.url)
+        with connection:
+            for number, count in enumerate((job.warmup, job.count), 1):
+                batch = f"_INBOX.{job.subject.replace('.', '-')}-{number}"
+                connection.sendall(f"SUB {batch}.> {number}\r\n".encode())
+                head = f"HPUB {job.subject} {batch}.{fast_ingest.FLOW}.fail.".encode()
+                frames = []
+                for sequence in range(1, count + 1):
+                    operation = 2 if sequence == count else int(sequence > 1)
+                    made = f"{query}:{number}:0:{sequence}:{crc32(payload):08x}"
+                    block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % made.encode()
+                    sizes = len(block), len(block) + len(payload)
+                    frames.append(
+                        b"%b%d.%d.$FI %d %d\r\n%b%b\r\n" % (head, sequence, operation, *sizes, block, payload)
+                    )
+                started = perf_counter()
+                fast_ingest._pump(connection, frames)
+                elapsed = perf_counter() - started
     return {"messages_per_s": job.count / elapsed}
 
 
@@ -129,20 +208,26 @@ def _fold(spark: SparkSession, job: Job, stream: str, bucket: str, count: int) -
     writer.option("bucket", bucket).option("fold", "jetspark.bench.spark:Totals").mode("append").save()
 
 
+_READERS = (
+    Contender(name="bare", what="a bare socket reader, no Spark", run=bare_read),
+    Contender(
+        name="jetspark",
+        what='spark.read.format("jetstream"), two tasks at a time',
+        run=read_on_two_cores,
+        needs="pyspark",
+    ),
+    Contender(name="jetspark-1", what="the same, one task at a time", run=read_on_one_core, needs="pyspark"),
+)
+
 SPARK_READ = Workload(
     name="spark-read",
     what="a batch read of a whole stream, all columns but headers, into nothing; warm, local[2]",
     count=1_000_000,
     quick_count=5_000,
-    contenders=(
-        Contender(name="bare", what="a bare socket reader, no Spark", run=js_pull.bare),
-        Contender(
-            name="jetspark", what='spark.read.format("jetstream"), local[2]', run=read_on_two_cores, needs="pyspark"
-        ),
-        Contender(name="jetspark-1", what="the same, local[1]", run=read_on_one_core, needs="pyspark"),
-    ),
+    contenders=_READERS,
     storage="memory",
     replicas=1,
+    metrics=(MESSAGES_PER_S, MEMORY),
     baselines=("bare",),
     bars=(
         Bar(
@@ -155,24 +240,51 @@ SPARK_READ = Workload(
     ),
 )
 
+SPARK_READ_LARGE = Workload(
+    name="spark-read-large",
+    what="the same with messages of 1 MiB",
+    count=LARGE_COUNT,
+    quick_count=8,
+    contenders=_READERS[:2],
+    payload_bytes=LARGE_BYTES,
+    storage="memory",
+    replicas=1,
+    metrics=(MESSAGES_PER_S, MEMORY),
+    baselines=("bare",),
+)
+
 SPARK_WRITE = Workload(
     name="spark-write",
-    what="a batch write of as many rows to a stream, with message ids, over fast ingest; warm, local[2]",
+    what="a batch write of as many rows to a stream, over fast ingest; warm, local[2]",
     count=500_000,
     quick_count=5_000,
     contenders=(
         Contender(name="bare", what="a bare fast-ingest writer, no ids, no Spark", run=fast_ingest.bare),
-        Contender(name="jetspark", what='df.write.format("jetstream")', run=write, needs="pyspark"),
+        Contender(name="bare-ids", what="the same with message ids", run=bare_write_with_ids),
+        Contender(
+            name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs="pyspark"
+        ),
+        Contender(name="jetspark-1", what="the same, 1 partition", run=write_one_partition, needs="pyspark"),
+        Contender(
+            name="jetspark-no-ids", what="exactlyOnce=false, 2 partitions", run=write_without_ids, needs="pyspark"
+        ),
     ),
     storage="file",
     replicas=1,
-    baselines=("bare",),
+    baselines=("bare", "bare-ids"),
     bars=(
         Bar(
-            claim="the Spark sink is at least 0.5 x a bare writer",
+            claim="the Spark sink without ids is at least 0.5 x a bare writer without ids",
+            metric="messages_per_s",
+            contender="jetspark-no-ids",
+            baseline="bare",
+            at_least=0.5,
+        ),
+        Bar(
+            claim="the Spark sink with ids is at least 0.5 x a bare writer with ids",
             metric="messages_per_s",
             contender="jetspark",
-            baseline="bare",
+            baseline="bare-ids",
             at_least=0.5,
         ),
     ),
@@ -192,4 +304,12 @@ SPARK_FOLD = Workload(
     storage="memory",
     replicas=1,
     baselines=("bare",),
+    bars=(
+        Bar(
+            claim="a fold on Spark applies at least 50 thousand events a second",
+            metric="messages_per_s",
+            contender="jetspark",
+            at_least=50_000,
+        ),
+    ),
 )

@@ -11,7 +11,7 @@ from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
 from jetspark.bench.request_latency import REQUEST_LATENCY
-from jetspark.bench.spark import SPARK_FOLD, SPARK_READ, SPARK_WRITE
+from jetspark.bench.spark import SPARK_FOLD, SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
 from jetspark.bench.workload import Workload
 from jetspark.errors import ConfigError
 
@@ -33,6 +33,7 @@ WORKLOADS: dict[str, Workload] = {
         JS_PULL,
         JS_PULL_ACK,
         SPARK_READ,
+        SPARK_READ_LARGE,
         SPARK_WRITE,
         SPARK_FOLD,
         OBJECT_PUT,

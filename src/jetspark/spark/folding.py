@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -28,12 +29,15 @@ from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, Conflict
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.kv_writing import Change, Current, Outcome, load, store
-from jetspark.spark.options import Connecting, option, read_options, text
+from jetspark.spark.ledger import patiently
+from jetspark.spark.options import Connecting, milliseconds, option, read_options, text
 
 __all__ = ["DELETE", "Fold", "FoldFormat", "fold_into"]
 
 # Others may write the same keys; who loses a race loads again. This many times is no race any more.
 MAX_ROUNDS = 20
+# It covers a restart and the election of a leader.
+PATIENCE_S = 60.0
 
 
 class _Delete:
@@ -60,25 +64,29 @@ class Applied(NamedTuple):
     event: Any
 
 
-def fold_into(js: JetStream, bucket: str, fold: Fold, events: Mapping[str, list[Applied]]) -> Outcome:
+def fold_into(
+    js: JetStream, bucket: str, fold: Fold, events: Mapping[str, list[Applied]], *, patience_s: float = PATIENCE_S
+) -> Outcome:
     """Apply events, given by key, to a bucket. Those the bucket has already are left alone.
+
+    A server that is away is waited for: whatever was under way is done again, which changes nothing.
 
     Raises:
         Conflict: Others write the same keys faster than this.
-        JetSparkError: As :func:`~jetspark.spark.kv_writing.store`.
+        JetSparkError: As :func:`~jetspark.spark.kv_writing.store`; or nobody answers for ``patience_s`` seconds.
     """
     ordered = {key: sorted(each, key=lambda applied: applied.sequence) for key, each in events.items()}
     written = dropped = 0
     left: Iterable[str] = ordered
     for attempt in range(MAX_ROUNDS):
-        present = load(js, bucket, left)
+        present = patiently(partial(load, js, bucket, left), patience_s)
         changes = []
         for key in left:
             change, skipped = _next(key, present.get(key), ordered[key], fold)
             dropped += skipped if attempt == 0 else 0
             if change is not None:
                 changes.append(change)
-        outcome = store(js, bucket, changes)
+        outcome = patiently(partial(store, js, bucket, changes, patience_s=patience_s), patience_s)
         written += outcome.written
         left = outcome.conflicts
         if not left:
@@ -112,6 +120,9 @@ class FoldOptions(Connecting):
     bucket: str = option(text, "the bucket to fold into; it must exist", default="")
     fold: str = option(
         text, "where the fold is, `package.module:name`: a class without arguments, or an object", default=""
+    )
+    patience_s: float = option(
+        milliseconds, "longest wait for a server that is away", default=PATIENCE_S, name="patienceMs"
     )
 
     def __post_init__(self) -> None:
@@ -170,5 +181,7 @@ class _FoldWriter(DataSourceArrowWriter):
                         f"key={key!r}, sequence={sequence}: expected key, sequence and event in every row"
                     )
                 events[key].append(Applied(sequence, json.loads(event)))
-        outcome = fold_into(jetstream_for(self._options), self._options.bucket, self._options.load(), events)
+        options = self._options
+        js = patiently(partial(jetstream_for, options), options.patience_s)
+        outcome = fold_into(js, options.bucket, options.load(), events, patience_s=options.patience_s)
         return _Folded(outcome.written, outcome.dropped)

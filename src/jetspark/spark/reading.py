@@ -62,6 +62,9 @@ REQUESTS = 2
 REQUEST_EXPIRES_S = 30.0
 # Asked for beyond what is expected: a guess that is a little low should not cost another round trip.
 SLACK = 64
+# Messages of this mean size and more are sent without their data where nobody wants it. Of 10 KiB it made reading six
+# times faster; of 128 bytes it takes the reader more time, because each then has a header that says how large it was.
+HEADERS_ONLY_BYTES = 1 << 10
 # A consumer that nobody asks any more is gone after this: so long it outlives a task that was killed.
 EPHEMERAL_S = 5.0
 # Silence after which the stream's leader is asked what is left.
@@ -247,6 +250,7 @@ class RangeReader:
     def _by_consumer(self, js: JetStream, stream: Stream) -> Iterator[list[JetStreamMessage]]:
         """Through a pull consumer. Ends at the range's end, at the consumer's, and when that falls silent."""
         part = self._part
+        head = head_of(stream.cached_info)
         info = stream.create_consumer(
             ConsumerConfig(
                 deliver_policy="by_start_sequence",
@@ -256,13 +260,13 @@ class RangeReader:
                 memory_storage=True,
                 replicas=1,
                 inactive_threshold_s=EPHEMERAL_S,
+                headers_only=not self._columns.needs_contents and head.bytes_per_sequence >= HEADERS_ONLY_BYTES,
             )
         ).cached_info
         source = Source(js, info)
         try:
             if not info.pending:
                 return
-            head = head_of(stream.cached_info)
             sweep = Sweep(
                 source.puller, self._next, part.end, share=min(1.0, info.pending / max(1, head.next - self._next))
             )

@@ -74,6 +74,8 @@ class Columns:
         self.names = tuple(schema.names)
         self._has_headers = has_headers
         self.arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        # Headers are contents too: without the data a message has one more of them, with the size.
+        self.needs_contents = "data" in self.names or (has_headers and "headers" in self.names)
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
         """From a consumer's messages.

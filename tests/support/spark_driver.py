@@ -1,0 +1,152 @@
+"""A Spark driver in a process of its own, to be killed: ``python -m support.spark_driver <plan as JSON> <folder>``.
+
+It leaves notes in the folder, as files: ``ready`` when Spark has started, ``hangs`` when it has come to where it was to
+hang. It begins when there is a file ``go``. :class:`support.sparks.Driver` is the other side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, WriterCommitMessage
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StringType, StructType
+
+from jetspark.spark import folding, session, sink
+from support.sparks import CONF
+
+# Spark's workers get what is here by value, so the plan has to be known when this module is run.
+PLAN, FOLDER = json.loads(sys.argv[1]), Path(sys.argv[2])
+HANGS, HAS_FAILURES = PLAN.get("hangs", ""), PLAN.get("failures", False)
+
+
+def hang() -> None:
+    (FOLDER / "hangs").touch()
+    time.sleep(300)
+
+
+def attempt() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return context.attemptNumber()
+
+
+class TroubledWriter(sink.StreamWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+        if HAS_FAILURES and attempt() == 1:
+            iterator = dying(iterator)
+        return super().write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        if HANGS == "before the commit":
+            hang()
+        super().commit(messages, batchId)
+        if HANGS == "after the commit":
+            hang()
+
+
+def dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for number, batch in enumerate(batches):
+        if number == 6:
+            time.sleep(0.2)  # what came before is sent meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+class TroubledFormat(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "troubled"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TroubledWriter:
+        writer = sink.stream_writer(self.options, schema, overwrite)
+        assert isinstance(writer, sink.StreamWriter)
+        return TroubledWriter(writer._options, writer._layout)
+
+
+class TroubledFold(folding._FoldWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Fails, and then dies, when everything is in the bucket: Spark does not know, and does it again."""
+        message = super().write(iterator)
+        if HAS_FAILURES and attempt() == 0:
+            raise RuntimeError("this attempt fails")
+        if HAS_FAILURES and attempt() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return message
+
+
+class TroubledFoldFormat(folding.FoldFormat):
+    @classmethod
+    def name(cls) -> str:
+        return "troubled_fold"
+
+    def writer(self, schema: StructType, overwrite: bool) -> TroubledFold:
+        writer = super().writer(schema, overwrite)
+        assert isinstance(writer, folding._FoldWriter)
+        return TroubledFold(writer._options)
+
+
+@F.udf(StringType())
+def checked(value: str) -> str:
+    if value.endswith("-700"):
+        if HAS_FAILURES and attempt() == 0:
+            raise RuntimeError("this attempt fails")
+        if HANGS == "while writing":
+            hang()  # what came before is sent meanwhile
+    return value
+
+
+def start(spark: SparkSession, job: dict[str, Any]) -> StreamingQuery:
+    if "reads" in job:
+        frame = spark.readStream.format("jetstream").options(**job["reads"]).load()
+    else:
+        frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
+        frame = frame.select(checked("value").alias("data"))
+    writer = frame.writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
+    if "fold" not in job:
+        return writer.format("troubled").options(**job["options"]).start()
+
+    def fold(batch: DataFrame, _: int) -> None:
+        text = F.col("data").cast("string")
+        rows = batch.select(F.get_json_object(text, "$.key").alias("key"), "sequence", text.alias("event"))
+        rows = rows.repartition(2, "key")
+        rows.write.format("troubled_fold").options(**job["fold"]).mode("append").save()
+
+    return writer.foreachBatch(fold).start()
+
+
+def main() -> None:
+    few_rows = {
+        "spark.master": "local[2,4]" if PLAN.get("retries", True) else "local[2]",
+        # Few rows at a time, so that those before one that fails are sent.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    }
+    spark = session("driver", conf=CONF | few_rows)
+    spark.dataSource.register(TroubledFormat)
+    spark.dataSource.register(TroubledFoldFormat)
+    spark.range(1).collect()
+    (FOLDER / "ready").touch()
+    while not (FOLDER / "go").exists():
+        time.sleep(0.02)
+    queries = []
+    for job in PLAN["jobs"]:
+        queries.append(start(spark, job))
+        if not PLAN.get("at_once"):
+            queries[-1].awaitTermination()
+    for query in queries:
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
