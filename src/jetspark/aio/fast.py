@@ -163,7 +163,7 @@ class FastBatch(_Paced, FastBatchFace):
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
-        if batch.room == 0 and await self._open_or_wait(item):
+        if batch.sequence >= batch.limit and await self._open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
             batch.add(item, self._loop.time())

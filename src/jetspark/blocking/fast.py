@@ -159,7 +159,7 @@ class FastBatch(_Paced, FastBatchFace):
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         with self._link.lock:
-            if batch.room == 0 and self._open_or_wait(item):
+            if batch.sequence >= batch.limit and self._open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
             self._sent(lambda: batch.add(item, time.monotonic()))
             return FastReceipt(batch.sequence, batch.acknowledged)

@@ -121,9 +121,6 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-_OPEN = State.OPEN  # looked at for every message
-
-
 class FastReceipt(NamedTuple):
     """Where a message stands in its batch."""
 
@@ -213,6 +210,8 @@ class FastMachine:
         self._msgs_per_ack = 1
         self._window = options.max_outstanding_acks
         """How far the sequence may be ahead of progress: so many acknowledgements of so many messages."""
+        self.limit = 0
+        """The highest sequence that may be sent now; a number by itself, because it is looked at for every message."""
         self._is_over_soon = False
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
@@ -241,9 +240,7 @@ class FastMachine:
     @property
     def room(self) -> int:
         """How many messages may be sent now."""
-        if self.state is not _OPEN or self._is_over_soon:
-            return 0
-        room = self._progress + self._window - self.sequence
+        room = self.limit - self.sequence
         return room if room > 0 else 0
 
     @property
@@ -299,7 +296,7 @@ class FastMachine:
         operation = Operation.COMMIT if is_only else Operation.START
         self._machine.publish_frames([self._frame(item, 1, operation)])
         self._first_subject = item[0]
-        self.state = State.COMMITTING if is_only else State.OPENING
+        self._enter(State.COMMITTING if is_only else State.OPENING)
         self.reopen_at = None
         self.sequence = 1
         self._added_at = now
@@ -373,19 +370,23 @@ class FastMachine:
         """Frames of messages, until the last one passes ``max_bytes``."""
         sequence = self.sequence + len(ready)
         heads, max_payload = self._heads, self._max_payload_bytes
+        known, head = None, None
         for item in items:
             sequence += 1
-            data, head = item[1], heads.get(item[0])
+            subject, data = item[0], item[1]
+            if subject is not known:  # most go where the one before went
+                known, head = subject, heads.get(subject)
             frame = None
             if head is not None and type(data) is bytes:
                 # The common cases, without a call: no headers, or headers that are encoded already.
                 if len(item) == 2:
-                    if len(data) <= max_payload:
-                        frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)
+                    if (size := len(data)) <= max_payload:
+                        frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, size, data)
                 elif type(block := item[2]) is bytes and (size := len(block) + len(data)) <= max_payload:
                     frame = b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, len(block), size, block, data)
             if frame is None:
                 frame = self._frame(item, sequence, Operation.APPEND)
+                head = heads.get(subject)  # it knows the subject now
             ready.append(frame)
             max_bytes -= len(frame)
             if max_bytes <= 0:
@@ -415,7 +416,7 @@ class FastMachine:
 
     def _committing(self, sequence: int, now: float) -> None:
         self.sequence = sequence
-        self.state = State.COMMITTING
+        self._enter(State.COMMITTING)
         self._added_at = now
 
     def ping(self, now: float) -> None:
@@ -521,18 +522,32 @@ class FastMachine:
 
     def _on_ack(self, sequence: int, msgs_per_ack: int, now: float) -> None:
         if self.state is State.OPENING:
-            self.state = State.OPEN
+            self._enter(State.OPEN)
             self._moved_at = now
         self._msgs_per_ack = max(1, msgs_per_ack)
         self._window = self._msgs_per_ack * self.options.max_outstanding_acks
+        self._set_limit()
         if sequence > self.acknowledged:
             self.acknowledged = min(sequence, self.sequence)
         self._move_to(sequence, now)
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._set_limit()
+
+    def _expect_the_end(self) -> None:
+        self._is_over_soon = True
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        is_open = self.state is State.OPEN and not self._is_over_soon
+        self.limit = self._progress + self._window if is_open else 0
 
     def _move_to(self, sequence: int, now: float) -> None:
         if sequence > self._progress:
             self._progress = sequence
             self._moved_at = now
+            self._set_limit()
 
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
@@ -546,7 +561,7 @@ class FastMachine:
             self._report(self.gaps, part)
         self._move_to(missing.stop - 1, now)
         if self._is_failing:
-            self._is_over_soon = True
+            self._expect_the_end()
             self._hole = self._hole or ProtocolError(f"messages {missing.start} to {missing.stop - 1} were lost")
         elif is_commit_lost and not self.is_ended:
             self._send_end(now)
@@ -555,7 +570,7 @@ class FastMachine:
         self._report(self.errors, refusal)
         self._move_to(refusal.sequence, now)
         if self._is_failing:
-            self._is_over_soon = True
+            self._expect_the_end()
             self._hole = refusal.error
 
     def _on_error(self, sequence: int, operation: int, error: ServerError, now: float) -> None:
@@ -582,7 +597,7 @@ class FastMachine:
             self._reopen_later(error, now)
             return
         if self._is_failing and operation != Operation.PING:
-            self._is_over_soon = True
+            self._expect_the_end()
             self._hole = self._hole or error
         if self._ping_at is None:
             self._ping_at = now + HOLE_PING_S
@@ -599,7 +614,7 @@ class FastMachine:
             self._over(error)
             return
         self._close_inbox()
-        self.state = State.NEW
+        self._enter(State.NEW)
         self.sequence = 0
         self.reopen_at = now + self._reopen_wait_s
         self._reopen_wait_s = min(2 * self._reopen_wait_s, REOPEN_WAIT_MAX_S)
@@ -693,7 +708,7 @@ class FastMachine:
             self._over(failure)
 
     def _over(self, failure: Exception | None) -> None:
-        self.state = State.ENDED
+        self._enter(State.ENDED)
         self.failure = failure
         self._close_inbox()
 
