@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -71,6 +72,8 @@ EPHEMERAL_S = 5.0
 SILENCE_S = 1.0
 PAUSE_S = 0.1
 CLEAN_UP_TIMEOUT_S = 1.0
+
+_data_of = attrgetter("data")
 
 
 class Sweep(Flow[JetStreamMessage]):
@@ -143,7 +146,7 @@ class RangeReader:
         rows_bytes, rows_start = 0, self._next
         for chunk in self._chunks():
             rows += chunk
-            rows_bytes += sum([len(each.data) for each in chunk])
+            rows_bytes += sum(map(len, map(_data_of, chunk)))
             if len(rows) >= BATCH_ROWS or rows_bytes >= BATCH_BYTES:
                 yield self._batch(rows, rows_start)
                 rows, rows_bytes, rows_start = [], 0, self._next
