@@ -29,7 +29,7 @@ demo: setup
 	@$(BIN)/jetspark demo
 
 # A process for each core, a file of tests at a time: most of them wait for servers, and the long files go side by side.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST)

@@ -25,6 +25,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=55, check=False)
 
 
+@pytest.mark.timeout(240)  # each contender of the Spark workloads starts a Spark of its own
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
     pytest.importorskip("nats")
