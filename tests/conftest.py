@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# With a process for each core, the suite takes as long as the one that ends last: it should not begin a file of Spark
-# tests, which takes minutes, when the other has nothing left to do.
+# Of several processes, the suite takes as long as the one that ends last: it should not begin a file of Spark tests,
+# which takes minutes, when the others have nothing left to do.
 LONG_FIRST = ["integration", "conformance", "simulation", "interop", "typing", "unit"]
 
 
