@@ -28,8 +28,8 @@ $(READY): requirements.lock pyproject.toml
 demo: setup
 	@$(BIN)/jetspark demo
 
-# Three processes, a file of tests at a time, also on two cores: most tests wait for servers more than they compute.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# A process for each core, a file of tests at a time: most of them wait for servers, and the long files go side by side.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST)

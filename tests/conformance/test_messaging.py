@@ -395,7 +395,7 @@ async def test_a_refused_publish_is_told_to_whoever_waits_for_it(driver: Driver)
                 await subscription.next(10)
             with pytest.raises(jetspark.PermissionDenied):
                 [m async for m in await nc.subscribe("secrets.>", queue="q")]
-            assert len(events.of(jetspark.ErrorReported)) == 5
+            await until(lambda: len(events.of(jetspark.ErrorReported)) == 5)
 
             allowed = await nc.subscribe("allowed")
             await nc.publish("allowed", b"fine")

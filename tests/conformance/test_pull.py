@@ -275,6 +275,7 @@ async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
 async def test_not_one_of_a_thousand_messages_is_kept_waiting_by_an_earlier_fetch(

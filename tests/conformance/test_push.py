@@ -59,7 +59,18 @@ async def test_what_was_pushed_and_not_read_is_given_back(driver: Driver, js_ser
         consumer = await stream.create_consumer(
             ConsumerConfig(durable_name="c", deliver_subject="to.us", ack_wait_s=60, idle_heartbeat_s=1)
         )
-        assert await _take(consumer.pushed_messages(), 3) == [0, 1, 2]
+        taken: list[bytes] = []
+        async with asyncio.timeout(30):
+            async for message in consumer.pushed_messages():
+                taken.append(message.data)
+                await message.ack()
+                if len(taken) == 3:
+                    # All have to be here: what is on its way when one leaves, nobody gives back before its ack_wait.
+                    while (await consumer.info()).delivered.stream_sequence < 10:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    await nc.flush()
+                    break
+        assert taken == [b"0", b"1", b"2"]
         # Sooner than ack_wait: they were naked. Redelivery is in no particular order.
         again = await _take(consumer.pushed_messages(), 7)
         assert sorted(again) == [3, 4, 5, 6, 7, 8, 9]

@@ -85,6 +85,8 @@ def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender],
     chosen: dict[str, Contender] = {}
     skipped: dict[str, str] = {}
     for contender in workload.contenders:
+        if plan.is_quick and not contender.is_in_quick_runs:
+            continue
         names = [contender.name]
         if plan.has_uvloop and contender.has_uvloop_twin:
             names.append(contender.name + UVLOOP_SUFFIX)

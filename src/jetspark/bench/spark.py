@@ -216,7 +216,13 @@ _READERS = (
         run=read_on_two_cores,
         needs="pyspark",
     ),
-    Contender(name="jetspark-1", what="the same, one task at a time", run=read_on_one_core, needs="pyspark"),
+    Contender(
+        name="jetspark-1",
+        what="the same, one task at a time",
+        run=read_on_one_core,
+        needs="pyspark",
+        is_in_quick_runs=False,
+    ),
 )
 
 SPARK_READ = Workload(
@@ -264,7 +270,13 @@ SPARK_WRITE = Workload(
         Contender(
             name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs="pyspark"
         ),
-        Contender(name="jetspark-1", what="the same, 1 partition", run=write_one_partition, needs="pyspark"),
+        Contender(
+            name="jetspark-1",
+            what="the same, 1 partition",
+            run=write_one_partition,
+            needs="pyspark",
+            is_in_quick_runs=False,
+        ),
         Contender(
             name="jetspark-no-ids", what="exactlyOnce=false, 2 partitions", run=write_without_ids, needs="pyspark"
         ),

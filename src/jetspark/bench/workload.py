@@ -36,6 +36,8 @@ class Contender:
     run: Callable[[Job], Values | Awaitable[Values]]
     needs: str | Peer = ""
     """Name of a module that is not ours, or a client outside this interpreter; without it the contender is skipped."""
+    is_in_quick_runs: bool = True
+    """False for a variant that is slow to start and shows nothing new about whether things work."""
     has_uvloop_twin: bool = False
     """Whether ``--uvloop`` runs it a second time, on uvloop."""
 
