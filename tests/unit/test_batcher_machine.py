@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket
+from jetspark.batcher.reports import Report
 from jetspark.errors import BatcherBroken, BatcherClosed, ConfigError, DroppedOnShutdown, FlushTimeout
 
 
@@ -62,7 +63,7 @@ def test_a_batch_that_is_full_and_late_goes_for_its_size() -> None:
     it, flush = busy()
     for item in "defg":
         it.add(item, now=100.0)
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert it.poll(now=200.0) == Flush(["d", "e", "f"], reason="size")
 
 
@@ -87,7 +88,7 @@ def test_an_item_larger_than_a_batch_is_refused_and_its_place_is_free_again() ->
         it.add("x" * 11, now=100.0)
     assert it.room == 1
     assert it.enqueued == 3
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert it.poll(now=100.0) is None
 
 
@@ -134,17 +135,17 @@ def test_whoever_waits_is_served_in_order_and_not_overtaken_by_smaller_requests(
     woken: list[str] = []
     large = it.ask(4, lambda: woken.append("large"))
     small = it.ask(1, lambda: woken.append("small"))
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     flush = it.poll(now=100.0) or flush  # d, e, f go, and g waits: three places, but four are wanted first
     assert it.poll(now=100.0) is None
     assert (large.is_granted, small.is_granted, it.room) == (False, False, 0)
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     flush = it.poll(now=200.0) or flush  # g
     assert it.poll(now=200.0) is None
     assert woken == ["large"]
     it.redeem(large)
     assert it.add_many(list("hijk"), now=200.0) is None
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert it.poll(now=200.0) == Flush(list("hij"), reason="size")
     assert it.poll(now=200.0) is None
     assert woken == ["large", "small"]
@@ -177,7 +178,7 @@ def test_a_request_given_back_before_it_was_granted_is_forgotten() -> None:
     it.add("d", now=100.0)
     ticket = it.ask(1, nothing)
     it.give_back(ticket)
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert it.poll(now=100.0) is None
     assert not ticket.is_granted
     assert it.room == 2
@@ -204,14 +205,14 @@ def test_many_items_go_in_as_many_batches_as_there_are_slots() -> None:
 def test_every_item_is_counted_once_however_its_write_ends() -> None:
     it, flush = busy()
     assert it.stats().in_flight == it.held == 3
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert (it.stats().flushed_ok, it.stats().in_flight, it.held) == (3, 0, 0)
     assert it.poll(now=100.0) is None
     it.add("d", now=100.0)
     failed = it.poll(now=200.0)
     assert failed is not None
     failed.items.clear()  # the list is the sink's
-    it.finish(failed, OSError())
+    it.finish(failed, OSError(), 100.0)
     assert (it.stats().flushed_fail, it.stats().in_flight) == (1, 0)
 
 
@@ -220,7 +221,7 @@ def test_a_batch_is_a_list_of_its_own() -> None:
     it.add("d", now=100.0)
     assert flush.items == ["a", "b", "c"]
     flush.items.clear()
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert it.poll(now=200.0) == Flush(["d"], reason="time")
 
 
@@ -229,7 +230,7 @@ def test_two_equal_writes_are_told_apart() -> None:
     one, other = it.add("a", now=100.0), it.add("a", now=100.0)
     assert one is not None
     assert other is not None
-    it.finish(other, OSError())
+    it.finish(other, OSError(), 100.0)
     assert it.overdue(now=105.0) == [one]
 
 
@@ -242,7 +243,7 @@ def test_a_write_that_takes_too_long_fails_at_once_and_keeps_its_slot() -> None:
     assert (it.stats().flushed_fail, it.stats().in_flight) == (3, 0)
     it.add("d", now=106.0)
     assert it.poll(now=107.0) is None
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert (it.stats().flushed_fail, it.stats().flushed_ok, it.stats().late_ok) == (3, 0, 3)
     assert it.poll(now=107.0) == Flush(["d"], reason="time")
 
@@ -255,12 +256,12 @@ def test_an_ack_is_told_once_how_the_write_with_its_item_ended() -> None:
     flush = it.add("c", 100.0)
     it.add("d", 100.0, second_ack)
     assert flush is not None
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert (first, second) == ([None], [])
     late = it.poll(now=101.0)
     assert late is not None
     it.overdue(now=200.0)
-    it.finish(late, None)
+    it.finish(late, None, 100.0)
     assert [type(error) for error in second] == [FlushTimeout]
 
 
@@ -275,7 +276,7 @@ def test_a_fence_makes_what_waits_go_and_is_done_when_the_sink_is() -> None:
     flush = it.poll(now=100.0)
     assert flush == Flush(["a"], reason="manual")
     assert not fence.is_done
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert (fence.is_done, fence.ok, fence.failed, woken) == (True, 1, 0, ["done"])
 
 
@@ -288,7 +289,7 @@ def test_items_that_come_after_a_fence_do_not_hold_it_up() -> None:
     it, flush = busy()
     fence = it.fence(nothing)
     it.add("d", now=100.0)
-    it.finish(flush, OSError())
+    it.finish(flush, OSError(), 100.0)
     assert (fence.is_done, fence.ok, fence.failed) == (True, 0, 3)
     assert it.poll(now=100.0) is None
 
@@ -299,7 +300,7 @@ def test_a_fence_that_nobody_waits_for_is_forgotten() -> None:
     fence = it.fence(lambda: woken.append("done"))
     it.forget(fence)
     it.forget(fence)
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert woken == []
 
 
@@ -316,7 +317,7 @@ def test_closing_makes_what_waits_go_and_refuses_the_rest() -> None:
     flush = it.poll(now=100.0)
     assert flush == Flush(["a"], reason="shutdown")
     assert not it.is_drained
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     assert it.is_drained
 
 
@@ -346,10 +347,10 @@ def test_what_is_written_off_is_counted_once_and_written_all_the_same() -> None:
         "batcher 'batcher': the time of the shutdown was over while the item was waiting",
     ]
     assert {type(error) for error in (*of_running, *of_waiting)} == {DroppedOnShutdown}
-    it.finish(flush, None)
+    it.finish(flush, None, 100.0)
     rest = it.poll(now=100.0)
     assert rest == Flush(["d"], reason="shutdown")
-    it.finish(rest, OSError())
+    it.finish(rest, OSError(), 100.0)
     assert it.is_drained
     stats = it.stats()
     assert (stats.enqueued, stats.dropped_on_shutdown, stats.flushed_ok, stats.flushed_fail) == (4, 4, 0, 0)
@@ -388,3 +389,31 @@ def test_a_broken_machine_writes_nothing_and_says_why() -> None:
 def test_a_ticket_knows_nothing_at_first() -> None:
     ticket = Ticket(2, nothing)
     assert (ticket.count, ticket.is_granted, ticket.is_over) == (2, False, False)
+
+
+# ---- what there is to tell -------------------------------------------------------------------------------------------
+
+
+def test_each_write_is_reported_once_with_its_time_and_its_error() -> None:
+    it, flush = busy()
+    it.finish(flush, None, 102.5)
+    assert it.reports == [Report(3, 2.5, None, is_settling=True)]
+    it.reports.clear()
+    it.add("d", now=110.0)
+    late = it.poll(now=111.0)
+    assert late is not None
+    it.overdue(now=116.0)
+    [report] = it.reports
+    assert (report.items, report.seconds, report.is_settling) == (1, 5.0, True)
+    assert isinstance(report.error, FlushTimeout)
+    it.finish(late, OSError(), 120.0)
+    assert len(it.reports) == 1
+
+
+def test_what_fails_after_it_was_written_off_is_reported_and_does_not_count_again() -> None:
+    it, flush = busy()
+    it.close()
+    it.write_off()
+    error = OSError()
+    it.finish(flush, error, 103.0)
+    assert it.reports == [Report(3, 3.0, error, is_settling=False)]

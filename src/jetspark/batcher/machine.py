@@ -29,7 +29,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
-from jetspark.errors import BatcherBroken, BatcherClosed, ConfigError, DroppedOnShutdown, FlushTimeout
+from jetspark.batcher.reports import Report
+from jetspark.errors import (
+    BatcherBroken,
+    BatcherClosed,
+    BatcherTimeout,
+    ConfigError,
+    DroppedOnShutdown,
+    FlushTimeout,
+)
 
 __all__ = ["Ack", "BatchMachine", "Fence", "Flush", "Ticket"]
 
@@ -130,6 +138,8 @@ class BatchMachine(Generic[T]):
         self.is_written_off = False
         """The time of a shutdown is over: whatever is left was settled as dropped."""
         self.failure: BaseException | None = None
+        self.reports: list[Report] = []
+        """Of writes, for whoever runs this machine to take and tell."""
         self.room = max_batch_size
         self.has_new_deadline = False
         """A batch was begun by ``add`` since ``next_deadline`` was asked for the last time."""
@@ -357,17 +367,20 @@ class BatchMachine(Generic[T]):
             acks.append(self._acks.popleft()[1])
         return acks
 
-    def finish(self, flush: Flush[T], error: BaseException | None) -> None:
+    def finish(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
         """The sink has returned, or raised. Poll afterwards: its slot is free."""
         del self._running[flush.first]
         if not flush.is_settled:
-            self._settle(flush, error)
+            self._settle(flush, error, now)
         elif error is None:
             self._late_ok += flush.count
+        elif not flush.is_overdue:  # then it was told already, as one that takes too long
+            self.reports.append(Report(flush.count, now - flush.began_at, error, is_settling=False))
         self._pass_fences()
 
-    def _settle(self, flush: Flush[T], error: BaseException | None) -> None:
+    def _settle(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
         flush.is_settled = True
+        self.reports.append(Report(flush.count, now - flush.began_at, error, is_settling=True))
         if error is None:
             self._ok += flush.count
         else:
@@ -400,8 +413,11 @@ class BatchMachine(Generic[T]):
         late = [f for f in self._running.values() if not f.is_overdue and now >= f.began_at + self.flush_timeout]
         for flush in late:
             flush.is_overdue = True
+            error = FlushTimeout(self.name, flush.count, self.flush_timeout)
             if not flush.is_settled:
-                self._settle(flush, FlushTimeout(self.name, flush.count, self.flush_timeout))
+                self._settle(flush, error, now)
+            else:
+                self.reports.append(Report(flush.count, now - flush.began_at, error, is_settling=False))
         if late:
             self._pass_fences()
         return late
@@ -449,6 +465,11 @@ class BatchMachine(Generic[T]):
             ticket.wake()
 
     @property
+    def is_over(self) -> bool:
+        """There will be no more writes."""
+        return self.is_drained or self.failure is not None
+
+    @property
     def is_drained(self) -> bool:
         """Everything has been passed to the sink, and it has returned."""
         return self.is_closed and not self._waiting and not self._running
@@ -483,6 +504,17 @@ class BatchMachine(Generic[T]):
         fences, self._fences = self._fences, []
         for fence in fences:
             fence.wake()
+
+    # ---- what is raised when somebody's time is over ---------------------------------------------------------------
+
+    def no_room(self, count: int, timeout: float) -> BatcherTimeout:
+        return BatcherTimeout(self.name, f"no room for {count} more in its queue", timeout)
+
+    def not_flushed(self, timeout: float) -> BatcherTimeout:
+        return BatcherTimeout(self.name, "the sink is not done with what was to be flushed", timeout)
+
+    def not_drained(self, timeout: float) -> BatcherTimeout:
+        return BatcherTimeout(self.name, "its sink is not done", timeout)
 
     # ---- what it tells -------------------------------------------------------------------------------------------
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Generic, Protocol, TypeVar, cast
 
 from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import Ack, BatchMachine, Flush
-from jetspark.errors import BatcherTimeout, ConfigError, FlushTimeout, JetSparkError
+from jetspark.batcher.reports import Reporter
+from jetspark.errors import ConfigError, JetSparkError
 
 __all__ = ["Batcher"]
 
@@ -44,7 +45,7 @@ class Batcher(Generic[T]):
         self.config = config
         self._machine: BatchMachine[T] = BatchMachine.of(config)
         self._sink = config.sink
-        self._logger = config.logger or logging.getLogger("jetspark.batcher")
+        self._reporter = Reporter(config)
         self._clock: _Clock | None = None
         self._now: Callable[[], float] | None = None
         self._timer: _Timer | None = None
@@ -125,7 +126,7 @@ class Batcher(Generic[T]):
         try:
             self._advance()
             if not fence.is_done and machine.failure is None and not await self._wait(done, timeout):
-                raise BatcherTimeout(self.config.name, "the sink is not done with what was to be flushed", timeout or 0)
+                raise machine.not_flushed(timeout or 0)
             if not fence.is_done:
                 machine.check_running()
             return Flushed(fence.ok, fence.failed)
@@ -144,14 +145,13 @@ class Batcher(Generic[T]):
         machine = self._machine
         machine.close()
         self._advance()
-        if not machine.is_drained and machine.failure is None:
+        if not machine.is_over:
             done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._drained.append(done)
             try:
                 if not await self._wait(done, timeout):
-                    dropped = machine.write_off()
-                    self._logger.warning("batcher %r: %d items dropped on shutdown", self.config.name, dropped)
-                    raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
+                    self._reporter.dropped(machine.write_off())
+                    raise machine.not_drained(timeout or 0)
             finally:
                 self._drained.remove(done)
         if not machine.is_drained:
@@ -170,7 +170,7 @@ class Batcher(Generic[T]):
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def _bind(self) -> _Clock:
-        """To the running loop; the machine accepts nothing before."""
+        """To the running loop, with the first call of whichever kind."""
         if self._clock is None:
             clock = self.config.clock
             if clock is not None and not hasattr(clock, "call_at"):
@@ -191,7 +191,7 @@ class Batcher(Generic[T]):
         ticket = machine.ask(count, partial(_end, granted, True))
         try:
             if not ticket.is_granted and not await self._wait(granted, timeout):
-                raise BatcherTimeout(self.config.name, f"no room for {_items(count)} in its queue", timeout or 0)
+                raise machine.no_room(count, timeout or 0)
         except BaseException:
             machine.give_back(ticket)
             raise
@@ -229,8 +229,9 @@ class Batcher(Generic[T]):
             self._watch_clock()
         except Exception as error:
             self._break(error)
-        if self._machine.is_drained or self._machine.failure is not None:
+        if self._machine.is_over:
             self._end()
+        self._report()
 
     def _end(self) -> None:
         if self._timer is not None:
@@ -259,8 +260,6 @@ class Batcher(Generic[T]):
         for flush in overdue:
             self._writes[flush.first].cancel()
         self._advance()
-        for flush in overdue:
-            self._report(flush, FlushTimeout(self.config.name, flush.count, self.config.flush_timeout))
 
     async def _write(self, flush: Flush[T]) -> None:
         failure: BaseException | None = None
@@ -285,33 +284,26 @@ class Batcher(Generic[T]):
             what = "was cancelled" if isinstance(failure, asyncio.CancelledError) else "raised StopIteration"
             cause, failure = failure, JetSparkError(f"batcher {self.config.name!r}: the write {what}")
             failure.__cause__ = cause
-        was_settled = flush.is_settled
-        self._machine.finish(flush, failure)
+        now = flush.began_at
+        with suppress(Exception):  # a clock that fails is noticed by _advance()
+            now = self._time()
+        self._machine.finish(flush, failure, now)
         if task.cancelling() > flush.is_overdue:
             # Not by us: the loop is about to end, and new tasks would never run.
             self._break(asyncio.CancelledError("the event loop ended before the batcher was shut down"))
         else:
             self._advance()
-        self._report(flush, failure, was_settled)  # the last thing, because a log may fail
 
-    def _report(self, flush: Flush[T], failure: BaseException | None, was_settled: bool = False) -> None:
-        config = self.config
-        if failure is not None and not (was_settled and flush.is_overdue):
-            kind, what = type(failure).__name__, "batcher %r: a write of %d items failed: %s: %s"
-            self._logger.warning(what, config.name, flush.count, kind, failure)
-        if config.metrics is not None and not was_settled:
-            try:
-                seconds = self._time() - flush.began_at
-                config.metrics.flushed(
-                    config.name, items=flush.count, seconds=seconds, result="ok" if failure is None else "fail"
-                )
-            except Exception:
-                self._logger.exception("batcher %r: its metrics failed", config.name)
+    def _report(self) -> None:
+        """The last thing of a step, because a log may fail."""
+        reports, self._machine.reports = self._machine.reports, []
+        for report in reports:
+            self._reporter.write_is_over(report)
 
     def _break(self, error: BaseException) -> None:
         self._machine.fail(error)
         self._end()
-        self._logger.error("batcher %r cannot go on: %r", self.config.name, error)
+        self._reporter.is_broken(error)
 
 
 def _end(done: asyncio.Future[bool], value: bool) -> None:
@@ -330,7 +322,3 @@ def _teller(done: asyncio.Future[None]) -> Ack:
             done.exception()  # nobody has to ask, and that is no reason for a warning
 
     return tell
-
-
-def _items(count: int) -> str:
-    return "an item" if count == 1 else f"{count} items"

@@ -6,7 +6,6 @@ One lock guards the machine; nobody holds it while the sink writes. A *keeper* t
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -17,9 +16,10 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar, cast
 
 from jetspark.batcher.blocking.sinks import Sink
-from jetspark.batcher.config import BatcherConfig, Flushed, Result, Stats
+from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import BatchMachine, Flush
-from jetspark.errors import BatcherTimeout, ConfigError, FlushTimeout
+from jetspark.batcher.reports import Reporter
+from jetspark.errors import ConfigError
 
 __all__ = ["Batcher"]
 
@@ -61,7 +61,7 @@ class Batcher(Generic[T]):
         self.config = config
         self._machine: BatchMachine[T] = BatchMachine.of(config)
         self._sink = config.sink
-        self._logger = config.logger or logging.getLogger("jetspark.batcher")
+        self._reporter = Reporter(config)
         self._clock: _Clock = _RealClock() if clock is None else cast(_Clock, clock)
         self._now = self._clock.now
         self._lock = threading.Lock()
@@ -96,8 +96,7 @@ class Batcher(Generic[T]):
             flush = machine.add(item, self._now())
             if flush is not None or machine.has_new_deadline:
                 self._advance(flush)
-        if machine.failure is not None:
-            self._tell()
+        self._tell_if_broken()
 
     def try_add(self, item: T) -> bool:
         """Accept an item if there is room now; otherwise, or when closed, count it as ``rejected`` and return False."""
@@ -107,8 +106,7 @@ class Batcher(Generic[T]):
                 machine.reject()
                 return False
             self._advance(machine.add(item, self._now()))
-        if machine.failure is not None:
-            self._tell()
+        self._tell_if_broken()
         return True
 
     def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
@@ -124,8 +122,7 @@ class Batcher(Generic[T]):
                 return self._machine.check_open()
             self._ask(len(items), timeout)
             self._advance(self._machine.add_many(items, self._now()))
-        if self._machine.failure is not None:
-            self._tell()
+        self._tell_if_broken()
 
     def add_with_ack(self, item: T, *, timeout: float | None = None) -> Future[None]:
         """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
@@ -138,10 +135,8 @@ class Batcher(Generic[T]):
         with self._lock:
             if self._machine.room <= 0:
                 self._ask(1, timeout)
-            ack = lambda error: self._news.append(partial(_end, done, error))  # noqa: E731
-            self._advance(self._machine.add(item, self._now(), ack))
-        if self._machine.failure is not None:
-            self._tell()
+            self._advance(self._machine.add(item, self._now(), partial(self._acknowledge, done)))
+        self._tell_if_broken()
         return done
 
     def flush(self, *, timeout: float | None = None) -> Flushed:
@@ -161,8 +156,7 @@ class Batcher(Generic[T]):
                 while not fence.is_done:
                     machine.check_running()
                     if not self._wait(done, until):
-                        what = "the sink is not done with what was to be flushed"
-                        raise BatcherTimeout(self.config.name, what, timeout or 0)
+                        raise machine.not_flushed(timeout or 0)
                 return Flushed(fence.ok, fence.failed)
             finally:
                 machine.forget(fence)
@@ -188,8 +182,8 @@ class Batcher(Generic[T]):
             dropped = machine.write_off() if is_late else 0
         self._tell()  # whoever ends the program now knows how it went
         if is_late:
-            self._logger.warning("batcher %r: %d items dropped on shutdown", self.config.name, dropped)
-            raise BatcherTimeout(self.config.name, "its sink is not done", timeout or 0)
+            self._reporter.dropped(dropped)
+            raise machine.not_drained(timeout or 0)
 
     def stats(self) -> Stats:
         """Where every accepted item is, at one moment."""
@@ -213,8 +207,7 @@ class Batcher(Generic[T]):
             until = self._until(timeout)
             while not ticket.is_granted and not ticket.is_over:
                 if not self._wait(granted, until):
-                    what = f"no room for {count} more in its queue"
-                    raise BatcherTimeout(self.config.name, what, timeout or 0)
+                    raise machine.no_room(count, timeout or 0)
         except BaseException:
             machine.give_back(ticket)
             raise
@@ -253,6 +246,8 @@ class Batcher(Generic[T]):
                     self._keeper_wakes.notify()
         except Exception as error:
             self._break(error)
+        reports, machine.reports = machine.reports, []
+        self._news.extend([partial(self._reporter.write_is_over, report) for report in reports])
         if machine.is_drained:
             for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
                 condition.notify_all()
@@ -275,15 +270,14 @@ class Batcher(Generic[T]):
         machine = self._machine
         with self._lock:
             try:
-                for flush in machine.overdue(self._now()):
-                    self._report(flush, FlushTimeout(self.config.name, flush.count, self.config.flush_timeout))
+                machine.overdue(self._now())
                 self._watched = None
                 self._advance()
-                if not self._news and not self._is_over:
+                if not self._news and not machine.is_over:
                     self._clock.wait(self._keeper_wakes, self._watched)
             except Exception as error:
                 self._break(error)
-            return bool(self._news) or not self._is_over
+            return bool(self._news) or not machine.is_over
 
     def _write(self) -> None:
         while (flush := self._next_write()) is not None:
@@ -293,9 +287,10 @@ class Batcher(Generic[T]):
             except BaseException as error:  # whatever a sink raises, the items are accounted for
                 failure = error
             with self._lock:
-                was_settled = flush.is_settled
-                self._machine.finish(flush, failure)
-                self._report(flush, failure, was_settled)
+                now = flush.began_at
+                with suppress(Exception):  # a clock that fails is noticed by _advance()
+                    now = self._now()
+                self._machine.finish(flush, failure, now)
                 self._advance()
             self._tell()
             del flush, failure  # an idle batcher keeps neither items nor tracebacks alive
@@ -304,24 +299,18 @@ class Batcher(Generic[T]):
         """None when there will be no more."""
         with self._lock:
             while not self._due:
-                if self._is_over:
+                if self._machine.is_over:
                     return None
                 self._writer_wakes.wait()
             return self._due.popleft()
 
-    @property
-    def _is_over(self) -> bool:
-        return self._machine.is_drained or self._machine.failure is not None
+    def _acknowledge(self, done: Future[None], error: BaseException | None) -> None:
+        self._news.append(partial(_end, done, error))
 
-    def _report(self, flush: Flush[T], failure: BaseException | None, was_settled: bool = False) -> None:
-        config = self.config
-        if failure is not None and not (was_settled and flush.is_overdue):
-            kind, what = type(failure).__name__, "batcher %r: a write of %d items failed: %s: %s"
-            self._news.append(partial(self._logger.warning, what, config.name, flush.count, kind, failure))
-        if config.metrics is not None and not was_settled:
-            result: Result = "ok" if failure is None else "fail"
-            seconds, measure = self._now() - flush.began_at, config.metrics.flushed
-            self._news.append(partial(measure, config.name, items=flush.count, seconds=seconds, result=result))
+    def _tell_if_broken(self) -> None:
+        """For those who add: perhaps there is no thread of ours to tell."""
+        if self._machine.failure is not None:
+            self._tell()
 
     def _tell(self) -> None:
         """Without the lock, and not on the threads of those who add: they may hold a lock that a callback wants."""
@@ -336,10 +325,10 @@ class Batcher(Generic[T]):
                 raise
             except BaseException:  # callbacks, metrics and logs of others do not end our threads
                 with suppress(Exception):
-                    self._logger.exception("batcher %r: its metrics failed", self.config.name)
+                    self._reporter.logger.exception("batcher %r: a callback failed", self.config.name)
 
     def _break(self, error: BaseException) -> None:
-        self._news.append(partial(self._logger.error, "batcher %r cannot go on: %r", self.config.name, error))
+        self._news.append(partial(self._reporter.is_broken, error))
         self._machine.fail(error)
         for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
             condition.notify_all()
