@@ -23,7 +23,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.publish.endless import KEPT_OVERHEAD_BYTES, Endless, FastPublisherOptions, Refused
-from jetspark.publish.fast import Item
+from jetspark.publish.items import Item
 
 NOW = 100.0
 

@@ -51,6 +51,7 @@ PURE = (
     "core",
     "jetstream",
     "publish",
+    "batcher.faces",
     "batcher.machine",
     "batcher.steps",
     "batcher.stores",

@@ -3,6 +3,7 @@
 :mod:`jetspark.batcher.blocking` has the same names for threads. Nothing here needs NATS.
 """
 
+from jetspark.batcher import public as _public
 from jetspark.batcher.aio.batcher import Batcher
 from jetspark.batcher.aio.jetstream import AtomicSink, FastIngestSink
 from jetspark.batcher.aio.sinks import (
@@ -14,45 +15,18 @@ from jetspark.batcher.aio.sinks import (
     RetrySink,
     Sink,
 )
-from jetspark.batcher.config import BatcherConfig, Clock, Flushed, Metrics, Stats
-from jetspark.batcher.metrics import PrometheusMetrics
-from jetspark.batcher.steps import DeadLetter, Observer, SinkStats, Written
-from jetspark.errors import (
-    BatcherBroken,
-    BatcherTimeout,
-    CircuitOpen,
-    ConfigError,
-    DroppedOnShutdown,
-    FlushTimeout,
-)
-from jetspark.errors import BatcherClosed as Closed
+from jetspark.batcher.public import *
 
 __all__ = [
     "AtomicSink",
     "Batcher",
-    "BatcherBroken",
-    "BatcherConfig",
-    "BatcherTimeout",
     "CircuitBreakerSink",
-    "CircuitOpen",
-    "Clock",
-    "Closed",
-    "ConfigError",
-    "DeadLetter",
     "DeadLetterSink",
-    "DroppedOnShutdown",
     "FastIngestSink",
     "FileSink",
-    "FlushTimeout",
-    "Flushed",
     "MeteredSink",
-    "Metrics",
-    "Observer",
-    "PrometheusMetrics",
     "RateLimitSink",
     "RetrySink",
     "Sink",
-    "SinkStats",
-    "Stats",
-    "Written",
 ]
+__all__ += _public.__all__

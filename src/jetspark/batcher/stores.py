@@ -35,7 +35,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.publishing import Expect, header_block, publish_headers
 from jetspark.publish.endless import FastPublisherOptions
-from jetspark.publish.fast import Item, plain_subjects
+from jetspark.publish.items import Item, are_plain
 
 __all__ = ["Atomic", "Ingest", "Messages", "ToMessage", "Turn", "publisher_options"]
 
@@ -121,11 +121,9 @@ def check(connection: Connection, items: Sequence[Item]) -> None:
     Raises:
         InvalidSubject, InvalidHeader, PayloadTooLarge: One cannot.
     """
-    last_subject, max_bytes = None, connection.info.max_payload_bytes
-    if (subjects := plain_subjects(items, max_bytes)) is not None:
-        for subject in subjects:
-            connection.address(subject)
+    if are_plain(connection, items):
         return
+    last_subject, max_bytes = None, connection.info.max_payload_bytes
     for item in items:
         subject, data = item[0], item[1]
         if subject != last_subject:

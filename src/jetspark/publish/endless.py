@@ -38,22 +38,14 @@ from jetspark.errors import (
     BufferFull,
     ConfigError,
     ConnectionClosed,
-    InvalidSubject,
     JetSparkError,
     JetStreamUnavailable,
     ServerError,
     UsageError,
 )
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.fast import (
-    CHUNK_MESSAGES,
-    FastBatchOptions,
-    FastMachine,
-    Item,
-    State,
-    data_of,
-    plain_subjects,
-)
+from jetspark.publish.fast import FastBatchOptions, FastMachine, State
+from jetspark.publish.items import CHUNK_MESSAGES, Item, are_plain, data_of
 
 __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 
@@ -259,7 +251,7 @@ class Endless:
         machine = self._machine
         payload, max_payload = machine.payload, machine.info.max_payload_bytes
         id_head = self._id_head
-        if id_head is None and self._are_plain(items, max_payload):
+        if id_head is None and are_plain(machine, items):
             kept.extend(items)
             return
         last_subject = None
@@ -281,14 +273,6 @@ class Endless:
             if type(data) is not bytes or len(block) + len(data) > max_payload:
                 data = payload(data, len(block))
             kept.append((subject, data, block))
-
-    def _are_plain(self, items: Sequence[Item], max_payload_bytes: int) -> bool:
-        """Whether all of them can be sent as they are."""
-        subjects = plain_subjects(items, max_payload_bytes)
-        try:
-            return subjects is not None and all(map(self._machine.address, subjects))
-        except InvalidSubject:
-            return False  # one by one, so that those before it are taken
 
     def _encode(self, headers: HeadersLike, position: int) -> bytes:
         if self._ids is None:

@@ -33,16 +33,14 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
-from operator import itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from jetspark.core import frames
 from jetspark.core.connection import Connection, is_no_responders
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
-from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
@@ -62,30 +60,21 @@ from jetspark.errors import (
 from jetspark.jetstream import wire
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import check_batch_id, header_block
+from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
 __all__ = [
     "FastBatchOptions",
     "FastMachine",
     "FastReceipt",
     "GapMode",
-    "Item",
     "Refusal",
     "State",
-    "data_of",
-    "plain_subjects",
-    "take",
 ]
 
 GapMode = Literal["fail", "ok"]
 
-Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | None]
-"""Subject, data, and headers if there are any; bytes are a header block that is encoded already, and sent unchecked."""
-
 # The server allows 500 at most, whatever is asked for.
 MAX_FLOW = 500
-# What is taken from an iterable at a time: enough to make one large write, and a bound for memory.
-CHUNK_MESSAGES = 500
-CHUNK_BYTES = 256 << 10
 # Exact reports need memory. A batch with so many separate losses has no use for going on.
 MAX_REPORTS = 100_000
 # Publishers use few subjects; see Connection, which has the same bound.
@@ -95,7 +84,6 @@ HOLE_PING_S = 0.1
 REOPEN_WAIT_S = 0.05
 REOPEN_WAIT_MAX_S = 1.0
 
-_subject_of, data_of = itemgetter(0), itemgetter(1)
 _FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\}')
 
 _TOO_MANY_REQUESTS, _TOO_MANY_BATCHES = 10167, 10211
@@ -724,36 +712,6 @@ class FastMachine:
             raise UsageError("the batch is committed; begin another one")
         if self.state is State.COMMITTING:
             raise UsageError("the batch is being committed; begin another one")
-
-
-def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes: int) -> None:
-    """Move some items into ``chunk``, which keeps what it got when the iterator raises.
-
-    The last one may be larger than what is left of ``max_bytes``.
-    """
-    for item in islice(items, max_messages):
-        chunk.append(item)
-        try:
-            max_bytes -= len(item[1])
-        except (TypeError, IndexError):
-            return  # not a message; whoever makes a frame of it says so
-        if max_bytes <= 0:
-            return
-
-
-def plain_subjects(items: Sequence[Item], max_payload_bytes: int) -> set[str] | None:
-    """The subjects of messages without headers whose data can be sent as it is; None when some are of another kind.
-
-    The loops are the interpreter's own: publishers do this for every message.
-    """
-    try:
-        if set(map(type, items)) != {tuple} or sum(map(len, items)) != 2 * len(items):
-            return None
-        if set(map(type, map(data_of, items))) != {bytes}:
-            return None
-        return set(map(_subject_of, items)) if max(map(len, map(data_of, items))) <= max_payload_bytes else None
-    except (TypeError, LookupError):  # something that is no message at all
-        return None
 
 
 def _place_of(subject: str) -> tuple[int, int]:

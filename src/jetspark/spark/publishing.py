@@ -24,7 +24,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream.ordered import will_pass
-from jetspark.publish.fast import Item
+from jetspark.publish.items import Item
 from jetspark.spark.ledger import RETRY_WAIT_MAX_S, RETRY_WAIT_S
 from jetspark.spark.writing import Rows
 

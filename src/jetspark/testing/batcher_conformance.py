@@ -289,8 +289,8 @@ class Conformance:
     def make(
         self, sink: Any, *, max_batch_size: int, max_batch_delay: float, queue_depth: int, flush_timeout: float
     ) -> Any:
-        """A new batcher, of one flusher."""
-        raise NotImplementedError
+        """A new batcher, of one flusher. The one thing a suite has to say."""
+        raise TypeError(f"{type(self).__name__} has no make(): expected one that returns the batcher to be checked")
 
     def add(self, batcher: Any, item: Any, timeout: float | None) -> Any:
         return batcher.add(item, timeout=timeout)

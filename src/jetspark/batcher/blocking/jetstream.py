@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from jetspark.batcher.blocking.sinks import Runner
-from jetspark.batcher.stores import DEFAULT_MAX_MESSAGES, Atomic, Ingest, Messages, ToMessage, publisher_options
+from jetspark.batcher.faces import AtomicFace, FastIngestFace
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
 
@@ -52,48 +52,11 @@ class FairLock:
                 self._is_taken = False
 
 
-class FastIngestSink(Generic[T]):
-    """Stores batches by fast ingest, over one publisher that is kept open; the stream needs ``allow_batched``.
+class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
+    __doc__ = FastIngestFace.__doc__
 
-    A write returns when every item of it is known to be stored. Writes that begin in order are stored in order, also
-    several at a time; then the server's batch stays open from write to write, which is several times faster than one
-    at a time: give the batcher ``max_concurrent_flushes=4`` or so. ``linger_s`` is how long the last write under way
-    waits for another before it ends the server's batch to learn its fate: about a round trip.
-
-    The publisher survives lost messages, reconnects, changes of leaders and restarts of the server, and sends again
-    what is not known to be stored. With ``message_ids`` that stores nothing twice. What a *retry* writes again, after a
-    write that was cancelled or failed midway, is recognised only by ids of the items' own: ``id_of(item)``. Both rely
-    on the stream's duplicate window.
-
-    After ``patience_s`` without progress the writes under way fail, and the next one begins with a new publisher. A
-    message the stream refuses fails the write it is in with the server's error, and those after it with
-    :class:`~jetspark.BatchCutShort`: nothing of them is stored, and they may be written again.
-
-    Items are bytes that go to ``subject``, or whatever ``to_message`` makes a message of: ``(subject, data)`` or
-    ``(subject, data, headers)``. ``options`` are those of :class:`~jetspark.FastPublisherOptions`.
-    """
-
-    def __init__(
-        self,
-        js: JetStream,
-        subject: str | None = None,
-        *,
-        to_message: ToMessage | None = None,
-        message_ids: bool = False,
-        id_of: Callable[[T], str] | None = None,
-        linger_s: float = 0.002,
-        **options: Any,
-    ) -> None:
-        options = publisher_options(options, message_ids=message_ids or id_of is not None)
-        messages: Messages[T] = Messages(subject, to_message, id_of)
-        self._ingest = Ingest(messages, lambda: js.fast_publisher(**options), FairLock(), linger_s=linger_s)
-        self._runner = Runner(None)
-
-    @property
-    def publisher(self) -> FastPublisher | None:
-        """The present one, for its counters; None before the first write."""
-        publisher: FastPublisher | None = self._ingest.publisher
-        return publisher
+    _make_runner = Runner
+    _make_turn = FairLock
 
     def write(self, batch: Sequence[T], /) -> None:
         """Store a batch.
@@ -123,43 +86,14 @@ class FastIngestSink(Generic[T]):
         self.close()
 
 
-class AtomicSink(Generic[T]):
-    """Stores each batch all or none, as an atomic batch; the stream needs ``allow_atomic``.
+class AtomicSink(AtomicFace[JetStream, T]):
+    __doc__ = AtomicFace.__doc__
 
-    A batch of more than ``max_messages`` items, or of more than the server says that it allows, becomes several, each
-    all or none, in order. When one fails after others were stored, :class:`~jetspark.BatchCutShort` says with
-    ``stored`` how many items are. A commit that was not answered is resolved; while the stream does not answer, for up
-    to ``doubt_s`` seconds. :class:`~jetspark.BatchInDoubt` says that this did not help.
+    _make_runner = Runner
 
-    With ``id_of(item)``, or a header ``Nats-Msg-Id`` from ``to_message``, a retry stores nothing twice within the
-    stream's duplicate window: what the stream knows stays, and the rest is stored all or none. To find out which that
-    is costs an empty message for each item, which plain subscribers see and the stream does not store.
-
-    Items are bytes that go to ``subject``, or whatever ``to_message`` makes a message of: ``(subject, data)`` or
-    ``(subject, data, headers)``. ``timeout`` is that of :meth:`JetStream.atomic_batch`.
-    """
-
-    def __init__(
-        self,
-        js: JetStream,
-        subject: str | None = None,
-        *,
-        to_message: ToMessage | None = None,
-        id_of: Callable[[T], str] | None = None,
-        max_messages: int = DEFAULT_MAX_MESSAGES,
-        doubt_s: float = 30.0,
-        timeout: float | None = None,
-    ) -> None:
-        messages: Messages[T] = Messages(subject, to_message, id_of)
-        self._atomic = Atomic(
-            js, messages, lambda future: future.result(), max_messages=max_messages, timeout_s=timeout, doubt_s=doubt_s
-        )
-        self._runner = Runner(None)
-
-    @property
-    def max_messages(self) -> int:
-        """Of an atomic batch, as far as known: what the server said, once it did."""
-        return self._atomic.max_messages
+    @staticmethod
+    def _outcome_of(future: Any) -> Any:
+        return future.result()
 
     def write(self, batch: Sequence[T], /) -> None:
         """Store a batch.

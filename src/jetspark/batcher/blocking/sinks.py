@@ -12,31 +12,24 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
+from jetspark.batcher.config import Clock
+from jetspark.batcher.faces import CircuitBreakerFace, DeadLetterFace, MeteredFace, RateLimitFace, RetryFace
 from jetspark.batcher.files import LineFile, json_line
 from jetspark.batcher.steps import (
-    Bucket,
     Bury,
     Call,
     Chance,
-    Circuit,
-    CircuitState,
     DeadLetter,
-    DeadLetters,
-    Judge,
-    Meter,
     Now,
     Observer,
-    Retry,
-    SinkStats,
     Sleep,
     Step,
     Steps,
     Tell,
     WallTime,
     Write,
-    is_retryable,
 )
 
 __all__ = [
@@ -47,7 +40,6 @@ __all__ = [
     "RateLimitSink",
     "RetrySink",
     "Sink",
-    "SinkClock",
 ]
 
 T = TypeVar("T")
@@ -65,9 +57,7 @@ class Sink(Protocol[T_contra]):
     def write(self, batch: Sequence[T_contra], /) -> None: ...
 
 
-class SinkClock(Protocol):
-    """What a wrapper reads time from and waits with, for tests: :class:`jetspark.testing.FakeClock` is one."""
-
+class _Clock(Protocol):
     def now(self) -> float: ...
 
     def wait(self, condition: threading.Condition, until: float | None, /) -> None:
@@ -77,8 +67,8 @@ class SinkClock(Protocol):
 class Runner:
     """Carries out steps, and holds the lock between them."""
 
-    def __init__(self, sink: Sink[Any] | None, clock: SinkClock | None = None) -> None:
-        self.sink, self.clock = sink, clock
+    def __init__(self, sink: Sink[Any] | None, clock: Clock | None = None) -> None:
+        self.sink, self.clock = sink, cast(_Clock | None, clock)
         self.dead_letters: Sink[Any] | None = None
         self.observe: Observer | None = None
         self.lock = threading.Lock()
@@ -140,151 +130,35 @@ class Runner:
                 self.clock.wait(moved, until)
 
 
-class _Wrapper(Generic[T]):
-    """A sink around another."""
+class _Writing(Generic[T]):
+    """Runs the steps of a face."""
 
-    def __init__(self, sink: Sink[T], own: Judge | None, clock: SinkClock | None) -> None:
-        self._sink, self._own = sink, own
-        self._runner = Runner(sink, clock)
-
-    def is_retryable(self, error: Exception) -> bool:
-        """Whether the same write may succeed later; what is not known here the wrapped sink is asked."""
-        return is_retryable(error, self._own, self._sink)
-
-
-class RetrySink(_Wrapper[T]):
-    """Writes again what may succeed later, after waits that double, with jitter.
-
-    It gives up, with the last error, after ``attempts`` writes, or when the next would begin more than ``max_total_s``
-    after the first: give it less than the batcher's ``flush_timeout``. Each wait is between ``1 - jitter`` and 1 times
-    ``first_wait_s``, twice that, and so on up to ``max_wait_s``. An error with ``retry_in_s``, such as
-    :class:`~jetspark.CircuitOpen`, adds that.
-
-    An error is final, and raised at once, if ``is_retryable`` says so; without it if the error says so (an attribute or
-    method ``is_retryable``), or the sink (a method ``is_retryable(error)``); else if it is of a kind that does not
-    pass: ``ValueError`` (``ConfigError`` too), ``TypeError`` and other mistakes, ``PermissionError``, a feature that is
-    off. Everything else is tried again.
-
-    The sink sees a batch more than once, and may have stored some of it when it failed: it must recognise items it has.
-    """
-
-    def __init__(
-        self,
-        sink: Sink[T],
-        *,
-        attempts: int = 5,
-        first_wait_s: float = 0.1,
-        max_wait_s: float = 5.0,
-        max_total_s: float = 60.0,
-        jitter: float = 0.5,
-        is_retryable: Judge | None = None,
-        clock: SinkClock | None = None,
-    ) -> None:
-        super().__init__(sink, is_retryable, clock)
-        self._retry = Retry(
-            attempts=attempts,
-            first_wait_s=first_wait_s,
-            max_wait_s=max_wait_s,
-            max_total_s=max_total_s,
-            jitter=jitter,
-        )
+    _make_runner = Runner
+    _runner: Runner
+    _steps: Callable[[Sequence[Any]], Steps]
 
     def write(self, batch: Sequence[T], /) -> None:
-        self._runner.run(self._retry.write(batch, self.is_retryable))
+        self._runner.run(self._steps(batch))
 
 
-class CircuitBreakerSink(_Wrapper[T]):
-    """Leaves a sink alone that failed ``failures`` times in a row.
-
-    For ``open_s`` seconds each write raises :class:`~jetspark.CircuitOpen` at once, which says when to come back. Then
-    exactly one write is let through: if it succeeds all is as before, if not the time begins anew.
-
-    Only errors that may pass count (see ``is_retryable`` of :class:`RetrySink`), and cancelled writes, which took too
-    long for somebody: an item the sink will never take says nothing about the sink.
-    """
-
-    def __init__(
-        self,
-        sink: Sink[T],
-        *,
-        failures: int = 5,
-        open_s: float = 10.0,
-        is_retryable: Judge | None = None,
-        clock: SinkClock | None = None,
-    ) -> None:
-        super().__init__(sink, is_retryable, clock)
-        self._circuit = Circuit(failures=failures, open_s=open_s)
-
-    @property
-    def state(self) -> CircuitState:
-        """``"closed"``, ``"open"`` or ``"half-open"``; an open one is closed by a write, not by time alone."""
-        return self._circuit.state
-
-    def write(self, batch: Sequence[T], /) -> None:
-        self._runner.run(self._circuit.write(batch, self.is_retryable))
+class RetrySink(_Writing[T], RetryFace[Sink[T]]):
+    __doc__ = RetryFace.__doc__
 
 
-class RateLimitSink(_Wrapper[T]):
-    """Passes on at most ``items_per_s`` items each second, and ``burst`` at once (by default those of one second).
-
-    Writes wait for their turn. A batch larger than the burst goes through when the bucket is full, and those after it
-    wait the longer. What failed has been passed on, so its tokens are spent; a write that is cancelled while it waits
-    gives them back.
-    """
-
-    def __init__(
-        self, sink: Sink[T], *, items_per_s: float, burst: int | None = None, clock: SinkClock | None = None
-    ) -> None:
-        super().__init__(sink, None, clock)
-        self._bucket = Bucket(items_per_s=items_per_s, burst=burst)
-
-    def write(self, batch: Sequence[T], /) -> None:
-        self._runner.run(self._bucket.write(batch))
+class CircuitBreakerSink(_Writing[T], CircuitBreakerFace[Sink[T]]):
+    __doc__ = CircuitBreakerFace.__doc__
 
 
-class DeadLetterSink(_Wrapper[T]):
-    """Has what failed written to another sink, as :class:`DeadLetter` records: item, error, time.
-
-    The write succeeds when ``dead_letters`` took them. If that fails too, the first error is raised, with the second as
-    its context. ``when`` says which errors this is for (by default all); others are raised.
-
-    With ``split`` a batch that failed for good, by an error no retry would mend, is halved until the items at fault are
-    found, and only they become dead letters; the others are written, in order. That takes up to ``2 n - 1`` writes for
-    ``n`` items, and some items may be written more than once unless the sink stores all of a batch or nothing.
-    """
-
-    def __init__(
-        self,
-        sink: Sink[T],
-        dead_letters: Sink[DeadLetter[T]],
-        *,
-        when: Judge | None = None,
-        split: bool = False,
-        is_retryable: Judge | None = None,
-    ) -> None:
-        super().__init__(sink, is_retryable, None)
-        self._runner.dead_letters = dead_letters
-        self._dead_letters = DeadLetters(when=when, split=split)
-
-    def write(self, batch: Sequence[T], /) -> None:
-        self._runner.run(self._dead_letters.write(batch, self.is_retryable))
+class RateLimitSink(_Writing[T], RateLimitFace[Sink[T]]):
+    __doc__ = RateLimitFace.__doc__
 
 
-class MeteredSink(_Wrapper[T]):
-    """Counts and times the writes of a sink: :meth:`stats`, and ``observe`` is told of each."""
+class DeadLetterSink(_Writing[T], DeadLetterFace[Sink[T], Sink[DeadLetter[T]]]):
+    __doc__ = DeadLetterFace.__doc__
 
-    def __init__(self, sink: Sink[T], observe: Observer | None = None, *, clock: SinkClock | None = None) -> None:
-        super().__init__(sink, None, clock)
-        self._runner.observe = observe
-        self._meter = Meter()
 
-    def stats(self) -> SinkStats:
-        """What the sink was given, and what came of it, at one moment."""
-        with self._runner.lock:
-            return self._meter.stats()
-
-    def write(self, batch: Sequence[T], /) -> None:
-        self._runner.run(self._meter.write(batch))
+class MeteredSink(_Writing[T], MeteredFace[Sink[T]]):
+    __doc__ = MeteredFace.__doc__
 
 
 class FileSink(Generic[T]):
