@@ -109,11 +109,11 @@ spark.stop()
     )
 
 
-def test_temporary_views_work_in_sql(servers: str) -> None:
+def test_temporary_views_work_in_sql_and_so_does_a_second_session(servers: str) -> None:
     run(
         """
 import sys
-from jetspark.spark import session
+from jetspark.spark import register, session
 spark = session(cores=2)
 options = f"servers '{sys.argv[1]}', stream 'SETUP'"
 spark.sql(f"CREATE TEMPORARY VIEW orders USING jetstream OPTIONS ({options})")
@@ -121,6 +121,11 @@ assert spark.sql("SELECT max(sequence) FROM orders").first()[0] == 100
 spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{sys.argv[1]}')")
 columns = "'setup.copy.sql', data, headers, stream, sequence, timestamp"  # an INSERT has to name them all
 spark.sql(f"INSERT INTO copy SELECT {columns} FROM orders WHERE sequence <= 10").collect()
+other = spark.newSession()
+for _ in range(2):
+    register(other)
+orders = other.read.format("jetstream").options(servers=sys.argv[1], stream="SETUP").load()
+assert orders.count() == 100
 print("done")
 """,
         servers,

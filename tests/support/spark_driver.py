@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
-from jetspark.spark import folding, session, sink
+from jetspark.spark import folding, register, session, sink
 from support.sparks import CONF
 
 # Spark's workers get what is here by value, so the plan has to be known when this module is run.
@@ -107,7 +107,13 @@ def checked(value: str) -> str:
     return value
 
 
-def start(spark: SparkSession, job: dict[str, Any]) -> StreamingQuery:
+def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
+    # Each query in a session of its own: what is registered is in a map, and Spark serialises the map for one query
+    # while it changes it for another if they share it.
+    spark = any_session.newSession()
+    for kind in (TroubledFormat, TroubledFoldFormat):
+        spark.dataSource.register(kind)
+    register(spark)
     if "reads" in job:
         frame = spark.readStream.format("jetstream").options(**job["reads"]).load()
     else:
@@ -133,8 +139,6 @@ def main() -> None:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     }
     spark = session("driver", conf=CONF | few_rows)
-    spark.dataSource.register(TroubledFormat)
-    spark.dataSource.register(TroubledFoldFormat)
     spark.range(1).collect()
     (FOLDER / "ready").touch()
     while not (FOLDER / "go").exists():

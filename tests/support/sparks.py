@@ -84,14 +84,6 @@ class Driver:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def has_lost_a_race(self) -> bool:
-        """Whether it ended because Spark changed a map for one query while it serialised it for another.
-
-        That is rare, not ours, and one more death from which a query has to recover.
-        """
-        return not self.is_running and "java.io.OptionalDataException" in self.log()
-
     def kill(self) -> None:
         if self.is_running:
             os.killpg(self._process.pid, signal.SIGKILL)
