@@ -29,6 +29,7 @@ from jetspark.spark import kv, kv_reading, kv_writing
 from jetspark.spark.folding import Applied, fold_into
 from jetspark.spark.kv_writing import Change, Current, Outcome
 from jetspark.spark.offsets import Offset
+from jetspark.spark.places import place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -222,7 +223,7 @@ def test_the_present_is_one_moment_of_a_bucket_that_keeps_changing(
         for _ in range(5):
             before = bucket.stream_info().state.last_sequence
             found = kv_reading.snapshot(opened)
-            moment = max(kv_reading.place(message)[0] for message in found.values())
+            moment = max(place(message).sequence for message in found.values())
             assert moment >= before
             taken.append((moment, {subject.split(".", 2)[2]: message.data for subject, message in found.items()}))
     assert taken[-1][0] > taken[0][0]

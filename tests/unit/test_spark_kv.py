@@ -144,21 +144,6 @@ def delivered(sequence: int, key: str = "a", data: bytes = b"", headers: bytes |
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [
-        b"$JS.ACK.KV_orders.c.1.7.6.1700000000123456789.4",
-        b"$JS.ACK._.account.KV_orders.c.1.7.6.1700000000123456789.4",
-        b"$JS.ACK.hub.account.KV_orders.c.1.7.6.1700000000123456789.4.random",
-    ],
-)
-def test_a_place_is_what_the_metadata_say(reply: bytes) -> None:
-    message = JetStreamMessage("$KV.orders.a", b"", reply, None, None)
-    metadata = message.metadata
-    assert kv_reading.place(message) == (7, 6, 1700000000123456789, 4)
-    assert (metadata.stream_sequence, metadata.consumer_sequence, metadata.pending) == (7, 6, 4)
-
-
-@pytest.mark.parametrize(
     ("headers", "operation"),
     [
         (None, "put"),

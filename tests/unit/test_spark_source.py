@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, ProtocolError
+from jetspark.errors import ConfigError
 from jetspark.jetstream.pull import Ask, Puller, Wait
 from jetspark.spark.offsets import Range
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.reading import REQUEST_ROWS, SILENCE_S, SLACK, Sweep
-from jetspark.spark.schema import SCHEMA, Columns, check_schema, place
+from jetspark.spark.schema import SCHEMA, Columns, check_schema
 from jetspark.spark.source import RangePartition, batch_reader, stream_reader
 from jetspark.spark.source_options import Bound, SourceOptions, bound, moment
 
@@ -170,12 +170,6 @@ def test_rows_are_made_of_either_form_of_the_reply_subject(reply: str) -> None:
         {"subject": "s.a", "data": b"data", "headers": None, "stream": "S", "sequence": sequence, "timestamp": time}
         for sequence in (7, 8)
     ]
-    assert place(message(7, reply=reply)) == (7, 3, 4)
-
-
-def test_a_message_that_does_not_say_its_place_is_an_error() -> None:
-    with pytest.raises(ProtocolError, match="reply subject"):
-        Columns(SCHEMA, has_headers=False).of_messages("S", [message(reply="somewhere.else")])
 
 
 def test_headers_keep_every_value_and_are_empty_when_there_are_none() -> None:

@@ -27,6 +27,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, Conflict
+from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.kv_writing import Change, Current, Outcome, load, store
 from jetspark.spark.ledger import patiently
@@ -171,6 +172,7 @@ class _FoldWriter(DataSourceArrowWriter):
     def __init__(self, options: FoldOptions) -> None:
         self._options = options
 
+    @seldom_collecting()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         events: dict[str, list[Applied]] = defaultdict(list)
         for batch in iterator:

@@ -53,6 +53,7 @@ from pyspark.sql.types import (
 from jetspark.errors import ConfigError, Conflict, UsageError
 from jetspark.jetstream.kv import check_bucket, check_filter
 from jetspark.spark import kv_reading, kv_writing, offsets
+from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.ledger import patiently
 from jetspark.spark.offsets import Limits, Offset, Position, Sizes
@@ -276,14 +277,15 @@ class TableReader(DataSourceReader):
         bucket = options.open(options.keys)
         bucket.check_is(partition.created)
         rows = kv_reading.Rows(bucket, _arrow(self._schema), with_deletes=options.with_deletes)
-        match partition:
-            case Table():
-                yield from rows.of(iter([list(kv_reading.snapshot(bucket).values())]))
-            case Range(first=first, last=last):
-                yield from rows.of(kv_reading.scan(bucket, first, last))
-            case Revisions(wanted=wanted):
-                yield from rows.of(kv_reading.read_wanted(bucket, wanted))
-                self._check_complete(bucket, partition, rows.read)
+        with seldom_collecting():
+            match partition:
+                case Table():
+                    yield from rows.of(iter([list(kv_reading.snapshot(bucket).values())]))
+                case Range(first=first, last=last):
+                    yield from rows.of(kv_reading.scan(bucket, first, last))
+                case Revisions(wanted=wanted):
+                    yield from rows.of(kv_reading.read_wanted(bucket, wanted))
+                    self._check_complete(bucket, partition, rows.read)
 
     def _check_complete(self, bucket: kv_reading.Bucket, partition: Revisions, read: int) -> None:
         lost = len(partition.wanted) - read
@@ -409,7 +411,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bucket = self._bucket()
         bucket.check_is(partition.created)
         rows = kv_reading.Rows(bucket, _arrow(self._schema), with_deletes=self._options.include_deletes)
-        yield from rows.of(kv_reading.scan(bucket, partition.first, partition.last))
+        with seldom_collecting():
+            yield from rows.of(kv_reading.scan(bucket, partition.first, partition.last))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: the checkpoint is the only cursor."""
@@ -542,6 +545,7 @@ def _batch_name() -> str | None:
     return f"{query}:{batch}" if query and batch else None
 
 
+@seldom_collecting()
 def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
     """The rows of a task, some thousands at a time, in their order.
 

@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,6 +46,7 @@ from jetspark.jetstream.config import ConsumerConfig
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Operation, check_bucket, check_filter, operation_of, subject_of
 from jetspark.spark.offsets import Head
+from jetspark.spark.places import place, places
 
 __all__ = [
     "Bucket",
@@ -136,17 +138,6 @@ def open_bucket(js: JetStream, bucket: str, keys: Sequence[str] = ()) -> Bucket:
 # ---- what a message says: pure -------------------------------------------------------------------------------------
 
 
-def place(message: JetStreamMessage) -> tuple[int, int, int, int]:
-    """Stream sequence, consumer sequence, time in nanoseconds and how many are left, from the reply subject.
-
-    The same as ``message.metadata``, at a quarter of its cost: every row pays for it.
-    """
-    parts = (message.raw_reply or b"").split(b".")
-    # Two forms: with domain and account there are two more in front, and perhaps more behind.
-    at = 5 if len(parts) == 9 else 7
-    return int(parts[at]), int(parts[at + 1]), int(parts[at + 2]), int(parts[at + 3])
-
-
 def operation(message: JetStreamMessage) -> Operation:
     raw = message.raw_headers
     # Most values have no headers, or only ours.
@@ -166,7 +157,7 @@ def cut(messages: Sequence[JetStreamMessage], last: int) -> int:
     low, high = 0, len(messages)
     while low < high:
         middle = (low + high) // 2
-        if place(messages[middle])[0] <= last:
+        if place(messages[middle]).sequence <= last:
             low = middle + 1
         else:
             high = middle
@@ -183,22 +174,21 @@ def split(first: int, end: int, parts: int) -> list[tuple[int, int]]:
 
 def columns(messages: Sequence[JetStreamMessage], prefix_length: int, schema: pa.Schema) -> pa.RecordBatch:
     """The messages as rows; ``schema`` has some of the table's columns, in any order."""
-    places = [place(message) for message in messages]
+    found = places(messages)
     arrays = []
     for column in schema:
         match column.name:
             case "key":
-                values: list[object] = [message.subject[prefix_length:] for message in messages]
+                values: Any = [message.subject[prefix_length:] for message in messages]
             case "value":
                 values = [message.data for message in messages]
             case "revision":
-                values = [each[0] for each in places]
+                values = found.sequences
             case "created":
-                # The stream knows nanoseconds, Spark microseconds.
-                values = [each[2] // 1000 for each in places]
+                values = found.times_us
             case _:
                 values = [operation(message) for message in messages]
-        arrays.append(pa.array(values, type=column.type))
+        arrays.append(values.cast(column.type) if isinstance(values, pa.Array) else pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -244,7 +234,7 @@ def scan(bucket: Bucket, first: int, last: int, *, headers_only: bool = False) -
             with _consumer(bucket, first, headers_only) as consumer:
                 for messages in _pieces(consumer):
                     fruitless = 0
-                    reached = place(messages[-1])[0]
+                    reached = place(messages[-1]).sequence
                     first = reached + 1
                     if reached >= last:
                         messages = messages[: cut(messages, last)]
@@ -302,7 +292,7 @@ class _Moment:
     def __call__(self, last: JetStreamMessage | None) -> bool:
         if last is None:
             return self._at_least == 0
-        sequence = place(last)[0]
+        sequence = place(last).sequence
         if sequence < self._at_least or not is_within_transaction(last.raw_headers):
             return sequence >= self._at_least
         if not self._bucket.is_filtered:
@@ -430,8 +420,8 @@ def plan(bucket: Bucket, *, as_of: int | None = None, include_deletes: bool = Fa
     """
     if as_of is None:
         present = snapshot(bucket, headers_only=True)
-        wanted = [place(each)[0] for each in present.values() if include_deletes or operation(each) == "put"]
-        moment = max((place(each)[0] for each in present.values()), default=0)
+        wanted = [place(each).sequence for each in present.values() if include_deletes or operation(each) == "put"]
+        moment = max((place(each).sequence for each in present.values()), default=0)
         return Plan(moment, array("Q", sorted(wanted)))
     state = bucket.stream.info().state
     if as_of > state.last_sequence:
@@ -439,7 +429,7 @@ def plan(bucket: Bucket, *, as_of: int | None = None, include_deletes: bool = Fa
     last: dict[str, tuple[int, Operation]] = {}
     for messages in scan(bucket, max(1, state.first_sequence), as_of, headers_only=True):
         for message in messages:
-            last[message.subject] = place(message)[0], operation(message)
+            last[message.subject] = place(message).sequence, operation(message)
     wanted = [revision for revision, what in last.values() if include_deletes or what == "put"]
     return Plan(as_of, array("Q", sorted(wanted)), _doubtful(bucket, last))
 
@@ -463,6 +453,6 @@ def read_wanted(bucket: Bucket, wanted: Sequence[int]) -> Iterator[list[JetStrea
         return
     left = set(wanted)
     for messages in scan(bucket, wanted[0], wanted[-1]):
-        found = [message for message in messages if place(message)[0] in left]
+        found = [message for message in messages if place(message).sequence in left]
         if found:
             yield found

@@ -46,7 +46,8 @@ from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.lookups import head_of, patiently, will_pass
 from jetspark.spark.offsets import Head, Range
-from jetspark.spark.schema import Columns, place
+from jetspark.spark.places import place
+from jetspark.spark.schema import Columns
 from jetspark.spark.source_options import SourceOptions
 
 __all__ = ["RangeReader", "Sweep"]
@@ -57,7 +58,7 @@ _logger = logging.getLogger("jetspark.spark")
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
 # A request to the server, of which two are out: so a reader holds three times this at most, and what it is building.
-REQUEST_ROWS = 5_000
+REQUEST_ROWS = 20_000
 REQUEST_BYTES = 4 << 20
 REQUESTS = 2
 REQUEST_EXPIRES_S = 30.0
@@ -229,7 +230,7 @@ class RangeReader:
         start = max(start, self._counted_to)
         if first <= start:
             return
-        there = {each.sequence if isinstance(each, StoredMessage) else place(each)[0] for each in rows}
+        there = {each.sequence if isinstance(each, StoredMessage) else place(each).sequence for each in rows}
         gone = [sequence for sequence in range(start, min(first, self._next)) if sequence not in there]
         if gone:
             self._lose(gone[0], first, len(gone))
@@ -283,21 +284,21 @@ class RangeReader:
                         return
                     continue
                 messages = [take() for _ in range(step)]
-                _, first_delivered, _ = place(messages[0])
-                last, last_delivered, pending = place(messages[-1])
-                if (first_delivered, last_delivered) != (consumer_sequence + 1, consumer_sequence + step):
+                begin, end = place(messages[0]), place(messages[-1])
+                delivered = begin.consumer_sequence, end.consumer_sequence
+                if delivered != (consumer_sequence + 1, consumer_sequence + step):
                     return  # some were lost on the way
-                consumer_sequence = last_delivered
+                consumer_sequence, last = end.consumer_sequence, end.sequence
                 heard_at = self._heard_at = time.monotonic()
                 self._silence_s = SILENCE_S
                 if last >= part.end:
-                    messages = [each for each in messages if place(each)[0] < part.end]
-                    last = place(messages[-1])[0] if messages else self._next - 1
+                    messages = [each for each in messages if place(each).sequence < part.end]
+                    last = place(messages[-1]).sequence if messages else self._next - 1
                     self._is_done = True
                 self._next = sweep.next_sequence = last + 1
                 if messages:
                     yield messages
-                if not pending or self._next >= part.end:
+                if not end.pending or self._next >= part.end:
                     return
         finally:
             self._leave(js, source, info)

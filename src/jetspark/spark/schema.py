@@ -1,10 +1,4 @@
-"""The columns of a stream, and how messages become Arrow record batches. Pure.
-
-What a message is and where it was is told by its reply subject, ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream
-sequence>.<consumer sequence>.<time ns>.<pending>``. Reading it message by message took longer than everything else
-together; so the replies of a batch are joined and cut at the dots by two C calls, and the numbers of a column are every
-so-manieth piece, made into integers by Arrow.
-"""
+"""The columns of a stream, and how messages become Arrow record batches. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -28,6 +21,7 @@ from pyspark.sql.types import (
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
+from jetspark.spark.places import places
 
 __all__ = ["SCHEMA", "Columns", "check_schema"]
 
@@ -43,10 +37,6 @@ SCHEMA = StructType(
         StructField("timestamp", TimestampType()),
     ]
 )
-
-# In the short form of the reply subject; the long one has domain and account in front, and perhaps more behind.
-_SHORT_TOKENS, _LONG_TOKENS = 9, 11
-_STREAM_SEQUENCE, _CONSUMER_SEQUENCE, _TIME_NS, _PENDING = 5, 6, 7, 8
 
 
 def check_schema(schema: StructType) -> StructType:
@@ -83,16 +73,14 @@ class Columns:
         Raises:
             ProtocolError: One does not say where it was in the stream.
         """
-        tokens, width = _reply_tokens(messages)
-        shift = 0 if width == _SHORT_TOKENS else 2
+        found = places(messages)
         arrays = []
         for field in self.arrow_schema:
             match field.name:
                 case "sequence":
-                    array = pa.array(tokens[_STREAM_SEQUENCE + shift :: width], pa.string()).cast(pa.int64())
+                    array = found.sequences
                 case "timestamp":
-                    in_ns = pa.array(tokens[_TIME_NS + shift :: width], pa.string()).cast(pa.int64())
-                    array = pc.divide(in_ns, 1000).cast(field.type)
+                    array = found.times_us.cast(field.type)
                 case _:
                     array = self._plain(field, stream, messages)
             arrays.append(array)
@@ -125,27 +113,6 @@ class Columns:
             case "headers" if self._has_headers:
                 return pa.array([_headers(each) for each in messages], field.type)
         return pa.nulls(len(messages), field.type)
-
-
-def place(message: CoreMessage) -> tuple[int, int, int]:
-    """Stream sequence, consumer sequence and how many are pending behind it."""
-    tokens, width = _reply_tokens([message])
-    shift = 0 if width == _SHORT_TOKENS else 2
-    return (
-        int(tokens[_STREAM_SEQUENCE + shift]),
-        int(tokens[_CONSUMER_SEQUENCE + shift]),
-        int(tokens[_PENDING + shift]),
-    )
-
-
-def _reply_tokens(messages: Sequence[CoreMessage]) -> tuple[list[bytes], int]:
-    replies = [message.raw_reply or b"" for message in messages]
-    tokens = b".".join(replies).split(b".")
-    width, rest = divmod(len(tokens), len(replies))
-    # All came from one consumer, so all have as many tokens. Names have no dots.
-    if rest or (width != _SHORT_TOKENS and width < _LONG_TOKENS):
-        raise ProtocolError(f"not the reply subject of a JetStream message: {replies[0][:200]!r}")
-    return tokens, width
 
 
 def _texts(texts: list[str]) -> Any:

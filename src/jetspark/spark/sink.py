@@ -39,6 +39,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import check_bucket
+from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import client_for, jetstream_for
 from jetspark.spark.ledger import Committed, Ledger, Opening, patiently, stored_ids
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
@@ -355,6 +356,7 @@ class Task:
         self.options, self.layout, self.place = options, layout, place
         self.patience_s = options.patience_s
 
+    @seldom_collecting()
     def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Returns when every row is stored. Reads to the end in any case: stateful operators note their state there."""
         filled = (batch for batch in batches if batch.num_rows)

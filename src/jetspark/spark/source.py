@@ -7,8 +7,6 @@ streams.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, DataLoss, JetSparkError
+from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.lookups import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.lookups import ends_of, heads_of, patiently, starts_of, will_pass
 from jetspark.spark.offsets import Head, Limits, Offset, Position, Range, admit, check_unchanged, plan
@@ -44,8 +43,6 @@ FORMAT = "jetstream"
 # Without a trigger Spark asks for the latest offset some eighty times a second. Ten times is soon enough, and what an
 # idle query costs the server.
 POLL_S = 0.1
-# Objects that are new, and collections of younger ones: more than two record batches have messages.
-COLLECT_AT = (100_000, 50, 50)
 # How long a query waits for a server that does not answer before it goes on with what it knows.
 PATIENCE_S = 10.0
 
@@ -82,20 +79,8 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     if part is None:  # what Spark makes of a plan without partitions
         return
     columns = Columns(schema, has_headers=options.include_headers)
-    with _seldom_collecting():
+    with seldom_collecting():
         yield from RangeReader(options, part, columns).batches()
-
-
-@contextlib.contextmanager
-def _seldom_collecting() -> Iterator[None]:
-    """Messages come and go by the ten thousand and are never part of a cycle. Looking for cycles among them, and among
-    everything a worker has imported, took a third of the time: 1.9 microseconds a message instead of 1.3."""
-    before = gc.get_threshold()
-    gc.set_threshold(*COLLECT_AT)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 class BatchReader(DataSourceReader):
