@@ -209,6 +209,39 @@ def test_a_frame_may_be_filtered_differently_in_one_query_and_the_next(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+def test_spark_keeps_what_is_pushed_down_with_the_frame_and_then_loses_rows(spark: SparkSession) -> None:
+    """Why there is no push-down. When this fails Spark has learnt to keep filters with the query, and there can be."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, LessThan
+
+    class Reader(DataSourceReader):
+        end = 100
+
+        def pushFilters(self, filters: list[Any]) -> list[Any]:
+            self.end = min((each.value for each in filters if isinstance(each, LessThan)), default=self.end)
+            return filters  # Spark is to apply them, too: so this may only leave out what nobody wants
+
+        def read(self, partition: Any) -> Iterator[tuple[int]]:
+            return ((number,) for number in range(self.end))
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+        def schema(self) -> str:
+            return "number int"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return Reader()
+
+    own = spark.newSession()
+    own.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    own.dataSource.register(Numbers)
+    frame = own.read.format("numbers").load()
+    assert frame.where("number < 5").count() == 5
+    assert frame.count() == 5  # of 100
+
+
 def test_a_temporary_view_is_read_with_sql(spark: SparkSession, server: NatsServer, stream: Stream) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW numbers USING jetstream "

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 CORES = 2
 
 CONF = {
-    # The first compiler only, the simplest collector, and classes that are not verified: Spark starts in half the time,
-    # and no test is about its own speed. `default`, so that the session's own options for logging stay.
-    "spark.driver.defaultJavaOptions": (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-    ),
     "spark.driver.memory": "1g",
     "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "jetspark-tests-warehouse"),
     # Checkpoints by rename instead of through processes that are forked for each file: 90 ms less a micro-batch.

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import WRITE_AT_BYTES
@@ -194,18 +195,20 @@ class FastBatch(_Paced, FastBatchFace):
 
     async def _add_all(self, iterator: Iterator[Item]) -> None:
         batch = self._batch
+        held: list[Item] = []  # one at most, for which there was no room
         while True:
             if batch.room == 0:
-                for item in iterator:
-                    await self._add_chunk([item])
-                    break
-                else:
+                held = held or list(islice(iterator, 1))
+                if not held:
                     return
+                if await self._open_or_wait(held[0]):
+                    held = []
             elif not batch.may_add_some:
                 self._link.flush()
                 if not batch.may_add_some:
                     await self._link.wait_for_room()
-            elif batch.add_some(iterator, self._loop.time()):
+            elif batch.add_some(chain(held, iterator), self._loop.time()):
+                held = []
                 await self._pass_on()
             else:
                 return
