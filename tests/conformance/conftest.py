@@ -38,3 +38,20 @@ def server() -> Iterator[NatsServer]:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+# ---- with JetStream ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[NatsServer]:
+    """Streams of their own names keep the tests apart."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own() -> Iterator[NatsServer]:
+    """One to kill."""
+    with NatsServer() as server:
+        yield server

@@ -11,34 +11,20 @@ from typing import Any
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers
 from support.lossy import LossyProxy
+from support.servers import server_with_batch_limits
 
 import jetspark
 from jetspark import Expect, StreamConfig
 from jetspark.server import NatsCluster, NatsServer
 
 MAX_INFLIGHT = 5
-LIMITS = f'limits {{ batch {{ max_inflight_per_stream: {MAX_INFLIGHT}, max_msgs: 20, timeout: "1s" }} }}'
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[NatsServer]:
-    """Streams of their own names keep the tests apart."""
-    with NatsServer() as server:
-        yield server
+LIMITS = f'max_inflight_per_stream: {MAX_INFLIGHT}, max_msgs: 20, timeout: "1s"'
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """One that allows few and small batches, and not for long."""
-    store = tmp_path_factory.mktemp("limited")
-    with NatsServer(jetstream=False, extra_config=f'jetstream {{ store_dir: "{store}"\n{LIMITS} }}') as server:
-        yield server
-
-
-@pytest.fixture
-def own() -> Iterator[NatsServer]:
-    """One to kill."""
-    with NatsServer() as server:
+    with server_with_batch_limits(tmp_path_factory.mktemp("limited"), LIMITS) as server:
         yield server
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.drivers import Awaited, Driver, Recorder, on_both_drivers, until
 from support.lossy import LossyProxy
+from support.servers import server_with_batch_limits
 
 import jetspark
 import jetspark.batcher.aio.jetstream
@@ -22,30 +23,15 @@ from jetspark.batcher.steps import is_retryable
 from jetspark.server import NatsCluster, NatsServer
 
 MAX_MESSAGES = 20
-LIMITS = f'limits {{ batch {{ max_inflight_per_stream: 2, max_msgs: {MAX_MESSAGES}, timeout: "1s" }} }}'
+LIMITS = f'max_inflight_per_stream: 2, max_msgs: {MAX_MESSAGES}, timeout: "1s"'
 
 _names = iter(f"SINK{number}" for number in range(1_000_000))
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[NatsServer]:
-    """Streams of their own names keep the tests apart."""
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """One that allows few and small atomic batches."""
-    store = tmp_path_factory.mktemp("limited")
-    with NatsServer(jetstream=False, extra_config=f'jetstream {{ store_dir: "{store}"\n{LIMITS} }}') as server:
-        yield server
-
-
-@pytest.fixture
-def own() -> Iterator[NatsServer]:
-    """One to kill."""
-    with NatsServer() as server:
+    with server_with_batch_limits(tmp_path_factory.mktemp("limited"), LIMITS) as server:
         yield server
 
 

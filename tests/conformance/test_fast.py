@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers, until
 from support.peers import Proxy
+from support.servers import server_with_batch_limits
 
 import jetspark
 from jetspark import (
@@ -57,9 +57,8 @@ def server() -> Iterator[NatsServer]:
 @pytest.fixture(scope="module")
 def impatient_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """Forgets a batch after one idle second, and allows one at a time."""
-    store: Path = tmp_path_factory.mktemp("impatient")
-    limits = "limits { batch { max_inflight_per_stream: 1, timeout: 1s } }"
-    with NatsServer(jetstream=False, extra_config=f'jetstream {{ store_dir: "{store}"\n{limits} }}') as server:
+    limits = "max_inflight_per_stream: 1, timeout: 1s"
+    with server_with_batch_limits(tmp_path_factory.mktemp("impatient"), limits) as server:
         yield server
 
 

@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -16,7 +16,7 @@ from zlib import crc32
 import pytest
 
 from jetspark import KVConfig
-from jetspark.blocking import Client, JetStream, KeyValue, Stream, StreamConfig, connect
+from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig, connect
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -31,23 +31,6 @@ MODES = ["fast", "atomic", "async"]
 KEYS = 40
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: NatsServer) -> Iterator[Client]:
-    with connect(server.url) as connected:
-        yield connected
-
-
-@pytest.fixture
-def js(client: Client) -> JetStream:
-    return client.jetstream()
 
 
 def new_stream(js: JetStream, **options: Any) -> Stream:

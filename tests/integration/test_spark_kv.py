@@ -8,7 +8,6 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +37,6 @@ pytest_plugins = ["support.sparks"]
 pytestmark = pytest.mark.timeout(120)
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def js(server: NatsServer) -> Iterator[JetStream]:
-    with jetspark.blocking.connect(server.url) as client:
-        yield client.jetstream()
 
 
 @pytest.fixture

@@ -39,11 +39,7 @@ from jetspark.spark.schema import SCHEMA, Columns
 from jetspark.spark.source import StreamReader
 from jetspark.spark.source_options import SourceOptions
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
+pytest_plugins = ["support.sparks"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +47,6 @@ def _no_connection_is_left() -> Iterator[None]:
     yield
     while connections._kept:
         connections._kept.popitem()[1].close()
-
-
-@pytest.fixture
-def js(server: NatsServer) -> Iterator[JetStream]:
-    with connect(server.url) as client:
-        yield client.jetstream()
 
 
 _count = 0

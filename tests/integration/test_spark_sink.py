@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jetspark.blocking import Client, JetStream, Stream, StreamConfig, connect
+from jetspark.blocking import JetStream, Stream, StreamConfig
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -29,23 +28,6 @@ pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MODES = ["fast", "atomic", "async"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: NatsServer) -> Iterator[Client]:
-    with connect(server.url) as connected:
-        yield connected
-
-
-@pytest.fixture
-def js(client: Client) -> JetStream:
-    return client.jetstream()
 
 
 _names = (f"S{number}" for number in range(1000))

@@ -31,18 +31,6 @@ pytest_plugins = ["support.sparks"]
 FINISH_S = 50.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def js(server: NatsServer) -> Iterator[JetStream]:
-    with connect(server.url) as client:
-        yield client.jetstream()
-
-
 _numbers = itertools.count(1)
 
 

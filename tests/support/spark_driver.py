@@ -108,9 +108,10 @@ def checked(value: str) -> str:
 
 
 def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
-    # Each query in a session of its own: what is registered is in a map, and Spark serialises the map for one query
-    # while it changes it for another if they share it.
+    # Each query has formats of its own, and so a session: Spark serialises what is registered for one query while it
+    # changes it for another if they share it. Formats are looked up in the session that is active.
     spark = any_session.newSession()
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
     for kind in (TroubledFormat, TroubledFoldFormat):
         spark.dataSource.register(kind)
     register(spark)

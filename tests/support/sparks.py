@@ -1,4 +1,5 @@
-"""A small, quiet Spark for tests that need one: ``pytest_plugins = ["support.sparks"]``, then the fixture ``spark``.
+"""A small, quiet Spark for tests that need one: ``pytest_plugins = ["support.sparks"]``, then the fixtures ``spark``,
+``server`` and ``js`` for what it reads and writes.
 
 Tests that kill Spark have the fixture ``drivers`` instead: each is a process of its own.
 """
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jetspark.blocking import JetStream, connect
+from jetspark.server import NatsServer
 from jetspark.spark.session import session
 
 if TYPE_CHECKING:
@@ -45,6 +48,19 @@ def spark() -> Iterator[SparkSession]:
     session_ = session("jetspark-tests", cores=CORES, conf=CONF)
     yield session_
     session_.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """Tests have streams of their own names on it."""
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def js(server: NatsServer) -> Iterator[JetStream]:
+    with connect(server.url) as client:
+        yield client.jetstream()
 
 
 class Driver:

@@ -58,6 +58,7 @@ _logger = logging.getLogger("jetspark.spark")
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
 # A request to the server, of which two are out: so a reader holds three times this at most, and what it is building.
+# With 5,000 rows of 128 bytes reading took a fifth longer, with 50,000 as long.
 REQUEST_ROWS = 20_000
 REQUEST_BYTES = 4 << 20
 REQUESTS = 2
