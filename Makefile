@@ -28,7 +28,7 @@ $(READY): requirements.lock pyproject.toml
 demo: setup
 	@$(BIN)/jetspark demo
 
-# Several processes, a file of tests at a time; tests/conftest.py says how many, and in which order.
+# A process for each core, a file of tests at a time: most of them wait for servers, and the long files go side by side.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: setup

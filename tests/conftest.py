@@ -7,8 +7,9 @@ from itertools import chain, zip_longest
 
 import pytest
 
-# Files are handed out one at a time. The long ones come first, so that none is begun when there is nothing left to do
-# beside it. Those that keep the processors busy, as Spark does, take turns with those that mostly wait for servers.
+# Files are handed out one at a time to as many processes as there are cores. The long ones come first, so that none is
+# begun when there is nothing left to do beside it. Those that keep the processors busy, as Spark does, take turns with
+# those that mostly wait for servers.
 BUSY = ["test_spark_deaths", "test_docs", "test_bench", "test_spark_setup", "test_batches", "test_demo"]
 WAITING = ["test_pull", "test_fast_replicated", "test_replicated", "test_atomic", "test_cluster", "test_batcher_sinks"]
 LONG_FIRST = [stem for stem in chain.from_iterable(zip_longest(BUSY, WAITING)) if stem]
@@ -19,12 +20,6 @@ os.environ.setdefault(
     "JDK_JAVA_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 )
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: at any moment some only wait."""
-    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,13 +42,6 @@ from jetspark.spark.source_options import SourceOptions
 pytest_plugins = ["support.sparks"]
 
 
-@pytest.fixture(autouse=True)
-def _no_connection_is_left() -> Iterator[None]:
-    yield
-    while connections._kept:
-        connections._kept.popitem()[1].close()
-
-
 _count = 0
 
 

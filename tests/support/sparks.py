@@ -21,6 +21,7 @@ import pytest
 
 from jetspark.blocking import JetStream, connect
 from jetspark.server import NatsServer
+from jetspark.spark import connections
 from jetspark.spark.session import session
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ def server() -> Iterator[NatsServer]:
 def js(server: NatsServer) -> Iterator[JetStream]:
     with connect(server.url) as client:
         yield client.jetstream()
+
+
+@pytest.fixture(autouse=True)
+def _no_connection_is_left() -> Iterator[None]:
+    """Tests that do a task's work themselves are its process, which would keep the connection for the next one."""
+    yield
+    while connections._kept:
+        connections._kept.popitem()[1].close()
 
 
 class Driver:

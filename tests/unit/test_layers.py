@@ -58,6 +58,7 @@ PURE = (
     "spark.options",
     "spark.schema",
     "spark.offsets",
+    "spark.places",
 )
 IMPURE_MODULES = {
     "_thread",
@@ -202,6 +203,14 @@ def test_the_table_itself_has_no_cycles() -> None:
 
     for row in LAYERS:
         assert reachable(row, frozenset()) <= set(LAYERS)
+
+
+def test_nobody_rolls_the_dice_that_a_program_has_seeded() -> None:
+    """``random.random()`` and its like have one state for the whole process: a seed would mean nothing any more."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+                assert node.attr in {"Random", "SystemRandom"}, f"{path}:{node.lineno}: random.{node.attr}"
 
 
 @pytest.mark.parametrize(

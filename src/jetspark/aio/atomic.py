@@ -44,7 +44,7 @@ class AtomicBatch(AtomicFace):
             ack_first=ack_first,
             ack_every=ack_every,
             timeout_s=self._timeout_s,
-            jitter=random.random,
+            jitter=random.SystemRandom().random,
         )
 
     async def add(

@@ -106,7 +106,7 @@ class Client(ClientFace):
             options,
             servers,
             inbox=new_inbox(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
-            jitter=random.random,
+            jitter=random.SystemRandom().random,
             message_class=Message,
             client=client,
         )

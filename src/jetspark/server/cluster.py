@@ -318,7 +318,7 @@ def _free_ports(count: int) -> list[int]:
     """
     with contextlib.ExitStack() as held:
         ports: list[int] = []
-        for candidate in random.sample(ROUTE_PORTS, len(ROUTE_PORTS)):
+        for candidate in random.Random().sample(ROUTE_PORTS, len(ROUTE_PORTS)):
             probe = held.enter_context(socket.socket())
             try:
                 probe.bind(("127.0.0.1", candidate))

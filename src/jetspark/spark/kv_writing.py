@@ -441,7 +441,7 @@ class _Patience:
         if time.monotonic() >= self._until:
             raise reason
         # Writers that met once would meet again if they waited equally long.
-        time.sleep(self._pause_s * random.uniform(0.5, 1.0))
+        time.sleep(self._pause_s * random.SystemRandom().uniform(0.5, 1.0))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def progress(self) -> None:

@@ -105,7 +105,7 @@ class Runner:
             case Sleep(seconds):
                 await self._sleep(seconds)
             case Chance():
-                return random.random()
+                return random.SystemRandom().random()
             case Bury(records):
                 assert self.dead_letters is not None
                 await self.dead_letters.write(records)

@@ -101,7 +101,7 @@ class Runner:
             case Sleep(seconds):
                 self._sleep(seconds)
             case Chance():
-                return random.random()
+                return random.SystemRandom().random()
             case Bury(records):
                 assert self.dead_letters is not None
                 self.dead_letters.write(records)
