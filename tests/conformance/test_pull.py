@@ -325,6 +325,7 @@ async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, js
 async def test_limits_of_the_consumer_are_named(driver: Driver, js_server: NatsServer) -> None:
     async with driver.connect(js_server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_batch=2, max_expires_s=1.0, max_batch_bytes=1000)
+        started = time.monotonic()
         with pytest.raises(jetspark.ConfigError, match="MaxRequestBatch of 2"):
             await consumer.fetch(3, timeout=1)
         with pytest.raises(jetspark.ConfigError, match="MaxRequestExpires of 1s"):
@@ -332,6 +333,7 @@ async def test_limits_of_the_consumer_are_named(driver: Driver, js_server: NatsS
         with pytest.raises(jetspark.ConfigError, match="MaxRequestMaxBytes of 1000"):
             await consumer.fetch(2, timeout=1, max_bytes=2000)
         assert len(await consumer.fetch(2, timeout=1)) == 2
+        assert time.monotonic() - started < 7  # none waited for its timeout
 
 
 @on_both_drivers
@@ -649,7 +651,9 @@ async def test_a_fetch_goes_on_after_a_restart(driver: Driver, killable: NatsSer
         await asyncio.to_thread(killable.start)
         await events.wait_for(jetspark.Reconnected)
         await nc.publish(f"{stream.name}.x", b"3")
+        started = time.monotonic()
         assert numbers(await fetching) == [3]
+        assert time.monotonic() - started < 20  # and not when its timeout was over
 
 
 # ---- priority groups -----------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from jetspark.spark.session import _major, check_java
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 READ_AND_WRITE = """
+import json
+
 def read_and_write(spark, servers):
     orders = spark.read.format("jetstream").option("servers", servers).option("stream", "SETUP").load()
     assert orders.count() == 100, orders.count()
@@ -33,6 +35,12 @@ def read_and_write(spark, servers):
     state.write.format("jetstream_kv").options(**options).mode("append").save()
     table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "setup").load()
     assert sorted(int(bytes(row.value)) for row in table.collect()) == [96, 97, 98, 99, 100]
+    event = "to_json(named_struct('amount', sequence)) AS event"
+    events = orders.selectExpr("concat('k', CAST(sequence % 5 AS string)) AS key", "sequence", event)
+    options = {"servers": servers, "bucket": "folded", "fold": "jetspark.bench.spark:Totals"}
+    events.repartition(2, "key").write.format("jetstream_fold").options(**options).mode("append").save()
+    table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "folded").load()
+    assert sum(json.loads(bytes(row.value))[1] for row in table.collect()) == 5050
     print("done")
 """
 
@@ -43,7 +51,8 @@ def servers() -> Iterator[str]:
         js = nc.jetstream()
         js.create_stream(StreamConfig(name="SETUP", subjects=["setup.in"], allow_batched=True, allow_direct=True))
         js.create_stream(StreamConfig(name="COPY", subjects=["setup.copy.>"], allow_batched=True, allow_direct=True))
-        js.create_kv(KVConfig(bucket="setup"))
+        for bucket in ("setup", "folded"):
+            js.create_kv(KVConfig(bucket=bucket))
         with js.fast_batch() as fast:
             fast.add_many(("setup.in", b"%d" % number) for number in range(1, 101))
         yield server.url
