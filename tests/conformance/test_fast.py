@@ -146,8 +146,8 @@ async def test_messages_are_stored_in_order_and_receipts_only_grow(driver: Drive
         assert [receipt.sequence for receipt in receipts] == list(range(1, 101))
         acknowledged = [receipt.acknowledged for receipt in receipts]
         assert acknowledged == sorted(acknowledged)
-        # With two acknowledgements of ten messages outstanding, no more than twenty are ever ahead.
-        assert all(receipt.sequence - receipt.acknowledged <= 20 for receipt in receipts)
+        # With two acknowledgements of ten messages outstanding, and ten messages that may come early.
+        assert all(receipt.sequence - receipt.acknowledged <= 30 for receipt in receipts)
         assert (fast.ack.batch_size, fast.stored, fast.acknowledged) == (100, 100, 100)
         assert fast.ack.batch == fast.id
         assert await stored(stream) == [b"%d" % number for number in range(100)]
@@ -355,12 +355,14 @@ async def test_a_lost_tail_is_found_by_asking(driver: Driver, url: str, gap: str
         stream = await new_stream(js)
         fast = js.fast_batch(gap, flow=5, max_outstanding_acks=1, ping_after_s=0.1)
         await fast.add(f"{stream.name}.a", b"1")
-        adding = fast.add_many([(f"{stream.name}.denied", b"lost")] * 4 + [(f"{stream.name}.a", b"6")])
+        # Five are wanted and five may come early: the last has to wait for an answer.
+        others = [(f"{stream.name}.a", b"%d" % number) for number in range(6, 12)]
+        adding = fast.add_many([(f"{stream.name}.denied", b"lost")] * 4 + others)
         if gap == "ok":
             await adding
             await fast.commit()
             assert fast.gaps == [range(2, 6)]
-            assert await stored(stream) == [b"1", b"6"]
+            assert await stored(stream) == [b"1", b"6", b"7", b"8", b"9", b"10", b"11"]
         else:
             with pytest.raises(BatchCutShort) as caught:
                 await adding

@@ -124,21 +124,27 @@ class MissingIsReported(_Checker):
 
 
 class KeepsPace(_Checker):
-    """No message is sent that the server, by what was heard of it, had not made room for; the end needs no room."""
+    """No message is sent that the server, by what was heard of it, had not made room for; the end needs no room.
+
+    Of those that it has not, as many are kept as one acknowledgement is for.
+    """
 
     def __init__(self) -> None:
-        self._allowed = 1
+        self._allowed = self._kept = 1
 
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, BatchRun)
         batch = run.batch
         if batch.is_new:
-            self._allowed = 1
+            self._allowed = self._kept = 1
         for progress, msgs_per_ack in run.heard:
-            self._allowed = max(self._allowed, progress + msgs_per_ack * run.options.max_outstanding_acks)
+            allowed = progress + msgs_per_ack * run.options.max_outstanding_acks
+            self._allowed = max(self._allowed, allowed)
+            self._kept = max(self._kept, allowed + msgs_per_ack)
         run.heard.clear()
         if batch.state is State.OPEN:
-            require(batch.sequence <= self._allowed, run, "sent more than there was room for", self._allowed)
+            require(batch.sent <= self._allowed, run, "sent more than there was room for", self._allowed)
+            require(batch.sequence <= self._kept, run, "kept more than may come early", self._kept)
 
 
 class NoStall(_Checker):

@@ -340,6 +340,12 @@ class BlamesTheWrongOne(FastMachine):
 
 
 class IgnoresThePace(FastMachine):
+    def _set_limit(self) -> None:
+        super()._set_limit()
+        self.wanted = self.limit
+
+
+class KeepsWithoutEnd(FastMachine):
     @property
     def room(self) -> int:
         return 1000 if super().room else 0
@@ -369,6 +375,7 @@ class ClaimsTheWhole(FastMachine):
         ("ok", SeesNoProgressInErrors, "failed, and nothing was wrong"),
         ("ok", BlamesTheWrongOne, "reported missing, and stored"),
         ("fail", IgnoresThePace, "sent more than there was room for"),
+        ("ok", KeepsWithoutEnd, "kept more than may come early"),
         ("fail", NeverAsks, "not over, long after|nothing happened for|the batch never ended"),
         ("fail", ClaimsTheWhole, "acknowledged and not stored|committed and not complete"),
     ],

@@ -325,7 +325,7 @@ class BatchRun(Run):
 
     def on_event(self, event: ConnectionEvent) -> None:
         if isinstance(event, Disconnected) and not self.batch.is_ended:
-            self.unheard.append(range(self.batch.acknowledged + 1, self.batch.sequence + 1))
+            self.unheard.append(range(self.batch.acknowledged + 1, self.batch.sent + 1))
         super().on_event(event)
 
     def step(self) -> None:

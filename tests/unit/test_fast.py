@@ -87,6 +87,11 @@ class Peer:
         self.batch.add_many([A] * count, now)
 
 
+def wanted(peer: Peer) -> int:
+    """How many messages more the server wants."""
+    return max(0, peer.batch.wanted - peer.batch.sent)
+
+
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: s.a\r\n\r\n"
 
 
@@ -120,7 +125,7 @@ def test_nothing_follows_the_first_message_before_its_answer() -> None:
     assert peer.sent() == [(1, 0)]
     assert (peer.batch.state, peer.batch.room) == (State.OPENING, 0)
     peer.say(ack(0, 10))
-    assert (peer.batch.state, peer.batch.room) == (State.OPEN, 19)
+    assert (peer.batch.state, wanted(peer), peer.batch.room) == (State.OPEN, 19, 29)
 
 
 def test_the_inbox_is_subscribed_to_before_the_first_message_leaves() -> None:
@@ -180,18 +185,148 @@ def test_a_single_message_may_be_start_and_commit_at_once() -> None:
 # ---- pace ------------------------------------------------------------------------------------------------------------
 
 
-def test_room_is_the_acknowledged_and_so_many_acks_of_the_present_size() -> None:
+def test_so_many_acks_of_the_present_size_are_wanted_and_one_more_is_taken() -> None:
     peer = Peer(max_outstanding_acks=3)
     batch = peer.open(msgs=5)
-    assert batch.room == 14
+    assert (wanted(peer), batch.room) == (14, 19)
     peer.add(14)
-    assert batch.room == 0
+    assert (wanted(peer), batch.room) == (0, 5)
     peer.say(ack(5, 5))
-    assert batch.room == 5
+    assert (wanted(peer), batch.room) == (5, 10)
     peer.say(ack(10, 2))  # the server wants us slower: nothing is taken back, less is given
-    assert batch.room == 1
+    assert (wanted(peer), batch.room) == (1, 3)
     peer.say(ack(15, 100))
-    assert batch.room == 300
+    assert (wanted(peer), batch.room) == (300, 400)
+
+
+def test_what_comes_early_is_kept_and_sent_once_in_order_when_it_is_wanted() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=4)
+    peer.add(7)
+    peer.add(1)
+    batch.add(A, NOW)
+    assert batch.add_some(iter([A] * 100), NOW)
+    assert (batch.sequence, batch.sent, batch.room) == (12, 8, 0)
+    assert peer.sent() == [(1, 0)] + [(number, 1) for number in range(2, 9)]
+    peer.say(ack(0, 2))  # slower now
+    assert peer.sent() == []
+    peer.say(ack(4, 3))
+    assert peer.sent() == [(9, 1), (10, 1)]
+    assert (batch.sequence, batch.sent, batch.room) == (12, 10, 1)
+    peer.say(ack(8, 3))
+    assert peer.sent() == [(11, 1), (12, 1)]
+    peer.add(2)
+    assert peer.sent() == [(13, 1), (14, 1)]
+
+
+def test_a_piece_is_sent_as_far_as_it_is_wanted_and_kept_beyond() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=4)
+    peer.add(10)
+    assert peer.sent() == [(1, 0)] + [(number, 1) for number in range(2, 9)]
+    peer.say(ack(4, 4), ack(8, 4))
+    assert peer.sent() == [(9, 1), (10, 1), (11, 1)]
+    assert batch.room == 9
+
+
+def test_what_is_kept_is_bounded_in_bytes_too() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=100)
+    large: Item = ("s.a", b"x" * 90_000)
+    peer.add(199)
+    for _ in range(3):
+        assert batch.room
+        batch.add(large, NOW)
+    assert batch.room == 0
+    peer.say(ack(100, 100))
+    assert batch.room == 197
+    batch.add_many([large] * 90, NOW)
+    assert batch.room == 107
+
+
+def test_a_full_buffer_does_not_keep_back_what_was_accepted() -> None:
+    peer = Peer(send_buffer_bytes=100)
+    batch = peer.open(msgs=1)
+    peer.sent()
+    batch.add(A, NOW)
+    batch.add(A, NOW)
+    assert peer.sent() == [(2, 1)]
+    peer.connection.publish("s.b", b"x" * 200)
+    with pytest.raises(BufferFull):
+        peer.connection.publish("s.b", b"")
+    peer.say(ack(1, 1))
+    assert peer.sent() == [(3, 1)]
+
+
+def test_the_end_comes_after_what_is_kept() -> None:
+    for last in (lambda batch: batch.commit(A, NOW), lambda batch: batch.end(NOW)):
+        peer = Peer()
+        batch = peer.open(msgs=2)
+        peer.add(5)
+        last(batch)
+        peer.sent()
+        assert (batch.state, batch.room, batch.sent) == (State.COMMITTING, 0, 4)
+        peer.say(ack(2, 2))
+        assert peer.sent() == [(5, 1), (6, 1)]
+        peer.say(ack(4, 2))
+        [(sequence, operation)] = peer.sent()
+        assert (sequence, operation in (2, 3)) == (7, True)
+        peer.say(final(batch.messages))
+        assert (batch.failure, batch.stored, batch.sent) == (None, batch.messages, 7)
+
+
+def test_an_end_the_server_made_before_ours_was_sent_is_not_ours() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=2)
+    peer.add(5)
+    batch.commit(A, NOW)
+    peer.say(final(4))
+    assert isinstance(batch.failure, BatchInDoubt)
+
+
+def test_what_is_kept_is_not_sent_any_more_when_something_was_lost() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=2)
+    peer.add(5)
+    peer.sent()
+    peer.say(ack(2, 2), gap(3, 4))
+    assert peer.sent() == []
+    assert (batch.room, batch.messages, batch.messages_sent) == (0, 6, 4)
+    peer.say(final(2))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert batch.stored == 2
+
+
+def test_what_is_kept_is_sent_by_one_who_leaves() -> None:
+    for commits in (False, True):
+        peer = Peer()
+        batch = peer.open(msgs=2)
+        peer.add(5)
+        if commits:
+            batch.commit(A, NOW)
+        peer.sent()
+        batch.abandon(NOW)
+        assert peer.sent() == [(5, 1), (6, 1), (7, 2 if commits else 3)]
+
+
+def test_what_is_kept_was_not_under_way_when_the_session_was_lost() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=2)
+    peer.add(5)
+    batch.on_event(Disconnected("a", "cut", 4, 0, 4), NOW)
+    assert batch.doubts == [range(1, 5)]
+
+
+def test_a_server_that_says_nothing_is_not_excused_by_what_comes_early() -> None:
+    peer = Peer(timeout=2.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    peer.sent()
+    batch.add(A, NOW + 1.5)
+    batch.on_time(NOW + 1.5)
+    assert peer.sent() == [(4, 4)]
+    batch.on_time(NOW + 2.0)
+    assert isinstance(batch.failure, BatchInDoubt)
 
 
 def test_an_ack_covers_those_that_were_lost_before_it_and_none_goes_back() -> None:
@@ -207,9 +342,9 @@ def test_an_ack_covers_those_that_were_lost_before_it_and_none_goes_back() -> No
 def test_a_refused_message_makes_room_like_a_stored_one() -> None:
     peer = Peer(gap="ok", flow=1, max_outstanding_acks=1)
     batch = peer.open(msgs=1)
-    assert batch.room == 0
+    assert wanted(peer) == 0
     peer.say(err(1))
-    assert batch.room == 1
+    assert wanted(peer) == 1
     assert batch.news == [Refusal(1, batch.errors[0].error)]
 
 
@@ -217,9 +352,9 @@ def test_a_gap_makes_room_too() -> None:
     peer = Peer(gap="ok")
     batch = peer.open(msgs=2)
     peer.add(3)
-    assert batch.room == 0
+    assert wanted(peer) == 0
     peer.say(gap(2, 4))
-    assert batch.room == 3
+    assert wanted(peer) == 3
     assert batch.gaps == [range(2, 4)]
 
 
@@ -569,12 +704,12 @@ def test_a_lost_acknowledgement_is_covered_by_the_next() -> None:
     peer = Peer(gap="fail")
     batch = peer.open(msgs=10)
     peer.add(18)
-    assert batch.room == 1
+    assert wanted(peer) == 1
     peer.say(ack(10, 10))
     peer.add(11)
-    assert batch.room == 0
+    assert wanted(peer) == 0
     peer.say(ack(30, 10))  # the one for 20 was lost
-    assert (batch.acknowledged, batch.room) == (30, 20)
+    assert (batch.acknowledged, wanted(peer)) == (30, 20)
 
 
 def test_a_message_dropped_for_coming_too_fast_is_found_by_asking() -> None:

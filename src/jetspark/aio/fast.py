@@ -65,7 +65,9 @@ class _Paced:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._connection.out_bytes:
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self._link.hand_over()
+        elif self._connection.out_bytes:
             self._link.schedule_flush()
         self._watch_clock()
 
@@ -97,24 +99,6 @@ class _Paced:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
         await waiter
-
-    async def _sent(self, send: Callable[[], None]) -> None:
-        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
-        while True:
-            try:
-                send()
-                break
-            except BufferFull:
-                self._link.flush()
-                await self._link.wait_for_room()
-        await self._pass_on()
-
-    async def _pass_on(self) -> None:
-        """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
-        elif not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -154,7 +138,7 @@ class FastBatch(_Paced, FastBatchFace):
         ttl: float | None = None,
         headers: HeadersLike | None = None,
     ) -> FastReceipt:
-        """Send a message; waits while the server wants no more.
+        """Send a message, as soon as the server wants it; waits while enough others are to be sent before.
 
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
@@ -172,7 +156,7 @@ class FastBatch(_Paced, FastBatchFace):
         except BufferFull:
             await self._sent(lambda: batch.add(item, self._loop.time()))
         sequence = batch.sequence
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
+        if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
             await link.push()
         elif not link.flush_is_scheduled:
             link.schedule_flush()
@@ -182,7 +166,7 @@ class FastBatch(_Paced, FastBatchFace):
         """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
 
         Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
-        survives a change of leader best. When this raises, ``sequence`` tells how many were sent.
+        survives a change of leader best. When this raises, ``sequence`` tells how many were added.
         """
         if isinstance(items, AsyncIterable):
             return await self._add_from(items, commit=commit)
@@ -303,6 +287,26 @@ class FastBatch(_Paced, FastBatchFace):
 
     def _send_commit(self, item: Item) -> None:
         self._batch.commit(item, self._loop.time())
+
+    async def _sent(self, send: Callable[[], None]) -> None:
+        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
+        while True:
+            try:
+                send()
+                break
+            except BufferFull:
+                self._link.flush()
+                await self._link.wait_for_room()
+        await self._pass_on()
+
+    async def _pass_on(self) -> None:
+        """Have the network take what was sent: now if it is much or all that the server wants, else when this step of
+        the loop is over."""
+        out_bytes = self._connection.out_bytes
+        if out_bytes >= WRITE_AT_BYTES or (out_bytes and self._batch.is_waiting):
+            await self._link.push()
+        elif not self._link.flush_is_scheduled:
+            self._link.schedule_flush()
 
     async def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""
@@ -510,7 +514,7 @@ class FastPublisher(_Paced, FastPublisherFace):
         except JetSparkError as error:  # the connection was closed meanwhile
             self._endless.fail(error)
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._link.flush()
+            self._link.hand_over()
         elif self._connection.out_bytes and not self._link.flush_is_scheduled:
             self._link.schedule_flush()
         if self._timer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, cast
 
@@ -31,6 +32,10 @@ AsyncAuthSource: TypeAlias = AuthSource | Callable[[], Awaitable[Auth]]
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.
 WRITE_AT_BYTES = 64 << 10
+
+
+# Not on Windows, where whoever wrote goes on until its time is up.
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Link:
@@ -85,9 +90,14 @@ class Link:
                 if not session.is_paused:
                     self._wake_publishers()
 
+    def hand_over(self) -> None:
+        """Write much, and let the server begin with it: where processors are few, it may be this one it waits for."""
+        self.flush()
+        _give_way()
+
     async def push(self) -> None:
         """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
-        self.flush()
+        self.hand_over()
         session = self._session
         if session is not None and session.is_paused:
             await self.wait_for_room()

@@ -148,7 +148,7 @@ class FastBatch(_Paced, FastBatchFace):
         ttl: float | None = None,
         headers: HeadersLike | None = None,
     ) -> FastReceipt:
-        """Send a message; waits while the server wants no more.
+        """Send a message, as soon as the server wants it; waits while enough others are to be sent before.
 
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
@@ -169,8 +169,8 @@ class FastBatch(_Paced, FastBatchFace):
         """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
 
         Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
-        survives a change of leader best. When this raises, ``sequence`` tells how many were sent; the iterable may have
-        been read up to 500 messages further.
+        survives a change of leader best. When this raises, ``sequence`` tells how many were added; the iterable may
+        have been read up to 500 messages further.
         """
         iterator = iter(items)
         if commit:

@@ -355,7 +355,7 @@ class Endless:
         """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
         if self._is_closing:
             return not self._backlog
-        if self.room == 0 and not self._backlog and batch.room > 0:
+        if self.room == 0 and not self._backlog and not batch.is_waiting:
             return True  # the server waits for more before it acknowledges, and we have no room for more
         return self.published < self._flush_to <= self.published + len(self._sent)
 
@@ -406,9 +406,10 @@ class Endless:
         refusal = self._refusal(batch)
         if refusal is not None:
             self._on_refused(refusal, now)
-        if isinstance(failure, BatchInDoubt) and self._sent and self._ids is None:
-            self.possibly_doubled += len(self._sent)
-            self.doubled_news += len(self._sent)
+        if isinstance(failure, BatchInDoubt) and self._ids is None:
+            doubtful = min(len(self._sent), max(0, batch.messages_sent - self._settled_in_batch))
+            self.possibly_doubled += doubtful
+            self.doubled_news += doubtful
         self._backlog.extendleft(reversed(self._sent))
         self._sent.clear()
         if _is_hopeless(failure) and refusal is None:

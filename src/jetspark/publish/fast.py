@@ -12,10 +12,14 @@ server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``,
 alone: on a replicated stream the final acknowledgement may come on another message's reply subject.
 
 Pace. The server acknowledges every so many messages (``msgs``, which it changes as it likes) and the client lets at
-most ``max_outstanding_acks`` of those be outstanding: what may be sent is ``progress + msgs * max_outstanding_acks``.
+most ``max_outstanding_acks`` of those be outstanding: all up to ``progress + msgs * max_outstanding_acks`` are wanted.
 Progress is the highest sequence the server is known to be done with: acknowledged, refused with an error, or reported
 missing. An ack says that all before it are done with, so a lost one does not matter; and refusals and gaps must
 count, because no acknowledgement follows when nothing of a window was stored.
+
+As many messages as one acknowledgement is for may come early, before they are wanted. They are kept here as frames, and
+leave with the answer that wants them: the server mostly acknowledges whole windows at once, and then has nothing to do
+until something reaches it.
 
 Silence is answered by a ping with the highest sequence sent. It brings the last ack again, reports a lost tail as a
 gap, and keeps the batch of a slow producer alive (the server forgets one after ten idle seconds). What it does not
@@ -25,7 +29,8 @@ The end, in mode ``"fail"``: the stored messages are always the first ones, and 
 In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not.
 
 Invariants: a sequence is sent once. ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are stored.
-Nothing is sent once the server said that the batch is over.
+Nothing is sent once the server said that the batch is over. What is kept is the last of what was added; it is sent
+before anything that is added later, or never.
 """
 
 from __future__ import annotations
@@ -178,7 +183,9 @@ class FastMachine:
         self.options = options
         self.state = State.NEW
         self.sequence = 0
-        """The highest sent."""
+        """The highest that a message has."""
+        self.sent = 0
+        """The highest sent; above it is what came early."""
         self.acknowledged = 0
         self.gaps: list[range] = []
         self.errors: list[Refusal] = []
@@ -198,8 +205,13 @@ class FastMachine:
         self._msgs_per_ack = 1
         self._window = options.max_outstanding_acks
         """How far the sequence may be ahead of progress: so many acknowledgements of so many messages."""
-        self.limit = 0
+        self.wanted = 0
         """The highest sequence that may be sent now; a number by itself, because it is looked at for every message."""
+        self.limit = 0
+        """The highest sequence that may be given to a message now; likewise."""
+        self._early: list[bytes] = []
+        """Frames of messages that are not wanted yet."""
+        self._early_bytes = 0
         self._is_over_soon = False
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
@@ -214,7 +226,7 @@ class FastMachine:
         self._first_subject = ""
         self._opening_since: float | None = None
         self._reopen_wait_s = REOPEN_WAIT_S
-        self._added_at = self._pinged_at = self._moved_at = 0.0
+        self._sent_at = self._pinged_at = self._moved_at = 0.0
         self._ping_at: float | None = None
         self._id = ""
 
@@ -227,7 +239,7 @@ class FastMachine:
 
     @property
     def room(self) -> int:
-        """How many messages may be sent now."""
+        """How many messages may be added now."""
         room = self.limit - self.sequence
         return room if room > 0 else 0
 
@@ -251,8 +263,13 @@ class FastMachine:
 
     @property
     def messages(self) -> int:
-        """Sent, stored or not."""
+        """Added, stored or not."""
         return self.sequence - len(self._ends)
+
+    @property
+    def messages_sent(self) -> int:
+        """Of those, all but what came early and is still here."""
+        return self.sent - sum(sequence <= self.sent for sequence in self._ends)
 
     @property
     def stored(self) -> int:
@@ -286,11 +303,11 @@ class FastMachine:
         self._first_subject = item[0]
         self._enter(State.COMMITTING if is_only else State.OPENING)
         self.reopen_at = None
-        self.sequence = 1
-        self._added_at = now
+        self.sequence = self.sent = 1
+        self._sent_at = now
 
     def add(self, item: Item, now: float) -> None:
-        """Send one message; there must be room.
+        """Send one message, as soon as it is wanted; there must be room.
 
         What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
         """
@@ -300,33 +317,36 @@ class FastMachine:
             frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)  # the common case, not by a call
         else:
             frame = self._frame(item, sequence, Operation.APPEND)
-        self._machine.publish_frame(frame)
-        self.sequence = sequence
-        self._added_at = now
+        if sequence <= self.wanted:
+            self._machine.publish_frame(frame)
+            self.sequence = self.sent = sequence
+            self._sent_at = now
+        else:
+            self._keep([frame])
 
     def add_many(self, items: Iterable[Item], now: float) -> None:
-        """Send messages; there must be room for all.
+        """Send messages, as soon as they are wanted; there must be room for all.
 
         Raises:
-            BufferFull, ConnectionClosed: None is sent.
-            ConfigError: One cannot be sent; those before it are sent.
+            BufferFull, ConnectionClosed: None is added.
+            ConfigError: One cannot be sent; those before it are added.
         """
         ready: list[bytes] = []
         try:
             self._build(items, ready, 1 << 62)
         finally:
             if ready:
-                self._publish(ready, now)
+                self._place(ready, now)
 
     def add_up_to(self, count: int, items: Iterable[Item], now: float) -> None:
         """Send the first messages, ``count`` of them, for which there must be room, or less if they are large.
 
         Raises:
-            BufferFull, ConnectionClosed: None is sent.
+            BufferFull, ConnectionClosed: None is added.
         """
         ready: list[bytes] = []
         self._build(islice(items, count), ready, CHUNK_BYTES)
-        self._publish(ready, now)
+        self._place(ready, now)
 
     @property
     def may_add_some(self) -> bool:
@@ -338,21 +358,52 @@ class FastMachine:
     def add_some(self, items: Iterator[Item], now: float) -> bool:
         """Take some messages, as many as there is room for, and send them; False when there are no more.
 
-        Nothing is taken that is not sent, so ``may_add_some`` must be true. What this raises comes after those before
-        it were sent.
+        Nothing is taken that is not added, so ``may_add_some`` must be true. What this raises comes after those before
+        it were added.
         """
         ready: list[bytes] = []
         try:
             self._build(islice(items, min(self.room, CHUNK_MESSAGES)), ready, CHUNK_BYTES)
         finally:
             if ready:
-                self._publish(ready, now)
+                self._place(ready, now)
         return bool(ready)
+
+    def _place(self, ready: list[bytes], now: float) -> None:
+        """Give the next sequences to frames that were built for them: send what is wanted, keep the others."""
+        count = self.wanted - self.sequence
+        if count >= len(ready):
+            self._publish(ready, now)
+        elif count > 0:
+            self._publish(ready[:count], now)
+            self._keep(ready[count:])
+        else:
+            self._keep(ready)
 
     def _publish(self, ready: list[bytes], now: float) -> None:
         self._machine.publish_frames(ready)
+        self.sent += len(ready)
+        self.sequence = self.sent
+        self._sent_at = now
+
+    def _keep(self, ready: list[bytes]) -> None:
+        self._early += ready
+        self._early_bytes += sum(map(len, ready))
         self.sequence += len(ready)
-        self._added_at = now
+        if self._early_bytes >= CHUNK_BYTES:
+            self._set_limit()
+
+    def _send_early(self, count: int, now: float) -> None:
+        """Of what was kept, the first messages."""
+        ready = self._early[:count]
+        if ready and not self._machine.is_closed:
+            # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.
+            self._machine.publish_frames(ready, is_urgent=True)
+            del self._early[:count]
+            self._early_bytes -= sum(map(len, ready))
+            self.sent += len(ready)
+            self._sent_at = now
+            self._set_limit()
 
     def _build(self, items: Iterable[Item], ready: list[bytes], max_bytes: int) -> None:
         """Frames of messages, until the last one passes ``max_bytes``."""
@@ -383,9 +434,7 @@ class FastMachine:
     def commit(self, item: Item, now: float) -> None:
         """Send the last message, which ends the batch. It needs no room: nothing follows it."""
         assert self.state is State.OPEN, self.state
-        sequence = self.sequence + 1
-        self._machine.publish_frames([self._frame(item, sequence, Operation.COMMIT)])
-        self._committing(sequence, now)
+        self._place_last(self._frame(item, self.sequence + 1, Operation.COMMIT), now)
 
     def end(self, now: float) -> None:
         """End the batch without another message.
@@ -394,18 +443,21 @@ class FastMachine:
         batch for open again, for ten seconds. Nothing is lost by that.
         """
         assert self.state is State.OPEN, self.state
-        self._send_end(now)
+        self._place_end(now)
 
-    def _send_end(self, now: float) -> None:
-        sequence = self.sequence + 1
-        self._ends.add(sequence)
-        self._send_control(sequence, Operation.END)
-        self._committing(sequence, now)
+    def _place_end(self, now: float) -> None:
+        self._ends.add(self.sequence + 1)
+        self._place_last(self._control(self.sequence + 1, Operation.END), now, is_urgent=True)
 
-    def _committing(self, sequence: int, now: float) -> None:
-        self.sequence = sequence
+    def _place_last(self, frame: bytes, now: float, *, is_urgent: bool = False) -> None:
+        if self._early:
+            self._keep([frame])
+        else:
+            self._machine.publish_frames([frame], is_urgent=is_urgent)
+            self.sequence += 1
+            self.sent = self.sequence
+            self._sent_at = now
         self._enter(State.COMMITTING)
-        self._added_at = now
 
     def ping(self, now: float) -> None:
         """Ask where the batch stands, and keep it alive."""
@@ -413,15 +465,17 @@ class FastMachine:
             return
         self._ping_at = None
         self._pinged_at = now
-        self._send_control(self.sequence, Operation.PING)
+        self._machine.publish_frames([self._control(self.sent, Operation.PING)], is_urgent=True)
 
-    def _send_control(self, sequence: int, operation: Operation) -> None:
-        self._machine.publish_frames([self._frame((self._first_subject, b""), sequence, operation)], is_urgent=True)
+    def _control(self, sequence: int, operation: Operation) -> bytes:
+        return self._frame((self._first_subject, b""), sequence, operation)
 
     def abandon(self, now: float) -> None:
         """The caller has no use for the batch any more: tell the server, wait for nothing."""
+        if not self._is_over_soon:
+            self._send_early(len(self._early), now)  # what was added was added, and there is nobody to wait
         if self.state is State.OPEN and not self._machine.is_closed:
-            self._send_end(now)  # an open batch slows others down for ten seconds
+            self._place_end(now)  # an open batch slows others down for ten seconds
         if self.state is not State.ENDED:
             self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
 
@@ -476,6 +530,8 @@ class FastMachine:
         pending = inbox.pending
         while pending and self.state is not State.ENDED:
             self._on_reply(pending.popleft(), now)
+        if self._early and self.wanted > self.sent:
+            self._send_early(self.wanted - self.sent, now)
         if inbox.is_finished and self.state is not State.ENDED and inbox is self._inbox:
             self._in_doubt(inbox.error or ConnectionClosed("the connection was closed"))
 
@@ -516,7 +572,7 @@ class FastMachine:
         self._window = self._msgs_per_ack * self.options.max_outstanding_acks
         self._set_limit()
         if sequence > self.acknowledged:
-            self.acknowledged = min(sequence, self.sequence)
+            self.acknowledged = min(sequence, self.sent)
         self._move_to(sequence, now)
 
     def _enter(self, state: State) -> None:
@@ -525,11 +581,23 @@ class FastMachine:
 
     def _expect_the_end(self) -> None:
         self._is_over_soon = True
+        self._drop_early()
+
+    def _drop_early(self) -> None:
+        self._early.clear()
+        self._early_bytes = 0
         self._set_limit()
 
     def _set_limit(self) -> None:
         is_open = self.state is State.OPEN and not self._is_over_soon
-        self.limit = self._progress + self._window if is_open else 0
+        is_sending = is_open or bool(self._early)
+        self.wanted = self._progress + self._window if is_sending else 0
+        if not is_open:
+            self.limit = 0
+        elif self._early_bytes < CHUNK_BYTES:
+            self.limit = self.wanted + self._msgs_per_ack
+        else:
+            self.limit = self.sequence
 
     def _move_to(self, sequence: int, now: float) -> None:
         if sequence > self._progress:
@@ -552,7 +620,7 @@ class FastMachine:
             self._expect_the_end()
             self._hole = self._hole or ProtocolError(f"messages {missing.start} to {missing.stop - 1} were lost")
         elif is_commit_lost and not self.is_ended:
-            self._send_end(now)
+            self._place_end(now)
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
         self._report(self.errors, refusal)
@@ -603,7 +671,7 @@ class FastMachine:
             return
         self._close_inbox()
         self._enter(State.NEW)
-        self.sequence = 0
+        self.sequence = self.sent = 0
         self.reopen_at = now + self._reopen_wait_s
         self._reopen_wait_s = min(2 * self._reopen_wait_s, REOPEN_WAIT_MAX_S)
 
@@ -611,7 +679,8 @@ class FastMachine:
         self.ack = ack
         count = ack.batch_size or 0
         # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
-        if self.state is State.COMMITTING and (not self._is_failing or count == self.messages):
+        is_committed = self.state is State.COMMITTING and self.sent == self.sequence
+        if is_committed and (not self._is_failing or count == self.messages):
             self.acknowledged = self.messages
             self._over(None)
         elif self._is_failing:
@@ -643,8 +712,8 @@ class FastMachine:
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
         first = max(self.acknowledged + 1, self.doubts[-1].stop if self.doubts else 1)
-        if not self._is_failing and self.state not in (State.NEW, State.ENDED) and first <= self.sequence:
-            self.doubts.append(range(first, self.sequence + 1))
+        if not self._is_failing and self.state not in (State.NEW, State.ENDED) and first <= self.sent:
+            self.doubts.append(range(first, self.sent + 1))
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -653,7 +722,7 @@ class FastMachine:
         if self.state in (State.NEW, State.ENDED):
             return None
         is_connected, ping_at = self._machine.is_connected, self._ping_at or math.inf
-        last_sent_at = max(self._added_at, self._pinged_at)
+        last_sent_at = max(self._sent_at, self._pinged_at)
         if not self.is_waiting:
             return min(last_sent_at + self.options.keep_alive_s, ping_at) if is_connected else None
         if not is_connected:
@@ -674,11 +743,11 @@ class FastMachine:
     @property
     def is_waiting(self) -> bool:
         """For the server, not for the caller."""
-        return self.state is not State.OPEN or self.room == 0
+        return self.state is not State.OPEN or self.sent >= self.wanted
 
     @property
     def _stalled_at(self) -> float:
-        return max(self._moved_at, self._added_at) + self.options.timeout
+        return max(self._moved_at, self._sent_at) + self.options.timeout
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
@@ -697,6 +766,7 @@ class FastMachine:
 
     def _over(self, failure: Exception | None) -> None:
         self._enter(State.ENDED)
+        self._drop_early()
         self.failure = failure
         self._close_inbox()
 
