@@ -300,10 +300,8 @@ class FastBatch(_Paced, FastBatchFace):
         await self._pass_on()
 
     async def _pass_on(self) -> None:
-        """Have the network take what was sent: now if it is much or all that the server wants, else when this step of
-        the loop is over."""
-        out_bytes = self._connection.out_bytes
-        if out_bytes >= WRITE_AT_BYTES or (out_bytes and self._batch.is_waiting):
+        """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self._link.push()
         elif not self._link.flush_is_scheduled:
             self._link.schedule_flush()

@@ -395,15 +395,15 @@ class FastMachine:
 
     def _send_early(self, count: int, now: float) -> None:
         """Of what was kept, the first messages."""
-        ready = self._early[:count]
-        if ready and not self._machine.is_closed:
-            # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.
-            self._machine.publish_frames(ready, is_urgent=True)
-            del self._early[:count]
-            self._early_bytes -= sum(map(len, ready))
-            self.sent += len(ready)
-            self._sent_at = now
-            self._set_limit()
+        if not self._early or self._machine.is_closed:
+            return
+        ready, self._early = self._early[:count], self._early[count:]
+        # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.
+        self._machine.publish_frames(ready, is_urgent=True)
+        self._early_bytes = sum(map(len, self._early))
+        self.sent += len(ready)
+        self._sent_at = now
+        self._set_limit()
 
     def _build(self, items: Iterable[Item], ready: list[bytes], max_bytes: int) -> None:
         """Frames of messages, until the last one passes ``max_bytes``."""
