@@ -342,6 +342,18 @@ def test_by_default_a_query_starts_with_what_comes(
 # ---- a cluster -----------------------------------------------------------------------------------------------------
 
 
+def await_answer(js: JetStream, stream: str) -> None:
+    """While a stream has no leader, nobody answers for it, and nobody remembers who asked."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            js.stream(stream).info()
+            return
+        except JetSparkError:
+            if time.monotonic() > deadline:
+                raise
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_replicated_streams_are_read_and_written_while_their_leaders_change(spark: SparkSession) -> None:
@@ -382,6 +394,7 @@ def test_replicated_streams_are_read_and_written_while_their_leaders_change(spar
         finally:
             is_over.set()
             troublemaker.join()
+        await_answer(client.jetstream(timeout=1), "copy")
         # Through a consumer, which the leader serves: a replica may be behind.
         total = copy.info().state.messages
         written = Counter(int(message.data) for message in islice(copy.ordered_consumer().messages(), total))
