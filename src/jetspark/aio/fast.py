@@ -512,7 +512,7 @@ class FastPublisher(_Paced, FastPublisherFace):
         except JetSparkError as error:  # the connection was closed meanwhile
             self._endless.fail(error)
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._link.hand_over()
+            self._link.flush()
         elif self._connection.out_bytes and not self._link.flush_is_scheduled:
             self._link.schedule_flush()
         if self._timer is None:

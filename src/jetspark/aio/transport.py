@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Generator
+from ipaddress import ip_address
 from typing import Any, TypeAlias, cast
 
 from jetspark.core.auth import Auth
@@ -32,7 +33,6 @@ AsyncAuthSource: TypeAlias = AuthSource | Callable[[], Awaitable[Auth]]
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.
 WRITE_AT_BYTES = 64 << 10
-
 
 # Not on Windows, where whoever wrote goes on until its time is up.
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
@@ -91,13 +91,15 @@ class Link:
                     self._wake_publishers()
 
     def hand_over(self) -> None:
-        """Write much, and let the server begin with it: where processors are few, it may be this one it waits for."""
+        """Write what a server has nothing to do without, and let one on this machine begin with it: where processors
+        are few, it may be ours that it waits for."""
         self.flush()
-        _give_way()
+        if self._session is not None and self._session.is_server_here:
+            _give_way()
 
     async def push(self) -> None:
         """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
-        self.hand_over()
+        self.flush()
         session = self._session
         if session is not None and session.is_paused:
             await self.wait_for_room()
@@ -291,9 +293,12 @@ class _Session(asyncio.Protocol):
         self.failure: Exception | None = None
         self.progress: asyncio.Future[None] | None = None
         self.is_paused = False
+        self.is_server_here = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not an instance of it
+        address = transport.get_extra_info("peername")
+        self.is_server_here = bool(address) and ip_address(address[0]).is_loopback
 
     def data_received(self, data: bytes) -> None:
         self._link.on_data(self, data)
