@@ -8,10 +8,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from support.certificates import Certificates, make_certificates
@@ -41,6 +41,9 @@ def stream(js: JetStream) -> Stream:
     made = js.create_stream(StreamConfig(name=f"S{number}", subjects=[f"s{number}.>"], allow_batched=True))
     fill(js, made, 100)
     return made
+
+
+T = TypeVar("T")
 
 
 def fill(js: JetStream, stream: Stream, count: int) -> None:
@@ -342,25 +345,18 @@ def test_by_default_a_query_starts_with_what_comes(
 # ---- a cluster -----------------------------------------------------------------------------------------------------
 
 
-def await_steady_leader(js: JetStream, stream: str) -> None:
+def patiently(ask: Callable[[], T]) -> T:
     """While a stream has no leader, nobody answers for it, and nobody remembers who asked.
 
-    A request to step down whose answer did not come in time may be obeyed late: it has to stay the same for a while.
+    A request to step down whose answer did not come in time may be obeyed late, too.
     """
-    deadline, steady_since, last = time.monotonic() + 60, 0.0, None
-    while (now := time.monotonic()) < deadline:
-        leader = None
+    deadline = time.monotonic() + 60
+    while True:
         try:
-            cluster = js.stream(stream).info().cluster
-            leader = cluster.leader if cluster is not None else None
+            return ask()
         except JetSparkError:
-            pass  # nobody leads just now
-        if leader is None or leader != last:
-            last, steady_since = leader, now
-        elif now > steady_since + 3:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"no steady leader of {stream!r} within a minute")
+            if time.monotonic() > deadline:
+                raise
 
 
 @pytest.mark.slow
@@ -369,7 +365,7 @@ def test_replicated_streams_are_read_and_written_while_their_leaders_change(spar
     count = 30_000
     with NatsCluster(3) as cluster, connect(cluster.urls) as client:
         js = client.jetstream(timeout=20)
-        origin, copy = (
+        origin, _ = (
             js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], replicas=3, allow_batched=True))
             for name in ("r3", "copy")
         )
@@ -379,16 +375,16 @@ def test_replicated_streams_are_read_and_written_while_their_leaders_change(spar
 
         def disturb() -> None:
             impatient = client.jetstream(timeout=0.5)
-            disturbed = [impatient.stream(name) for name in leaders]
+            disturbed = [patiently(lambda name=name: impatient.stream(name)) for name in leaders]
             while not is_over.wait(0.3):
                 for stream in disturbed:
                     try:
                         led_by = stream.info().cluster
                         assert led_by is not None
+                        leaders[stream.name].add(led_by.leader or "")
                         stream.step_down()
                     except JetSparkError:
                         continue  # nobody leads just now, which is what this is about
-                    leaders[stream.name].add(led_by.leader or "")
 
         troublemaker = threading.Thread(target=disturb)
         troublemaker.start()
@@ -403,10 +399,11 @@ def test_replicated_streams_are_read_and_written_while_their_leaders_change(spar
         finally:
             is_over.set()
             troublemaker.join()
-        await_steady_leader(client.jetstream(timeout=1), "copy")
+        copy = patiently(lambda: client.jetstream(timeout=2).stream("copy"))
+        total = patiently(lambda: copy.info().state.messages)
         # Through a consumer, which the leader serves: a replica may be behind.
-        total = copy.info().state.messages
-        written = Counter(int(message.data) for message in islice(copy.ordered_consumer().messages(), total))
+        values = patiently(lambda: [int(each.data) for each in islice(copy.ordered_consumer().messages(), total)])
+        written = Counter(values)
         assert (total, written) == (2 * count, dict.fromkeys(range(1, count + 1), 2))
         assert all(len(each - {""}) > 1 for each in leaders.values()), leaders
 
