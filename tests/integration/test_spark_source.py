@@ -357,6 +357,7 @@ def patiently(ask: Callable[[], T]) -> T:
         except JetSparkError:
             if time.monotonic() > deadline:
                 raise
+            time.sleep(0.1)
 
 
 @pytest.mark.slow

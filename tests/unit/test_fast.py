@@ -87,11 +87,6 @@ class Peer:
         self.batch.add_many([A] * count, now)
 
 
-def wanted(peer: Peer) -> int:
-    """How many messages more the server wants."""
-    return max(0, peer.batch.wanted - peer.batch.sent)
-
-
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: s.a\r\n\r\n"
 
 
@@ -125,7 +120,7 @@ def test_nothing_follows_the_first_message_before_its_answer() -> None:
     assert peer.sent() == [(1, 0)]
     assert (peer.batch.state, peer.batch.room) == (State.OPENING, 0)
     peer.say(ack(0, 10))
-    assert (peer.batch.state, wanted(peer), peer.batch.room) == (State.OPEN, 19, 29)
+    assert (peer.batch.state, peer.batch.due, peer.batch.room) == (State.OPEN, 19, 29)
 
 
 def test_the_inbox_is_subscribed_to_before_the_first_message_leaves() -> None:
@@ -188,15 +183,15 @@ def test_a_single_message_may_be_start_and_commit_at_once() -> None:
 def test_so_many_acks_of_the_present_size_are_wanted_and_one_more_is_taken() -> None:
     peer = Peer(max_outstanding_acks=3)
     batch = peer.open(msgs=5)
-    assert (wanted(peer), batch.room) == (14, 19)
+    assert (peer.batch.due, batch.room) == (14, 19)
     peer.add(14)
-    assert (wanted(peer), batch.room) == (0, 5)
+    assert (peer.batch.due, batch.room) == (0, 5)
     peer.say(ack(5, 5))
-    assert (wanted(peer), batch.room) == (5, 10)
+    assert (peer.batch.due, batch.room) == (5, 10)
     peer.say(ack(10, 2))  # the server wants us slower: nothing is taken back, less is given
-    assert (wanted(peer), batch.room) == (1, 3)
+    assert (peer.batch.due, batch.room) == (1, 3)
     peer.say(ack(15, 100))
-    assert (wanted(peer), batch.room) == (300, 400)
+    assert (peer.batch.due, batch.room) == (300, 400)
 
 
 def test_what_comes_early_is_kept_and_sent_once_in_order_when_it_is_wanted() -> None:
@@ -291,7 +286,7 @@ def test_what_is_kept_is_not_sent_any_more_when_something_was_lost() -> None:
     peer.sent()
     peer.say(ack(2, 2), gap(3, 4))
     assert peer.sent() == []
-    assert (batch.room, batch.messages, batch.messages_sent) == (0, 6, 4)
+    assert (batch.room, batch.messages, batch.sent) == (0, 6, 4)
     peer.say(final(2))
     assert isinstance(batch.failure, BatchCutShort)
     assert batch.stored == 2
@@ -342,9 +337,9 @@ def test_an_ack_covers_those_that_were_lost_before_it_and_none_goes_back() -> No
 def test_a_refused_message_makes_room_like_a_stored_one() -> None:
     peer = Peer(gap="ok", flow=1, max_outstanding_acks=1)
     batch = peer.open(msgs=1)
-    assert wanted(peer) == 0
+    assert peer.batch.due == 0
     peer.say(err(1))
-    assert wanted(peer) == 1
+    assert peer.batch.due == 1
     assert batch.news == [Refusal(1, batch.errors[0].error)]
 
 
@@ -352,9 +347,9 @@ def test_a_gap_makes_room_too() -> None:
     peer = Peer(gap="ok")
     batch = peer.open(msgs=2)
     peer.add(3)
-    assert wanted(peer) == 0
+    assert peer.batch.due == 0
     peer.say(gap(2, 4))
-    assert wanted(peer) == 3
+    assert peer.batch.due == 3
     assert batch.gaps == [range(2, 4)]
 
 
@@ -704,12 +699,12 @@ def test_a_lost_acknowledgement_is_covered_by_the_next() -> None:
     peer = Peer(gap="fail")
     batch = peer.open(msgs=10)
     peer.add(18)
-    assert wanted(peer) == 1
+    assert peer.batch.due == 1
     peer.say(ack(10, 10))
     peer.add(11)
-    assert wanted(peer) == 0
+    assert peer.batch.due == 0
     peer.say(ack(30, 10))  # the one for 20 was lost
-    assert (batch.acknowledged, wanted(peer)) == (30, 20)
+    assert (batch.acknowledged, peer.batch.due) == (30, 20)
 
 
 def test_a_message_dropped_for_coming_too_fast_is_found_by_asking() -> None:

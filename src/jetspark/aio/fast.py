@@ -100,6 +100,24 @@ class _Paced:
         self._waiters.append(waiter)
         await waiter
 
+    async def _sent(self, send: Callable[[], None]) -> None:
+        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
+        while True:
+            try:
+                send()
+                break
+            except BufferFull:
+                self._link.flush()
+                await self._link.wait_for_room()
+        await self._pass_on()
+
+    async def _pass_on(self) -> None:
+        """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            await self._link.push()
+        elif not self._link.flush_is_scheduled:
+            self._link.schedule_flush()
+
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
     @property
@@ -287,24 +305,6 @@ class FastBatch(_Paced, FastBatchFace):
 
     def _send_commit(self, item: Item) -> None:
         self._batch.commit(item, self._loop.time())
-
-    async def _sent(self, send: Callable[[], None]) -> None:
-        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
-        while True:
-            try:
-                send()
-                break
-            except BufferFull:
-                self._link.flush()
-                await self._link.wait_for_room()
-        await self._pass_on()
-
-    async def _pass_on(self) -> None:
-        """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
-        elif not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
 
     async def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""

@@ -329,8 +329,9 @@ class Endless:
                 self._begin(batch, now)
             return False
         if batch.state is State.OPEN:
-            if self._backlog and (room := batch.room):
-                self._send(batch, min(room, CHUNK_MESSAGES), now)
+            # Nothing before it is wanted: it waits here just as well, and what gives up sends nothing more.
+            if self._backlog and (due := batch.due):
+                self._send(batch, min(due, CHUNK_MESSAGES), now)
                 return True  # to more of it, or to the end that a flush is waiting for
             if self._wants_end(batch):
                 batch.end(now)
@@ -355,7 +356,7 @@ class Endless:
         """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
         if self._is_closing:
             return not self._backlog
-        if self.room == 0 and not self._backlog and not batch.is_waiting:
+        if self.room == 0 and not self._backlog and batch.due > 0:
             return True  # the server waits for more before it acknowledges, and we have no room for more
         return self.published < self._flush_to <= self.published + len(self._sent)
 
@@ -406,10 +407,9 @@ class Endless:
         refusal = self._refusal(batch)
         if refusal is not None:
             self._on_refused(refusal, now)
-        if isinstance(failure, BatchInDoubt) and self._ids is None:
-            doubtful = min(len(self._sent), max(0, batch.messages_sent - self._settled_in_batch))
-            self.possibly_doubled += doubtful
-            self.doubled_news += doubtful
+        if isinstance(failure, BatchInDoubt) and self._sent and self._ids is None:
+            self.possibly_doubled += len(self._sent)
+            self.doubled_news += len(self._sent)
         self._backlog.extendleft(reversed(self._sent))
         self._sent.clear()
         if _is_hopeless(failure) and refusal is None:

@@ -244,6 +244,11 @@ class FastMachine:
         return room if room > 0 else 0
 
     @property
+    def due(self) -> int:
+        """How many messages the server wants now."""
+        return max(0, self.wanted - self.sequence)
+
+    @property
     def msgs_per_ack(self) -> int:
         """The server's present pace."""
         return self._msgs_per_ack
@@ -265,11 +270,6 @@ class FastMachine:
     def messages(self) -> int:
         """Added, stored or not."""
         return self.sequence - len(self._ends)
-
-    @property
-    def messages_sent(self) -> int:
-        """Of those, all but what came early and is still here."""
-        return self.sent - sum(sequence <= self.sent for sequence in self._ends)
 
     @property
     def stored(self) -> int:
@@ -299,12 +299,11 @@ class FastMachine:
         if self._opening_since is None:
             self._opening_since = now
         operation = Operation.COMMIT if is_only else Operation.START
-        self._machine.publish_frames([self._frame(item, 1, operation)])
+        self._send([self._frame(item, 1, operation)], 1, now)
         self._first_subject = item[0]
         self._enter(State.COMMITTING if is_only else State.OPENING)
         self.reopen_at = None
-        self.sequence = self.sent = 1
-        self._sent_at = now
+        self.sequence = 1
 
     def add(self, item: Item, now: float) -> None:
         """Send one message, as soon as it is wanted; there must be room.
@@ -371,19 +370,17 @@ class FastMachine:
 
     def _place(self, ready: list[bytes], now: float) -> None:
         """Give the next sequences to frames that were built for them: send what is wanted, keep the others."""
-        count = self.wanted - self.sequence
-        if count >= len(ready):
-            self._publish(ready, now)
-        elif count > 0:
-            self._publish(ready[:count], now)
-            self._keep(ready[count:])
-        else:
-            self._keep(ready)
+        due = ready[: self.due]
+        if due:
+            self._send(due, self.sequence + len(due), now)
+            self.sequence = self.sent
+        if len(due) < len(ready):
+            self._keep(ready[len(due) :])
 
-    def _publish(self, ready: list[bytes], now: float) -> None:
-        self._machine.publish_frames(ready)
-        self.sent += len(ready)
-        self.sequence = self.sent
+    def _send(self, ready: list[bytes], last: int, now: float, *, is_urgent: bool = False) -> None:
+        """Send frames, the last of which has this sequence."""
+        self._machine.publish_frames(ready, is_urgent=is_urgent)
+        self.sent = last
         self._sent_at = now
 
     def _keep(self, ready: list[bytes]) -> None:
@@ -399,10 +396,8 @@ class FastMachine:
             return
         ready, self._early = self._early[:count], self._early[count:]
         # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.
-        self._machine.publish_frames(ready, is_urgent=True)
+        self._send(ready, self.sent + len(ready), now, is_urgent=True)
         self._early_bytes = sum(map(len, self._early))
-        self.sent += len(ready)
-        self._sent_at = now
         self._set_limit()
 
     def _build(self, items: Iterable[Item], ready: list[bytes], max_bytes: int) -> None:
@@ -453,10 +448,8 @@ class FastMachine:
         if self._early:
             self._keep([frame])
         else:
-            self._machine.publish_frames([frame], is_urgent=is_urgent)
-            self.sequence += 1
-            self.sent = self.sequence
-            self._sent_at = now
+            self._send([frame], self.sequence + 1, now, is_urgent=is_urgent)
+            self.sequence = self.sent
         self._enter(State.COMMITTING)
 
     def ping(self, now: float) -> None:
@@ -473,7 +466,8 @@ class FastMachine:
     def abandon(self, now: float) -> None:
         """The caller has no use for the batch any more: tell the server, wait for nothing."""
         if not self._is_over_soon:
-            self._send_early(len(self._early), now)  # what was added was added, and there is nobody to wait
+            # What was added was added, and there is nobody to wait until it is wanted.
+            self._send_early(len(self._early), now)
         if self.state is State.OPEN and not self._machine.is_closed:
             self._place_end(now)  # an open batch slows others down for ten seconds
         if self.state is not State.ENDED:

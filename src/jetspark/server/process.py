@@ -42,8 +42,6 @@ RELOAD_TIMEOUT_S = 10.0
 
 MONITOR_TIMEOUT_S = 3.0
 
-PAUSE_TIMEOUT_S = 10.0
-
 POLL_S = 0.005
 LOG_TAIL_BYTES = 64 * 1024
 LOG_TAIL_LINES = 30
@@ -252,11 +250,6 @@ class NatsServer:
     def pause(self) -> None:
         """Freeze the process (SIGSTOP): connections stay open, nothing answers. Undone by ``resume()``."""
         self._signal_running(signal.SIGSTOP)
-        deadline = time.monotonic() + PAUSE_TIMEOUT_S
-        while not _is_stopped(self.pid):  # a thread goes on until it notices
-            if time.monotonic() > deadline:
-                raise EmbeddedServerError(f"not paused within {PAUSE_TIMEOUT_S:g} s", self._run_log_tail())
-            time.sleep(POLL_S)
 
     def resume(self) -> None:
         self._signal_running(signal.SIGCONT)
@@ -540,15 +533,6 @@ def _known(value: _T | None, name: str) -> _T:
     if value is None:
         raise UsageError(f"{name} is not known before start()")
     return value
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether no thread of a process runs any more; where nobody can tell, it is believed."""
-    states = []
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # a thread that is gone
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
-    return all(state in "TtZX" for state in states)
 
 
 def _port_of(urls: list[str]) -> int:

@@ -107,10 +107,18 @@ def _watch(server: subprocess.Popen[bytes], parent_pid: int, wake: int) -> bool:
                 return True
             for number in signals:
                 server.send_signal(number)
+                if number == signal.SIGSTOP:
+                    _await_stop(server)
             _tell(b"." * len(signals))
         if os.getppid() != parent_pid:
             return True
     return False
+
+
+def _await_stop(server: subprocess.Popen[bytes]) -> None:
+    """Threads go on until one of them has noticed the signal, which on a busy machine takes a while."""
+    if server.poll() is None and hasattr(os, "waitid"):  # macOS has it since Python 3.13
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # what it sees stays to be seen
 
 
 def _tell(message: bytes) -> None:
