@@ -19,7 +19,8 @@ from pathlib import Path
 
 from jetspark import StreamConfig
 from jetspark.core.events import ConnectionEvent
-from jetspark.publish.fast import FastBatchOptions, FastMachine
+from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.testing import ModelServer
 from jetspark.testing.network import Clock, Front, Network, Published
 from jetspark.testing.simulation import Link

@@ -28,7 +28,8 @@ from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Operation as Asking
 from jetspark.publish.atomic import AtomicMachine
 from jetspark.publish.endless import Endless, FastPublisherOptions, Refused
-from jetspark.publish.fast import FastBatchOptions, FastMachine, GapMode, Operation, Refusal
+from jetspark.publish.fast import FastMachine, Operation
+from jetspark.publish.fast_options import FastBatchOptions, GapMode, Refusal
 from jetspark.publish.items import Item
 from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan

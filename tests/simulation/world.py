@@ -18,7 +18,8 @@ from jetspark.core.options import ConnectOptions
 from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
-from jetspark.publish.fast import FastBatchOptions, FastMachine, State
+from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.items import Item
 from jetspark.testing import BatchLimits, ModelServer
 from jetspark.testing.network import Clock, Front, Network, Timer

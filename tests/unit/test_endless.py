@@ -325,6 +325,15 @@ def test_leaving_ends_the_open_batch() -> None:
     assert peer.sent() == [(2, 3, b"")]
 
 
+def test_one_who_leaves_sends_nothing_that_the_server_had_not_wanted() -> None:
+    peer = Peer()
+    peer.accept(*range(1, 31))
+    peer.open(msgs=4)  # eight are wanted
+    peer.endless.abandon(NOW)
+    assert [(sequence, operation) for sequence, operation, _ in peer.sent()] == [(9, 3)]
+    assert len(peer.endless.unpublished()) == 30
+
+
 @pytest.mark.parametrize(
     "options",
     [

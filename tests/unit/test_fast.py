@@ -31,7 +31,8 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish import fast
-from jetspark.publish.fast import FastBatchOptions, FastMachine, Refusal, State
+from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.items import Item, are_plain, take
 
 NOW = 100.0

@@ -23,7 +23,8 @@ from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace
-from jetspark.publish.fast import FastBatchOptions, FastMachine, FastReceipt
+from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:

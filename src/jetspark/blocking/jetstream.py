@@ -37,7 +37,7 @@ from jetspark.jetstream.operations import (
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
 from jetspark.publish.endless import FastPublisherOptions
-from jetspark.publish.fast import FastBatchOptions, GapMode
+from jetspark.publish.fast_options import FastBatchOptions, GapMode
 from jetspark.publish.window import WindowOptions
 
 if TYPE_CHECKING:

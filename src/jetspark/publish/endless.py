@@ -44,7 +44,8 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.fast import FastBatchOptions, FastMachine, State
+from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.items import CHUNK_MESSAGES, Item, are_plain, data_of
 
 __all__ = ["Endless", "FastPublisherOptions", "Refused"]

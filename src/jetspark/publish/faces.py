@@ -9,7 +9,8 @@ from typing import Any
 from jetspark.core.subscription import SubscriptionState
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.endless import Endless
-from jetspark.publish.fast import FastMachine, Refusal
+from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_options import Refusal
 from jetspark.publish.items import Item
 
 __all__ = ["FastBatchFace", "FastPublisherFace"]

@@ -38,10 +38,9 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.connection import Connection, is_no_responders
@@ -52,7 +51,6 @@ from jetspark.errors import (
     BatchCutShort,
     BatchInDoubt,
     BatchUnknown,
-    ConfigError,
     ConnectionClosed,
     JetSparkError,
     JetStreamUnavailable,
@@ -64,22 +62,12 @@ from jetspark.errors import (
 )
 from jetspark.jetstream import wire
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.publishing import check_batch_id, header_block
+from jetspark.jetstream.publishing import header_block
+from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
-__all__ = [
-    "FastBatchOptions",
-    "FastMachine",
-    "FastReceipt",
-    "GapMode",
-    "Refusal",
-    "State",
-]
+__all__ = ["FastMachine", "Operation", "State"]
 
-GapMode = Literal["fail", "ok"]
-
-# The server allows 500 at most, whatever is asked for.
-MAX_FLOW = 500
 # Exact reports need memory. A batch with so many separate losses has no use for going on.
 MAX_REPORTS = 100_000
 # Publishers use few subjects; see Connection, which has the same bound.
@@ -112,67 +100,6 @@ class State(enum.Enum):
     OPEN = "open"
     COMMITTING = "committing"
     ENDED = "ended"
-
-
-class FastReceipt(NamedTuple):
-    """Where a message stands in its batch."""
-
-    sequence: int
-    acknowledged: int
-    """The server is done with all up to here. In mode ``"fail"`` they are stored; in mode ``"ok"`` see ``gaps``."""
-
-
-class Refusal(NamedTuple):
-    """A message of the batch that the server did not store."""
-
-    sequence: int
-    error: ServerError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FastBatchOptions:
-    """How a fast batch behaves."""
-
-    gap: GapMode = "fail"
-    """What a lost or refused message means: the end of the batch, so that what is stored has no holes; or nothing."""
-    batch_id: str | None = None
-    flow: int = MAX_FLOW
-    """An acknowledgement after so many messages at most; the server may want to give them more often."""
-    max_outstanding_acks: int = 2
-    """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
-    timeout: float = 30.0
-    """Longest time without any progress, in seconds. Electing a leader takes up to ten."""
-    ping_after_s: float = 1.0
-    """How long to wait for the server before asking."""
-    keep_alive_s: float = 3.0
-    """An open batch in which nothing is sent for so long is kept alive; the server forgets it after 10 s."""
-    on_gap: Callable[[range], None] | None = None
-    """Called with the sequences that were lost."""
-    on_error: Callable[[Refusal], None] | None = None
-    """Called with each message that was refused."""
-
-    def __post_init__(self) -> None:
-        if self.gap not in ("fail", "ok"):
-            raise ConfigError(f"gap={self.gap!r}: expected 'fail' or 'ok'")
-        if self.batch_id is not None:
-            check_batch_id(self.batch_id)
-        if not 1 <= self.flow <= 65535:
-            raise ConfigError(f"flow={self.flow}: expected 1 to 65535")
-        if self.max_outstanding_acks not in (1, 2, 3):
-            raise ConfigError(f"max_outstanding_acks={self.max_outstanding_acks}: expected 1, 2 or 3")
-        for name in ("timeout", "ping_after_s", "keep_alive_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> FastBatchOptions:
-        """From keywords; an unknown one is an error that lists the known ones."""
-        known = {entry.name for entry in fields(cls)}
-        if unknown := values.keys() - known:
-            raise ConfigError(
-                f"unknown fast batch option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
-            )
-        return cls(**values)
 
 
 class FastMachine:

@@ -1,0 +1,78 @@
+"""What callers of a fast batch give and get: options, receipts, refusals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+from jetspark.errors import ConfigError, ServerError
+from jetspark.jetstream.publishing import check_batch_id
+
+__all__ = ["FastBatchOptions", "FastReceipt", "GapMode", "Refusal"]
+
+GapMode = Literal["fail", "ok"]
+
+# The server allows 500 at most, whatever is asked for.
+MAX_FLOW = 500
+
+
+class FastReceipt(NamedTuple):
+    """Where a message stands in its batch."""
+
+    sequence: int
+    acknowledged: int
+    """The server is done with all up to here. In mode ``"fail"`` they are stored; in mode ``"ok"`` see ``gaps``."""
+
+
+class Refusal(NamedTuple):
+    """A message of the batch that the server did not store."""
+
+    sequence: int
+    error: ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastBatchOptions:
+    """How a fast batch behaves."""
+
+    gap: GapMode = "fail"
+    """What a lost or refused message means: the end of the batch, so that what is stored has no holes; or nothing."""
+    batch_id: str | None = None
+    flow: int = MAX_FLOW
+    """An acknowledgement after so many messages at most; the server may want to give them more often."""
+    max_outstanding_acks: int = 2
+    """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
+    timeout: float = 30.0
+    """Longest time without any progress, in seconds. Electing a leader takes up to ten."""
+    ping_after_s: float = 1.0
+    """How long to wait for the server before asking."""
+    keep_alive_s: float = 3.0
+    """An open batch in which nothing is sent for so long is kept alive; the server forgets it after 10 s."""
+    on_gap: Callable[[range], None] | None = None
+    """Called with the sequences that were lost."""
+    on_error: Callable[[Refusal], None] | None = None
+    """Called with each message that was refused."""
+
+    def __post_init__(self) -> None:
+        if self.gap not in ("fail", "ok"):
+            raise ConfigError(f"gap={self.gap!r}: expected 'fail' or 'ok'")
+        if self.batch_id is not None:
+            check_batch_id(self.batch_id)
+        if not 1 <= self.flow <= 65535:
+            raise ConfigError(f"flow={self.flow}: expected 1 to 65535")
+        if self.max_outstanding_acks not in (1, 2, 3):
+            raise ConfigError(f"max_outstanding_acks={self.max_outstanding_acks}: expected 1, 2 or 3")
+        for name in ("timeout", "ping_after_s", "keep_alive_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> FastBatchOptions:
+        """From keywords; an unknown one is an error that lists the known ones."""
+        known = {entry.name for entry in fields(cls)}
+        if unknown := values.keys() - known:
+            raise ConfigError(
+                f"unknown fast batch option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
+            )
+        return cls(**values)
