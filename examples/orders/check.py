@@ -2,10 +2,11 @@
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from jetspark.blocking import JetStream
-from orders import pipeline
 from orders.events import MALFORMED, events
+from orders.pipeline import Place
 
 
 @dataclass
@@ -44,27 +45,27 @@ def expected(count: int) -> Result:
     return result
 
 
-def stored(js: JetStream) -> Result:
+def stored(js: JetStream, place: Place) -> Result:
     """What the pipeline has left behind."""
     result = Result()
-    for key, state in _latest(js, pipeline.ORDER_STATE).items():
+    for key, state in _latest(js, place.order_state).items():
         result.orders[key] = (state["status"], state["amount_cents"])
-    for key, state in _latest(js, pipeline.DAILY_REVENUE).items():
+    for key, state in _latest(js, place.daily_revenue).items():
         result.revenue[key] = (state["orders"], state["revenue_cents"])
-    for message in js.stream(pipeline.DEAD_LETTERS).get_messages():
+    for message in js.stream(place.dead_letters).get_messages():
         sequence = int(message.headers["Origin-Sequence"])
         assert sequence not in result.dead, f"event {sequence} was put aside twice"
         result.dead[sequence] = message.headers["Reason"]
     return result
 
 
-def writes(js: JetStream) -> list[int]:
+def writes(js: JetStream, place: Place) -> list[int]:
     """The last sequence of everything the pipeline writes to: equal before and after means that nothing was written."""
-    names = [f"KV_{pipeline.ORDER_STATE}", f"KV_{pipeline.DAILY_REVENUE}", pipeline.DEAD_LETTERS]
+    names = [f"KV_{place.order_state}", f"KV_{place.daily_revenue}", place.dead_letters]
     return [js.stream(name).info().state.last_sequence for name in names]
 
 
-def _latest(js: JetStream, bucket: str) -> dict:
+def _latest(js: JetStream, bucket: str) -> dict[str, Any]:
     stream = js.stream(f"KV_{bucket}")
     skip = len(f"$KV.{bucket}.")
     return {message.subject[skip:]: json.loads(message.data) for message in stream.get_messages()}

@@ -22,39 +22,44 @@ MALFORMED = [
 ]
 
 
-def events(count: int) -> Iterator[tuple[str, bytes]]:
-    """Subject and data of each event, in the order of publishing."""
-    die = random.Random(2026)
+def events(count: int, prefix: str = "orders") -> Iterator[tuple[str, bytes]]:
+    """Subject, below ``prefix``, and data of each event, in the order of publishing."""
+    for kind, data in _in_real_life(count):
+        yield f"{prefix}.{kind}", data
+
+
+def _in_real_life(count: int) -> Iterator[tuple[str, bytes]]:
+    rng = random.Random(2026)
     recent: list[tuple[str, bytes]] = []
-    good = _good(die, count)
+    good = _good(rng, count)
     for number in range(1, count + 1):
         if number % EVERY_MALFORMED == 0:
-            yield "orders.unknown", MALFORMED[number // EVERY_MALFORMED % len(MALFORMED)][1]
+            yield "unknown", MALFORMED[number // EVERY_MALFORMED % len(MALFORMED)][1]
         elif number % EVERY_DUPLICATE == 0 and recent:
-            yield die.choice(recent)  # the same event once more, as a retry without an id would publish it
+            yield rng.choice(recent)  # the same event once more, as a retry without an id would publish it
         else:
             event = next(good)
             recent = [*recent[-199:], event]
             yield event
 
 
-def _good(die: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
+def _good(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
     """Orders are created, then paid or cancelled, then shipped, while others are."""
     open_orders: list[tuple[str, int, str]] = []
     number = 0
     while True:
         at = FIRST_DAY + datetime.timedelta(seconds=DAYS * 86_400 * min(number, count) / count)
         number += 1
-        if len(open_orders) < 100 or die.random() < 0.35:
-            order, amount = f"o-{number}", die.randrange(100, 50_000)
+        if len(open_orders) < 100 or rng.random() < 0.35:
+            order, amount = f"o-{number}", rng.randrange(100, 50_000)
             open_orders.append((order, amount, "created"))
             yield _event("created", order, amount, at)
             continue
-        index = die.randrange(len(open_orders))
+        index = rng.randrange(len(open_orders))
         order, amount, status = open_orders.pop(index)
         if status == "paid":
             yield _event("shipped", order, amount, at)
-        elif die.random() < 0.1:
+        elif rng.random() < 0.1:
             yield _event("cancelled", order, amount, at)
         else:
             open_orders.append((order, amount, "paid"))
@@ -69,4 +74,4 @@ def _event(kind: str, order: str, amount: int, at: datetime.datetime) -> tuple[s
         "amount_cents": amount,
         "at": at.isoformat(timespec="seconds").replace("+00:00", "Z"),
     }
-    return f"orders.{kind}", json.dumps(body, separators=(",", ":")).encode()
+    return kind, json.dumps(body, separators=(",", ":")).encode()

@@ -1,21 +1,54 @@
 """The Spark job: read the stream, tell good events from bad ones, fold the good ones, put the bad ones aside."""
 
+from dataclasses import dataclass
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
-STREAM, DEAD_LETTERS = "ORDERS", "ORDERS_DEAD"
-ORDER_STATE, DAILY_REVENUE = "order_state", "daily_revenue"
+
+@dataclass(frozen=True)
+class Place:
+    """Where the pipeline runs: the servers, and names that no other run and no other program uses."""
+
+    servers: str
+    run: str
+
+    @property
+    def stream(self) -> str:
+        return f"DEMO_ORDERS_{self.run}"
+
+    @property
+    def subjects(self) -> str:
+        return f"demo.{self.run}.orders"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"DEMO_DEAD_{self.run}"
+
+    @property
+    def dead_subjects(self) -> str:
+        return f"demo.{self.run}.dead"
+
+    @property
+    def order_state(self) -> str:
+        return f"demo_order_state_{self.run}"
+
+    @property
+    def daily_revenue(self) -> str:
+        return f"demo_daily_revenue_{self.run}"
+
 
 EVENT = "event_id string, type string, order_id string, amount_cents bigint, at string"
 TYPES = ["order.created", "order.paid", "order.shipped", "order.cancelled"]
 
 
-def stream(spark: SparkSession, servers: str, checkpoint: str, per_batch: int):
+def stream(spark: SparkSession, place: Place, checkpoint: str, per_batch: int) -> StreamingQuery:
     """Start the query; it ends when it has read everything there is."""
     orders = (
         spark.readStream.format("jetstream")
-        .option("servers", servers)
-        .option("stream", STREAM)
+        .option("servers", place.servers)
+        .option("stream", place.stream)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", per_batch)
         .load()
@@ -24,24 +57,25 @@ def stream(spark: SparkSession, servers: str, checkpoint: str, per_batch: int):
         orders.writeStream.queryName("orders")
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
-        .foreachBatch(lambda batch, _: process(batch, servers))
+        .foreachBatch(lambda batch, _: process(batch, place))
         .start()
     )
 
 
-def replay(spark: SparkSession, servers: str, first: int, end: int) -> None:
+def replay(spark: SparkSession, place: Place, first: int, end: int) -> None:
     """Process a part of history again: the same code, on a batch."""
-    reader = spark.read.format("jetstream").option("servers", servers).option("stream", STREAM)
-    process(reader.option("startingOffsets", first).option("endingOffsets", end).load(), servers)
+    reader = spark.read.format("jetstream").option("servers", place.servers).option("stream", place.stream)
+    process(reader.option("startingOffsets", first).option("endingOffsets", end).load(), place)
 
 
-def process(batch: DataFrame, servers: str) -> None:
+def process(batch: DataFrame, place: Place) -> None:
     checked = with_reason(batch).persist()
     good, bad = checked.where("reason IS NULL"), checked.where("reason IS NOT NULL")
-    fold(good.withColumn("key", F.col("event.order_id")), servers, ORDER_STATE, "orders.projections:OrderState")
+    by_order = good.withColumn("key", F.col("event.order_id"))
+    fold(by_order, place, place.order_state, "orders.projections:OrderState")
     paid = good.where("event.type = 'order.paid'").withColumn("key", F.substring("event.at", 1, 10))
-    fold(paid, servers, DAILY_REVENUE, "orders.projections:DailyRevenue")
-    put_aside(bad, servers)
+    fold(paid, place, place.daily_revenue, "orders.projections:DailyRevenue")
+    put_aside(bad, place)
     checked.unpersist()
 
 
@@ -59,14 +93,14 @@ def with_reason(batch: DataFrame) -> DataFrame:
     return parsed.withColumn("reason", reason)
 
 
-def fold(events: DataFrame, servers: str, bucket: str, projection: str) -> None:
+def fold(events: DataFrame, place: Place, bucket: str, projection: str) -> None:
     """All events of a key in one task; the sink does the rest."""
     rows = events.select("key", "sequence", F.to_json("event").alias("event"))
     partitions = events.sparkSession.sparkContext.defaultParallelism
     (
         rows.repartition(partitions, "key")
         .write.format("jetstream_fold")
-        .option("servers", servers)
+        .option("servers", place.servers)
         .option("bucket", bucket)
         .option("fold", projection)
         .mode("append")
@@ -74,14 +108,14 @@ def fold(events: DataFrame, servers: str, bucket: str, projection: str) -> None:
     )
 
 
-def put_aside(bad: DataFrame, servers: str) -> None:
+def put_aside(bad: DataFrame, place: Place) -> None:
     """Into the dead-letter stream, with the reason and the origin; an id each, so that a replay adds nothing."""
     sequence = F.col("sequence").cast("string")
     origin = {"Reason": F.col("reason"), "Origin-Subject": F.col("subject"), "Origin-Sequence": sequence}
     rows = bad.select(
-        F.concat(F.lit("dead."), "subject").alias("subject"),
+        F.concat(F.lit(f"{place.dead_subjects}."), "subject").alias("subject"),
         "data",
         F.create_map(*(part for name, value in origin.items() for part in (F.lit(name), value))).alias("headers"),
         F.concat(F.lit("dead-"), "stream", F.lit("-"), sequence).alias("msg_id"),
     )
-    rows.write.format("jetstream").option("servers", servers).mode("append").save()
+    rows.write.format("jetstream").option("servers", place.servers).mode("append").save()

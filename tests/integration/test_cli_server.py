@@ -93,6 +93,19 @@ def test_options_that_cannot_work_together_are_one_line_and_exit_code_1() -> Non
     ]
 
 
+def test_a_store_that_is_a_file_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    taken = tmp_path / "data"
+    taken.write_text("precious")
+    with running("--port", "0", "--store", str(taken)) as process:
+        out, notes = process.communicate(timeout=30.0)
+    assert process.returncode == 1
+    assert out == ""
+    assert notes.splitlines() == [
+        f"error: store_dir={str(taken)!r}: File exists; expected a folder that can be written"
+    ]
+    assert taken.read_text() == "precious"
+
+
 def test_a_file_of_further_settings_is_used(tmp_path: Path) -> None:
     settings = tmp_path / "more.conf"
     settings.write_text("max_payload: 1234\n")

@@ -9,18 +9,36 @@ from pathlib import Path
 
 import pytest
 
+from jetspark import StreamConfig
+from jetspark.blocking import connect
+from jetspark.server import NatsServer
+
 COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.demo import demo; typer.run(demo)"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_order_pipeline_runs_and_its_result_is_right() -> None:
-    finished = subprocess.run([*COMMAND, "--events", "20000"], capture_output=True, text=True, timeout=290, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    lines = finished.stdout.splitlines()
-    assert "the same as computed in plain Python" in lines
-    assert any(line.startswith("a second run, and a replay") and line.endswith("changed nothing") for line in lines)
-    assert "5 dead letters" in finished.stdout
+def test_the_order_pipeline_runs_beside_other_streams_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with NatsServer() as server, connect(server.url) as nc:
+        js = nc.jetstream()
+        own = js.create_stream(StreamConfig(name="ORDERS", subjects=["orders.>"]))
+        js.publish("orders.created", b"not the demo's")
+        finished = subprocess.run(
+            [*COMMAND, "--events", "20000", "--servers", server.url],
+            capture_output=True,
+            text=True,
+            timeout=290,
+            check=False,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        lines = finished.stdout.splitlines()
+        assert "the same as computed in plain Python" in lines
+        assert any(line.startswith("a second run, and a replay") and line.endswith("changed nothing") for line in lines)
+        assert "5 dead letters" in finished.stdout
+        assert own.info().state.messages == 1
+        assert [name for name in js.stream_names() if "demo" in name.lower()] == []
+    assert [path.name for path in tmp_path.iterdir() if "demo" in path.name] == []
 
 
 def test_a_count_below_one_is_refused() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,11 +64,26 @@ def test_the_generated_pages_are_up_to_date() -> None:
         assert (REPOSITORY / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make docs`"
 
 
+def _prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
     for page in [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]:
-        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        for link in re.findall(r"\]\(([^)#:]+)\)", _prose(page)):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_links_of_the_readme_work_on_an_index_page_and_lead_somewhere() -> None:
+    """An index shows the README without the files beside it."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tree = f"{project['urls']['Homepage']}/blob/main/"
+    links = re.findall(r"\]\(([^)]+)\)", _prose(REPOSITORY / "README.md"))
+    assert links
+    for link in links:
+        assert link.startswith(tree), f"{link}: expected an address below {tree}"
+        assert (REPOSITORY / link.removeprefix(tree)).exists(), link
 
 
 def test_every_test_a_page_names_exists() -> None:

@@ -42,6 +42,8 @@ LAYERS: dict[str, set[str]] = {
     "bench": _APP | {"app", "spark", "server"},
     "dashboard": _APP | {"app"},
     "cli": _EVERYTHING | {ROOT},
+    # `python -m jetspark` is the command line.
+    "__main__": {"cli"},
     # What `import jetspark` re-exports. Rows that need an extra at import time stay out.
     ROOT: _DRIVERS | {"batcher", "server"},
 }

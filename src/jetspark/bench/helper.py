@@ -30,7 +30,8 @@ ECHO_SUBJECT = "bench.echo"
 def running(url: str) -> Iterator[None]:
     """A helper for as long as the block runs."""
     command = [sys.executable, "-m", "jetspark.bench.helper", url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # In a session of its own: Ctrl-C is for the bench, which ends this process by closing its standard input.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         if not process.stdout.readline():

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
 from jetspark.cli.server import server
+from jetspark.core.version import VERSION
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="jetspark",
-    help="Event streams in, Spark through, state out.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"jetspark {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def jetspark(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Event streams in, Spark through, state out."""
+
+
 for command in (bench, demo, server):
     app.command()(command)

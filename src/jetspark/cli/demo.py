@@ -40,7 +40,17 @@ def demo(
     # Spark's workers inherit the path, and import the projections from there.
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable}
-    raise typer.Exit(subprocess.call(command, env=environment))
+    raise typer.Exit(_run(command, environment))
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    with subprocess.Popen(command, env=environment) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                # The terminal interrupts the pipeline too, which stops Spark, removes what it made and says so.
+                continue
 
 
 def _examples() -> Path:

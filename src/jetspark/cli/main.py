@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from jetspark.errors import JetSparkError, MissingExtra
@@ -10,7 +11,10 @@ __all__ = ["run"]
 
 
 def run() -> None:
-    """Entry point. Errors we understand are one line on stderr and exit code 1, not a traceback."""
+    """Entry point. Errors we understand are one line on stderr and exit code 1, not a traceback.
+
+    Ctrl-C ends any command with the exit code shells give an interrupted program.
+    """
     try:
         try:
             import typer
@@ -22,6 +26,9 @@ def run() -> None:
     except JetSparkError as error:
         print(f"jetspark: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("jetspark: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ class NatsServer:
             if self.is_running:
                 return self
             binary = find_nats_server()
+            self._check_store()
             self._reap()
             self._make_folder()
             deadline = time.monotonic() + self._start_timeout_s
@@ -322,6 +323,19 @@ class NatsServer:
             self._folder = Path(tempfile.mkdtemp(prefix="jetspark-nats-"))  # Mode 0700: the configuration has secrets.
             (self._folder / "ports").mkdir()
             atexit.register(self.close)
+
+    def _check_store(self) -> None:
+        """The watchdog locks the folder, and all it could say is that it cannot."""
+        folder = self._own_store_dir
+        if folder is None or not self._config.jetstream:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".jetspark.lock").touch()
+        except OSError as error:
+            raise EmbeddedServerError(
+                f"store_dir={str(folder)!r}: {error.strerror}; expected a folder that can be written"
+            ) from error
 
     def _write_config(self) -> None:
         text = render_config(self._config, port=self._launch_port, store_dir=self.store_dir)

@@ -1,0 +1,6 @@
+"""``python -m jetspark``: the ``jetspark`` command, for environments whose scripts are not on ``PATH``."""
+
+from jetspark.cli.main import run
+
+if __name__ == "__main__":
+    run()
