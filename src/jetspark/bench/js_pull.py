@@ -1,6 +1,6 @@
 """Pulling from a stream: how fast messages reach the program, with nothing to acknowledge and with an ack for each.
 
-Every measurement has a stream of its own in memory, which it fills before the clock starts: what is measured is the
+Every measurement has a stream of its own on file storage, which it fills before the clock starts: what is measured is the
 way from the server to the program. All contenders keep at most a thousand messages asked for. ``fetch`` asks for the
 next thousand only when its caller has the last: in between the server has nothing to do. ``bare-fetch`` shows what that
 alone costs; the bars are set against ``bare``, whose server never waits. A consumer without acks
@@ -36,7 +36,7 @@ def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
     total = job.warmup + job.count
     with connect_blocking(job.url) as client:
         js = client.jetstream(timeout=30.0)
-        stream = js.create_stream(StreamConfig(name=name, subjects=[job.subject], storage="memory", allow_batched=True))
+        stream = js.create_stream(StreamConfig(name=name, subjects=[job.subject], storage="file", allow_batched=True))
         payload = payload_of(job.payload_bytes)
         with js.fast_batch() as fast:  # not blindly: of a million the server drops some when it is pressed too hard
             fast.add_many((job.subject, payload) for _ in range(total))
@@ -247,7 +247,7 @@ JS_PULL = Workload(
     what="read a stream with a pull consumer without acks; timed from the first request to the last message",
     count=100_000,
     quick_count=2_000,
-    storage="memory",
+    storage="file",
     replicas=1,
     contenders=(
         Contender(name="bare", what="two framed requests out, find the line, slice the payload", run=bare),
@@ -287,7 +287,7 @@ JS_PULL_ACK = Workload(
     what="read a stream with a pull consumer and ack each message; timed until the server has the last ack",
     count=60_000,
     quick_count=2_000,
-    storage="memory",
+    storage="file",
     replicas=1,
     baselines=("nats-py",),
     contenders=(

@@ -54,9 +54,10 @@ class Ratio:
     contender: str
     baseline: str
     ratio: float
-    """Of the medians."""
+    """The median over the repeats, each contender against the baseline of the same repeat: what slows the machine down
+    for a while slows both."""
     ratio_min: float
-    """Over the repeats, each contender against the baseline of the same repeat; see also ``ratio_max``."""
+    """The lowest of those; see also ``ratio_max``."""
     ratio_max: float
 
 
@@ -183,11 +184,13 @@ def summarise(
 def _value(bar: Bar, measured: Mapping[str, ContenderResult]) -> float | None:
     if bar.contender not in measured or (bar.baseline and bar.baseline not in measured):
         return None
-    ours = measured[bar.contender].spreads[bar.metric].median
+    ours = measured[bar.contender]
     if not bar.baseline:
-        return ours
-    theirs = measured[bar.baseline].spreads[bar.metric].median
-    return ours / theirs if bar.by == "ratio" else ours - theirs
+        return ours.spreads[bar.metric].median
+    theirs = measured[bar.baseline]
+    if bar.by == "ratio":
+        return _ratio(bar.metric, ours, theirs).ratio
+    return statistics.median(mine - other for mine, other in _pairs(bar.metric, ours, theirs))
 
 
 def _spreads(samples: Sequence[Sample]) -> dict[str, Spread]:
@@ -202,17 +205,22 @@ def _spreads(samples: Sequence[Sample]) -> dict[str, Spread]:
 
 
 def _ratio(metric: str, contender: ContenderResult, baseline: ContenderResult) -> Ratio:
-    ours = {sample.repeat: sample.values[metric] for sample in contender.samples if sample.values is not None}
-    theirs = {sample.repeat: sample.values[metric] for sample in baseline.samples if sample.values is not None}
-    paired = [ours[repeat] / theirs[repeat] for repeat in ours.keys() & theirs.keys()]
+    ratios = [ours / theirs for ours, theirs in _pairs(metric, contender, baseline)]
     return Ratio(
         metric=metric,
         contender=contender.name,
         baseline=baseline.name,
-        ratio=contender.spreads[metric].median / baseline.spreads[metric].median,
-        ratio_min=min(paired),
-        ratio_max=max(paired),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
     )
+
+
+def _pairs(metric: str, contender: ContenderResult, baseline: ContenderResult) -> list[tuple[float, float]]:
+    """What both measured in the same repeat."""
+    ours = {sample.repeat: sample.values[metric] for sample in contender.samples if sample.values is not None}
+    theirs = {sample.repeat: sample.values[metric] for sample in baseline.samples if sample.values is not None}
+    return [(ours[repeat], theirs[repeat]) for repeat in sorted(ours.keys() & theirs.keys())]
 
 
 def _contender_dict(entry: ContenderResult) -> dict[str, Any]:
