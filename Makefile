@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-quick check format bench docs lock clean
+.PHONY: help setup demo test test-quick check format bench docs mutants lock clean
 
 help:
 	@echo "make setup       create $(VENV) and install the locked dependencies"
@@ -12,6 +12,7 @@ help:
 	@echo "make test        the whole test suite (test-quick leaves out what is marked slow)"
 	@echo "make check       ruff, format check, mypy strict, the layer test"
 	@echo "make bench       our numbers next to our peers', in one interleaved run"
+	@echo "make mutants     plant mistakes in the pure modules, and list those no unit test notices"
 	@echo "make docs        regenerate the generated pages and run every example"
 
 setup: $(READY)
@@ -53,6 +54,9 @@ bench: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m pytest -q tests/integration/test_docs.py
+
+mutants: setup
+	$(BIN)/python tools/mutants.py
 
 # Needs uv. Hashes pin every file; no index address is recorded, so any mirror serves.
 lock:
