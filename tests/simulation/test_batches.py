@@ -19,7 +19,16 @@ from typing import Any
 
 import pytest
 from simulation.atomic import AtomicRun, FrontWithApi
-from simulation.checkers import SentOnce, StoredIsAPrefix, Violation, endless_checkers, fast_checkers
+from simulation.checkers import (
+    LeftIsAccountedFor,
+    MemoryIsBounded,
+    PublishedIsStored,
+    SentOnce,
+    StoredIsAPrefix,
+    Violation,
+    endless_checkers,
+    fast_checkers,
+)
 from simulation.world import STREAM, BatchRun, Burst, EndlessRun, Run, World, some_bursts
 
 from jetspark.core.headers import HeadersLike
@@ -41,6 +50,7 @@ SEEDS_IN_A_BLOCK = {
     "batches_in_mode_fail": 600,
     "endless_with_ids": 100,
     "endless_without_ids": 130,
+    "endless_that_is_left": 130,
     "all_kinds_at_once": 80,
     "atomic_batches": 400,
 }
@@ -150,6 +160,13 @@ def endless_without_ids(world: World) -> None:
         add_endless(world, f"plain{number}", message_ids=False)
 
 
+def endless_that_is_left(world: World) -> None:
+    for number, message_ids in enumerate((False, True)):
+        run = add_endless(world, f"left{number}", message_ids=message_ids)
+        run.checkers = [PublishedIsStored(), LeftIsAccountedFor(), MemoryIsBounded()]
+        run.leave_after(world.die.choice([0.001, 0.05, 1.0, 10.0]) * world.die.random())
+
+
 def all_kinds_at_once(world: World) -> None:
     """Among them two that leave early, one of them without a word: its batch stays open and slows the others down."""
     for name, by_dying in (("guest", False), ("ghost", True)):
@@ -174,6 +191,7 @@ WORKLOADS: list[Callable[[World], None]] = [
     batches_in_mode_fail,
     endless_with_ids,
     endless_without_ids,
+    endless_that_is_left,
     all_kinds_at_once,
     atomic_batches,
 ]

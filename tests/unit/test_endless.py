@@ -325,6 +325,32 @@ def test_leaving_ends_the_open_batch() -> None:
     assert peer.sent() == [(2, 3, b"")]
 
 
+@pytest.mark.parametrize("opens", [False, True])
+def test_one_who_left_sends_nothing_whatever_the_server_says(opens: bool) -> None:
+    peer = Peer()
+    peer.accept(*range(1, 41))
+    if opens:
+        peer.open(msgs=10)
+    else:
+        peer.pump()
+    inbox = peer.endless.batch.inbox if peer.endless.batch else None
+    peer.endless.abandon(NOW)
+    assert [operation for _, operation, _ in peer.sent()] == [3]
+    left = peer.endless.unpublished()
+    assert left == [item(number) for number in range(1, 41)]
+    assert inbox is not None
+    data = json.dumps(ack(20, 10)).encode()
+    peer.connection.receive_data(b"MSG _INBOX.me.x %d %d\r\n%b\r\n" % (inbox.sid, len(data), data))
+    for later in (0.0, 1.0, 100.0, 1000.0):
+        peer.endless.on_replies(NOW + later)
+        peer.endless.on_time(NOW + later)
+        assert peer.pump(NOW + later) == []
+        assert peer.endless.next_deadline() is None
+    assert peer.endless.unpublished() == left
+    with pytest.raises(UsageError, match=r"unpublished\(\) has 40 messages"):
+        peer.accept(41)
+
+
 def test_one_who_leaves_sends_nothing_that_the_server_had_not_wanted() -> None:
     peer = Peer()
     peer.accept(*range(1, 31))

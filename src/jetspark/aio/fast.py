@@ -48,17 +48,23 @@ class _Paced:
 
     def _wake(self) -> None:
         """The server said something."""
-        self._paced.on_replies(self._loop.time())
-        self._settle()
+        self._step(self._paced.on_replies)
 
     def _on_event(self, event: ConnectionEvent) -> None:
-        self._paced.on_event(event, self._loop.time())
-        self._settle()
+        self._step(partial(self._paced.on_event, event))
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._paced.on_time(self._loop.time())
-        self._settle()
+        self._step(self._paced.on_time)
+
+    def _step(self, step: Callable[[float], None]) -> None:
+        try:
+            step(self._loop.time())
+        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+            self._paced.fail(error)
+            raise
+        finally:
+            self._settle()
 
     def _settle(self) -> None:
         """After every call into the machine."""
@@ -369,7 +375,8 @@ class FastPublisher(_Paced, FastPublisherFace):
     it is stored exactly once (within the stream's duplicate window). Without, the last messages before a restart or a
     long outage may be stored twice; ``possibly_doubled`` counts them, and a warning is logged.
 
-    Leaving the block normally waits until everything is stored.
+    Leaving the block normally or by an ``Exception`` waits until everything is stored. Leaving it by a cancellation or
+    the like does not: nothing is sent any more, and ``unpublished()`` has what is not known to be stored.
     """
 
     def __init__(self, client: Client, options: FastPublisherOptions) -> None:
@@ -469,10 +476,10 @@ class FastPublisher(_Paced, FastPublisherFace):
         await self._until(lambda: endless.published >= position, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Store everything, end the batch, accept nothing more.
+        """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
 
         Raises:
-            RequestTimeout: Some is not stored within ``timeout`` seconds; ``unpublished()`` has it.
+            RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
         endless = self._endless
@@ -480,9 +487,7 @@ class FastPublisher(_Paced, FastPublisherFace):
         try:
             await self._until(lambda: endless.is_idle, timeout)
         finally:
-            endless.abandon(self._loop.time())
-            self._settle()
-            self._stop_listening()
+            self._leave()
 
     async def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
         try:
@@ -528,7 +533,8 @@ class FastPublisher(_Paced, FastPublisherFace):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            await self.close()
+            if not self._endless.is_left:  # else the caller was told what became of it
+                await self.close()
             return
         try:
             if issubclass(kind, Exception):
@@ -536,5 +542,10 @@ class FastPublisher(_Paced, FastPublisherFace):
         except JetSparkError as failure:
             self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
         finally:
-            self._endless.abandon(self._loop.time())
-            self._stop_listening()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Send nothing more, and wake whoever waits."""
+        self._endless.abandon(self._loop.time())
+        self._settle()
+        self._stop_listening()

@@ -50,14 +50,12 @@ class _Paced(ABC):
     def _wake(self) -> None:
         """The server said something."""
         with self._link.lock:
-            self._paced.on_replies(time.monotonic())
-            self._settle()
+            self._step(self._paced.on_replies, time.monotonic())
         self._tell_news()
 
     def _on_event(self, event: ConnectionEvent) -> None:
         with self._link.lock:
-            self._paced.on_event(event, time.monotonic())
-            self._settle()
+            self._step(partial(self._paced.on_event, event), time.monotonic())
         self._tell_news()
 
     def _next_deadline(self) -> float | None:
@@ -66,8 +64,17 @@ class _Paced(ABC):
 
     def _on_clock(self, now: float) -> None:
         """For the connection's thread."""
-        self._paced.on_time(now)
-        self._settle()
+        self._step(self._paced.on_time, now)
+
+    def _step(self, step: Callable[[float], None], now: float) -> None:
+        """With the lock."""
+        try:
+            step(now)
+        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+            self._paced.fail(error)
+            raise
+        finally:
+            self._settle()
 
     def _settle(self) -> None:
         """After every call into the machine, with the lock."""
@@ -99,8 +106,7 @@ class _Paced(ABC):
         times = [each for each in (own, deadline) if each is not None]
         now = time.monotonic()
         if not self._changed.wait(max(0.0, min(times) - now) if times else None):
-            self._paced.on_time(time.monotonic())
-            self._settle()
+            self._step(self._paced.on_time, time.monotonic())
 
     def _sent(self, send: Callable[[], None]) -> None:
         """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``."""
@@ -442,10 +448,10 @@ class FastPublisher(_Paced, FastPublisherFace):
             self._until(lambda: endless.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Store everything, end the batch, accept nothing more.
+        """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
 
         Raises:
-            RequestTimeout: Some is not stored within ``timeout`` seconds; ``unpublished()`` has it.
+            RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
         endless = self._endless
@@ -454,9 +460,7 @@ class FastPublisher(_Paced, FastPublisherFace):
             try:
                 self._until(lambda: endless.is_idle, timeout)
             finally:
-                endless.abandon(time.monotonic())
-                self._settle()
-                self._stop_listening()
+                self._leave()
         self._tell_news()
 
     def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
@@ -501,7 +505,8 @@ class FastPublisher(_Paced, FastPublisherFace):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            self.close()
+            if not self._endless.is_left:  # else the caller was told what became of it
+                self.close()
             return
         try:
             if issubclass(kind, Exception):
@@ -510,5 +515,10 @@ class FastPublisher(_Paced, FastPublisherFace):
             self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
         finally:
             with self._link.lock:
-                self._endless.abandon(time.monotonic())
-                self._stop_listening()
+                self._leave()
+
+    def _leave(self) -> None:
+        """Send nothing more, and wake whoever waits; with the lock."""
+        self._endless.abandon(time.monotonic())
+        self._settle()
+        self._stop_listening()

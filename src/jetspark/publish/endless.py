@@ -140,6 +140,8 @@ class Endless:
         self.batches = 0
         self.failure: Exception | None = None
         """Why the publisher gave up."""
+        self.is_left = False
+        """The caller is gone: nothing is sent any more, and what is pending stays to be read."""
         self.news: list[Refused] = []
         """Refusals that nobody was told yet."""
         self.doubled_news = 0
@@ -235,7 +237,11 @@ class Endless:
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent. Those before it are taken.
+            JetSparkError: The publisher gave up, or was closed meanwhile. None is taken.
         """
+        if not items:
+            return
+        self.check()
         kept: list[Item] = []
         try:
             self._check(items, kept)
@@ -478,8 +484,10 @@ class Endless:
                 self._batch = None
 
     def abandon(self, now: float) -> None:
-        """The caller leaves: end what is open, wait for nothing."""
-        self._is_closing = True
+        """The caller leaves: end what is open, wait for nothing, send nothing more."""
+        self._is_closing = self.is_left = True
+        if self.pending:
+            self.fail(UsageError(f"the publisher was left; unpublished() has {self.pending} messages"))
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None
