@@ -14,6 +14,7 @@ import re
 import subprocess
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ SEEDS_IN_A_BLOCK = {
     "batches_in_mode_fail": 600,
     "endless_with_ids": 100,
     "endless_without_ids": 130,
+    "endless_behind_a_leader_that_is_cut_off": 100,
     "endless_that_is_left": 130,
     "all_kinds_at_once": 80,
     "atomic_batches": 400,
@@ -160,6 +162,24 @@ def endless_without_ids(world: World) -> None:
         add_endless(world, f"plain{number}", message_ids=False)
 
 
+def endless_behind_a_leader_that_is_cut_off(world: World, machine: type[Endless] = Endless) -> None:
+    """The leader acknowledges duplicates of what it will lose; with ids, and with ids of the caller's own."""
+    die, network = world.die, world.network
+    if world.is_replicated:
+        when = 0.0
+        for _ in range(die.choice([1, 2, 4])):
+            when += die.uniform(0.0, 4.0)
+            seconds = die.choice([1.0, 8.0, 14.0])
+            world.clock.after(when, partial(network.cut_off_leader, STREAM, seconds, without_s=die.uniform(0.0, 3.0)))
+            when += seconds
+    for number in range(die.choice([1, 1, 2])):
+        run = add_endless(world, f"ids{number}", message_ids=die.random() < 0.7, machine=machine)
+        run.bursts = [Burst(die.choice([0.01, 0.1, 0.4]), die.choice([1, 4])) for _ in range(40)]
+        run.total = sum(burst.messages for burst in run.bursts)
+        run.has_own_ids = not run.options.message_ids
+        run.bad = {}
+
+
 def endless_that_is_left(world: World) -> None:
     for number, message_ids in enumerate((False, True)):
         run = add_endless(world, f"left{number}", message_ids=message_ids)
@@ -191,6 +211,7 @@ WORKLOADS: list[Callable[[World], None]] = [
     batches_in_mode_fail,
     endless_with_ids,
     endless_without_ids,
+    endless_behind_a_leader_that_is_cut_off,
     endless_that_is_left,
     all_kinds_at_once,
     atomic_batches,
@@ -460,6 +481,30 @@ def test_a_broken_publisher_is_found_out(machine: type[Endless], message_ids: bo
         add_endless(world, "broken", message_ids=message_ids, machine=machine)
 
     assert any(re.search(claim, rejected(seed, workload)) for seed in range(100))
+
+
+class BelievesEveryAck(Endless):
+    """Takes a leader's word for what it was sent before."""
+
+    def _claim(self, part: list[Item], first: int) -> list[Item]:
+        return part
+
+
+class DoesNotAsk(Endless):
+    """Takes the final acknowledgement for a proof."""
+
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        self._publish(list(self._claimed), now)
+        self._claimed.clear()
+        super()._on_batch_over(batch, now)
+
+
+@pytest.mark.parametrize("machine", [BelievesEveryAck, DoesNotAsk])
+def test_a_publisher_that_believes_a_leader_without_a_majority_is_found_out(machine: type[Endless]) -> None:
+    def workload(world: World) -> None:
+        endless_behind_a_leader_that_is_cut_off(world, machine)
+
+    assert any("published and not stored" in rejected(seed, workload) for seed in range(100))
 
 
 class TrustsTheTimeout(AtomicMachine):

@@ -59,6 +59,7 @@ class World:
         front: type[Front] = Front,
     ) -> None:
         self.seed = seed
+        self.is_replicated = replicas > 1
         self.die = die = random.Random(seed)
         self.clock = Clock()
         self.model = ModelServer(limits=limits)
@@ -151,6 +152,8 @@ class Run:
         self.link = link or world.link(name, send_buffer_bytes=world.die.choice([4 << 10, 64 << 10, 8 << 20]))
         self.link.listeners.append(self.on_event)
         self.disconnections = 0
+        self.has_own_ids = False
+        """Every message has an id of the caller's."""
         self.bad: dict[int, str] = {}
         """Numbers of messages the stream will refuse, and why."""
         self._timer: Timer | None = None
@@ -183,7 +186,8 @@ class Run:
             case "wrong sequence":
                 headers = {"Nats-Expected-Last-Sequence": "999999999"}
                 return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding), headers
-        return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+        data = b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+        return (subject, data, {"Nats-Msg-Id": f"own-{self.name}-{number}"}) if self.has_own_ids else (subject, data)
 
     # ---- what drives it ----------------------------------------------------------------------------------------
 
