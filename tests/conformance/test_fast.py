@@ -92,6 +92,81 @@ async def stored(stream: Any) -> list[bytes]:
     return [message.data async for message in stream.get_messages()]
 
 
+# ---- a full buffer ---------------------------------------------------------------------------------------------
+
+
+class FullBuffer:
+    """A connection whose buffer has no room for the first messages, for some seconds."""
+
+    def __init__(self, nc: Any, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        client = getattr(nc, "_target", nc)
+        self._loop, self._is_full_until, self._seconds = asyncio.get_running_loop(), 0.0, seconds
+        for name in ("publish_frame", "publish_frames"):
+            monkeypatch.setattr(client._machine, name, self._limited(getattr(client._machine, name)))
+        if hasattr(client._link, "wait_for_room"):
+            monkeypatch.setattr(client._link, "wait_for_room", lambda: asyncio.sleep(0.01))
+
+    def fill(self) -> None:
+        self._is_full_until = self._loop.time() + self._seconds
+
+    def _limited(self, publish: Any) -> Any:
+        def attempt(frames: Any, *, is_urgent: bool = False) -> None:
+            if not is_urgent and self._loop.time() < self._is_full_until:
+                raise jetspark.BufferFull(1, 1)
+            publish(frames, is_urgent=True) if is_urgent else publish(frames)
+
+        return attempt
+
+
+@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@on_both_drivers
+async def test_a_batch_does_not_age_while_its_messages_wait_for_room(
+    driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        subject = f"{stream.name}.a"
+        async with js.fast_batch(flow=2, max_outstanding_acks=1, timeout=0.4, keep_alive_s=60) as fast:
+            await fast.add(subject, b"1")
+            buffer = FullBuffer(nc, monkeypatch, 0.8)
+            buffer.fill()
+            match asks:
+                case "add":
+                    await fast.add(subject, b"2")
+                case "add_many":
+                    await fast.add_many([(subject, b"2"), (subject, b"3"), (subject, b"4")], commit=True)
+                case "commit":
+                    await fast.commit(subject, b"2")
+        assert fast.ack.batch_size == len(await stored(stream)) >= 2
+
+
+@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@on_both_drivers
+async def test_a_batch_that_ends_while_messages_wait_for_room_says_so(
+    driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        subject = f"{stream.name}.a"
+        fast = await js.fast_batch().__aenter__()
+        await fast.add(subject, b"1")
+        FullBuffer(nc, monkeypatch, 5.0).fill()
+        match asks:
+            case "add":
+                waiting = asyncio.ensure_future(fast.add(subject, b"2"))
+            case "add_many":
+                waiting = asyncio.ensure_future(fast.add_many([(subject, b"2"), (subject, b"3")], commit=True))
+            case "commit":
+                waiting = asyncio.ensure_future(fast.commit(subject, b"2"))
+        await asyncio.sleep(0.1)
+        await fast.__aexit__(ZeroDivisionError, None, None)
+        with pytest.raises(jetspark.UsageError, match="left"):
+            await asyncio.wait_for(waiting, 3)
+        assert await stored(stream) == [b"1"]
+
+
 # ---- the control channel ---------------------------------------------------------------------------------------
 
 

@@ -107,15 +107,19 @@ class _Paced:
         self._waiters.append(waiter)
         await waiter
 
-    async def _sent(self, send: Callable[[], None]) -> None:
-        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
+    async def _sent(self, send: Callable[[float], None]) -> None:
+        """Hand messages to the connection when it takes them: this never raises ``BufferFull``.
+
+        ``send`` is told the time at which it does; what ages counts from there.
+        """
         while True:
             try:
-                send()
+                send(self._loop.time())
                 break
             except BufferFull:
                 self._link.flush()
                 await self._link.wait_for_room()
+                self._paced.check()  # it may be over meanwhile
         await self._pass_on()
 
     async def _pass_on(self) -> None:
@@ -179,7 +183,7 @@ class FastBatch(_Paced, FastBatchFace):
         try:
             batch.add(item, self._loop.time())
         except BufferFull:
-            await self._sent(lambda: batch.add(item, self._loop.time()))
+            await self._sent(partial(batch.add, item))
         sequence = batch.sequence
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
             await link.push()
@@ -263,7 +267,7 @@ class FastBatch(_Paced, FastBatchFace):
                     chunk = chunk[1:]
                 continue
             part, chunk = chunk[:room], chunk[room:]
-            await self._sent(partial(batch.add_many, part, self._loop.time()))
+            await self._sent(partial(batch.add_many, part))
 
     async def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
@@ -297,10 +301,10 @@ class FastBatch(_Paced, FastBatchFace):
         if item is not None:
             if not (batch.is_new and await self._begin(item, is_only=True)):
                 await self._until_open()
-                await self._sent(partial(self._send_commit, item))
+                await self._sent(partial(batch.commit, item))
         elif batch.sequence:
             await self._until_open()
-            await self._sent(partial(batch.end, self._loop.time()))
+            await self._sent(batch.end)
         else:
             raise UsageError("nothing was added: there is nothing to commit")
         while not batch.is_ended:
@@ -309,9 +313,6 @@ class FastBatch(_Paced, FastBatchFace):
             batch.check()
         assert batch.ack is not None
         return batch.ack
-
-    def _send_commit(self, item: Item) -> None:
-        self._batch.commit(item, self._loop.time())
 
     async def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""
@@ -333,7 +334,7 @@ class FastBatch(_Paced, FastBatchFace):
                 if batch.reopen_at is not None:
                     await asyncio.sleep(max(0.0, batch.reopen_at - self._loop.time()))
                 self._listen()
-                await self._sent(lambda: batch.start(item, self._loop.time(), is_only=is_only))
+                await self._sent(partial(batch.start, item, is_only=is_only))
                 has_begun = True
                 while batch.is_opening:
                     await self._wait()

@@ -108,15 +108,19 @@ class _Paced(ABC):
         if not self._changed.wait(max(0.0, min(times) - now) if times else None):
             self._step(self._paced.on_time, time.monotonic())
 
-    def _sent(self, send: Callable[[], None]) -> None:
-        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``."""
+    def _sent(self, send: Callable[[float], None]) -> None:
+        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``.
+
+        ``send`` is told the time at which it does; what ages counts from there.
+        """
         while True:
             try:
-                send()
+                send(time.monotonic())
                 break
             except BufferFull:
                 self._link.flush()
                 self._link.room.wait(ROOM_POLL_S)
+                self._paced.check()  # it may be over meanwhile
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.make_room()
         else:
@@ -169,7 +173,7 @@ class FastBatch(_Paced, FastBatchFace):
         with self._link.lock:
             if batch.sequence >= batch.limit and self._open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
-            self._sent(lambda: batch.add(item, time.monotonic()))
+            self._sent(partial(batch.add, item))
             return FastReceipt(batch.sequence, batch.acknowledged)
 
     def add_many(self, items: Iterable[Item], *, commit: bool = False) -> FastReceipt:
@@ -230,7 +234,7 @@ class FastBatch(_Paced, FastBatchFace):
                         chunk = chunk[1:]
                     continue
                 part, chunk = chunk[:room], chunk[room:]
-                self._sent(partial(batch.add_many, part, time.monotonic()))
+                self._sent(partial(batch.add_many, part))
 
     def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
@@ -266,10 +270,10 @@ class FastBatch(_Paced, FastBatchFace):
             if item is not None:
                 if not (batch.is_new and self._begin(item, is_only=True)):
                     self._until_open()
-                    self._sent(partial(self._send_commit, item))
+                    self._sent(partial(batch.commit, item))
             elif batch.sequence:
                 self._until_open()
-                batch.end(time.monotonic())
+                self._sent(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")
             while not batch.is_ended:
@@ -279,9 +283,6 @@ class FastBatch(_Paced, FastBatchFace):
             batch.check()
         assert batch.ack is not None
         return batch.ack
-
-    def _send_commit(self, item: Item) -> None:
-        self._batch.commit(item, time.monotonic())
 
     def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""
@@ -306,7 +307,7 @@ class FastBatch(_Paced, FastBatchFace):
                 if batch.reopen_at is not None:
                     self._changed.wait(max(0.0, batch.reopen_at - time.monotonic()))
                 self._listen()
-                self._sent(lambda: batch.start(item, time.monotonic(), is_only=is_only))
+                self._sent(partial(batch.start, item, is_only=is_only))
                 has_begun = True
                 while batch.is_opening:
                     self._wait()
