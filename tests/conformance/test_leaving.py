@@ -261,6 +261,61 @@ def test_what_publish_async_says_when_cancelled_is_true(server: NatsServer) -> N
     asyncio.run(run())
 
 
+# ---- the block -------------------------------------------------------------------------------------------------------
+
+
+USES: dict[str, Any] = {
+    "fast_batch add": lambda fast, subject: fast.add(subject, b"1"),
+    "fast_batch add_many": lambda fast, subject: fast.add_many([(subject, b"1")]),
+    "fast_batch add_many and commit": lambda fast, subject: fast.add_many(
+        [(subject, b"1"), (subject, b"2")], commit=True
+    ),
+    "fast_batch commit": lambda fast, subject: fast.commit(subject, b"1"),
+    "fast_publisher publish": lambda publisher, subject: publisher.publish(subject, b"1"),
+    "fast_publisher publish_many": lambda publisher, subject: publisher.publish_many([(subject, b"1")]),
+    "atomic_batch add": lambda batch, subject: batch.add(subject, b"1"),
+    "atomic_batch add_many": lambda batch, subject: batch.add_many([(subject, b"1")]),
+    "atomic_batch commit": lambda batch, subject: batch.commit(subject, b"1"),
+    "transaction put": lambda tx, _: tx.put("k", b"1"),
+    "transaction create": lambda tx, _: tx.create("k", b"1"),
+    "transaction update": lambda tx, _: tx.update("k", b"1", revision=1),
+    "transaction delete": lambda tx, _: tx.delete("k"),
+    "transaction purge": lambda tx, _: tx.purge("k"),
+    "transaction expect": lambda tx, _: tx.expect("k", revision=1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@on_both_drivers
+async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, blocking_server: NatsServer, use: str) -> None:
+    async with driver.connect(blocking_server.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(config(allow_atomic=True))
+        kv = await js.create_kv(jetspark.KVConfig(bucket=stream.name, storage="memory"))
+        name = use.split()[0]
+        keyword = "with" if driver.name == "blocking" else "async with"
+        maker = kv if name == "transaction" else js
+
+        def make() -> Any:
+            return getattr(maker, name)()
+
+        block = make()
+        line = rf"{'' if keyword == 'async with' else '(?<!async )'}{keyword} (js|kv).{name}\(\) as \w+:"
+        with pytest.raises(jetspark.UsageError, match=line):
+            await USES[use](block, f"{stream.name}.a")
+        async with make() as block:
+            with pytest.raises(jetspark.UsageError, match=f"entered before.*{line}"):
+                await block.__aenter__()
+        with pytest.raises(jetspark.UsageError, match=r"over|closed"):
+            await USES[use](block, f"{stream.name}.a")
+        with pytest.raises(jetspark.UsageError, match="entered before"):
+            await block.__aenter__()
+        assert await stored(nc, stream) == []
+        assert (await kv.status()).stream.state.messages == 0
+        await js.delete_stream(stream.name)
+        await js.delete_kv(stream.name)
+
+
 # ---- one reader's mistake --------------------------------------------------------------------------------------------
 
 

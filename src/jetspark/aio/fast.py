@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.core.events import ConnectionEvent
@@ -16,6 +16,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.block import Block
 from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
@@ -139,7 +140,7 @@ class _Paced:
         """Answers are read as they come."""
 
 
-class FastBatch(_Paced, FastBatchFace):
+class FastBatch(_Paced, FastBatchFace, Block):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
@@ -151,6 +152,8 @@ class FastBatch(_Paced, FastBatchFace):
     all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.
     What is added is copied out of the caller's hands at once.
     """
+
+    _line = "async with js.fast_batch() as fast:"
 
     def __init__(self, client: Client, options: FastBatchOptions) -> None:
         super().__init__(client)
@@ -172,6 +175,7 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
         batch, link = self._batch, self._link
@@ -327,6 +331,7 @@ class FastBatch(_Paced, FastBatchFace):
 
     async def _begin(self, item: Item, *, is_only: bool = False) -> bool:
         """Open the batch with this message; False when another one has meanwhile."""
+        self._check_inside()
         batch = self._batch
         async with self._opening:
             has_begun = False
@@ -355,20 +360,23 @@ class FastBatch(_Paced, FastBatchFace):
             self._stop_listening()
 
     async def __aenter__(self) -> FastBatch:
-        return self
+        return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
-        if kind is not None:
-            batch.abandon(self._loop.time())
-            self._settle()
-        elif batch.failure is not None:
-            batch.check()
-        elif batch.sequence and not batch.is_ended:
-            await self.commit()
+        try:
+            if kind is not None:
+                batch.abandon(self._loop.time())
+                self._settle()
+            elif batch.failure is not None:
+                batch.check()
+            elif batch.sequence and not batch.is_ended:
+                await self.commit()
+        finally:
+            self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace):
+class FastPublisher(_Paced, FastPublisherFace, Block):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
@@ -380,11 +388,17 @@ class FastPublisher(_Paced, FastPublisherFace):
     the like does not: nothing is sent any more, and ``unpublished()`` has what is not known to be stored.
     """
 
+    _line = "async with js.fast_publisher() as publisher:"
+
     def __init__(self, client: Client, options: FastPublisherOptions) -> None:
         super().__init__(client)
         self._paced = self._endless = Endless(client._machine, self, options, now=self._loop.time())
         self._waits_for_room = False
+
+    def _enter(self) -> Self:
+        super()._enter()
         self._listen()
+        return self
 
     async def publish(
         self,
@@ -400,6 +414,7 @@ class FastPublisher(_Paced, FastPublisherFace):
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
+            UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
@@ -444,6 +459,8 @@ class FastPublisher(_Paced, FastPublisherFace):
     async def _until_there_is_room(self) -> None:
         endless = self._endless
         endless.check()
+        if self._place != "inside":
+            self._check_inside()
         while endless.room == 0:
             await self._wait()
             endless.check()
@@ -530,7 +547,7 @@ class FastPublisher(_Paced, FastPublisherFace):
         self._settle()
 
     async def __aenter__(self) -> FastPublisher:
-        return self
+        return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:

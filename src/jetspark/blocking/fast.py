@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.events import ConnectionEvent
@@ -21,6 +21,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.block import Block
 from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
@@ -137,11 +138,13 @@ class _Paced(ABC):
         return True
 
 
-class FastBatch(_Paced, FastBatchFace):
+class FastBatch(_Paced, FastBatchFace, Block):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
     """
+
+    _line = "with js.fast_batch() as fast:"
 
     def __init__(self, client: Client, options: FastBatchOptions) -> None:
         super().__init__(client)
@@ -164,6 +167,7 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
         batch = self._batch
@@ -297,6 +301,7 @@ class FastBatch(_Paced, FastBatchFace):
 
     def _begin(self, item: Item, *, is_only: bool = False) -> bool:
         """Open the batch with this message; False when another one has meanwhile."""
+        self._check_inside()
         batch = self._batch
         while self._opener is not None:
             self._wait()
@@ -334,33 +339,42 @@ class FastBatch(_Paced, FastBatchFace):
         self._tell(news)
 
     def __enter__(self) -> FastBatch:
-        return self
+        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
-        if kind is not None:
-            with self._link.lock:
-                batch.abandon(time.monotonic())
-                self._settle()
-        elif batch.failure is not None:
-            batch.check()
-        elif batch.sequence and not batch.is_ended:
-            self.commit()
+        try:
+            if kind is not None:
+                with self._link.lock:
+                    batch.abandon(time.monotonic())
+                    self._settle()
+            elif batch.failure is not None:
+                batch.check()
+            elif batch.sequence and not batch.is_ended:
+                self.commit()
+        finally:
+            self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace):
+class FastPublisher(_Paced, FastPublisherFace, Block):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
     thread may publish.
     """
 
+    _line = "with js.fast_publisher() as publisher:"
+
     def __init__(self, client: Client, options: FastPublisherOptions) -> None:
         super().__init__(client)
         self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
         self._pump_at: float | None = None
+
+    def _enter(self) -> Self:
+        super()._enter()
         with self._link.lock:
             self._listen()
+        return self
 
     def publish(
         self,
@@ -376,6 +390,7 @@ class FastPublisher(_Paced, FastPublisherFace):
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
+            UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
@@ -414,6 +429,8 @@ class FastPublisher(_Paced, FastPublisherFace):
     def _until_there_is_room(self) -> None:
         endless = self._endless
         endless.check()
+        if self._place != "inside":
+            self._check_inside()
         while endless.room == 0:
             self._wait()
             endless.check()
@@ -502,7 +519,7 @@ class FastPublisher(_Paced, FastPublisherFace):
             self._tell()
 
     def __enter__(self) -> FastPublisher:
-        return self
+        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
