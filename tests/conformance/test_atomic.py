@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.drivers import Driver, Recorder, on_both_drivers
+from support.drivers import Driver, Recorder, entered, on_both_drivers
 from support.lossy import LossyProxy
 from support.servers import server_with_batch_limits
 
@@ -77,14 +77,14 @@ async def test_the_first_message_is_a_request_that_is_answered_with_zero_bytes_o
     driver: Driver, shared: NatsServer
 ) -> None:
     async with _stream(driver, shared, allow_atomic=False) as (js, stream, name):
-        batch = js.atomic_batch()
+        batch = await entered(js.atomic_batch())
         with pytest.raises(jetspark.AtomicPublishDisabled, match="allow_atomic=True"):
             await batch.add(f"{name}.a", b"")
         assert batch.outcome == "not stored"
         with pytest.raises(jetspark.UsageError, match="atomic publish is disabled"):
             await batch.add(f"{name}.a", b"")
         # Without waiting for it the error comes with the commit.
-        batch = js.atomic_batch(ack_first=False)
+        batch = await entered(js.atomic_batch(ack_first=False))
         await batch.add(f"{name}.a", b"")
         with pytest.raises(jetspark.AtomicPublishDisabled):
             await batch.commit()
@@ -94,7 +94,7 @@ async def test_the_first_message_is_a_request_that_is_answered_with_zero_bytes_o
 @on_both_drivers
 async def test_a_missing_stream_is_not_taken_for_an_answer_of_zero_bytes(driver: Driver, shared: NatsServer) -> None:
     async with driver.connect(shared.url) as nc:
-        batch = nc.jetstream(timeout=2).atomic_batch()
+        batch = await entered(nc.jetstream(timeout=2).atomic_batch())
         with pytest.raises(jetspark.JetStreamUnavailable):
             await batch.add("no.stream.here", b"")
         assert batch.outcome == "not stored"
@@ -118,7 +118,7 @@ async def test_an_id_has_at_most_64_characters_and_is_made_up_by_default(driver:
 @on_both_drivers
 async def test_following_messages_are_acknowledged_when_asked_for(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared, max_message_bytes=300) as (js, stream, name):
-        batch = js.atomic_batch(ack_first=False, ack_every=3)
+        batch = await entered(js.atomic_batch(ack_first=False, ack_every=3))
         await batch.add(f"{name}.a", b"1")
         await batch.add(f"{name}.a", b"x" * 400)  # refused, and nobody asked
         with pytest.raises(jetspark.BatchIncomplete):
@@ -139,14 +139,14 @@ async def test_a_final_message_with_the_commit_is_stored_too(driver: Driver, sha
         assert (ack.sequence, ack.batch_size, batch.sequence) == (2, 2, 2)
         last = (await _stored(stream))[-1]
         assert (last.data, last.headers["X"], last.headers["Nats-Batch-Commit"]) == (b"2", "y", "1")
-        single = js.atomic_batch()
+        single = await entered(js.atomic_batch())
         assert (await single.commit(f"{name}.c", b"alone")).batch_size == 1
 
 
 @on_both_drivers
 async def test_an_end_of_batch_is_not_stored_and_marks_the_last_message(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
-        batch = js.atomic_batch()
+        batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"1")
         await batch.add(f"{name}.b", b"2")
         assert (await batch.commit()).batch_size == 2
@@ -163,7 +163,7 @@ async def test_a_block_in_which_nothing_was_added_stores_nothing(driver: Driver,
             pass
         assert (batch.ack, batch.outcome, await _count(stream)) == (None, "not stored", 0)
         with pytest.raises(jetspark.UsageError, match="no messages"):
-            await js.atomic_batch().commit()
+            await (await entered(js.atomic_batch())).commit()
 
 
 @on_both_drivers
@@ -184,7 +184,7 @@ async def test_options_are_those_of_publishing(driver: Driver, shared: NatsServe
 @on_both_drivers
 async def test_a_gap_refuses_the_whole_batch(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
-        batch = js.atomic_batch()
+        batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"1")
         batch._machine.sequence += 1  # as if a message had been lost on the way
         await batch.add(f"{name}.a", b"3")
@@ -198,7 +198,7 @@ async def test_a_gap_refuses_the_whole_batch(driver: Driver, shared: NatsServer)
 async def test_every_message_is_checked_for_the_level_it_requires(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
         reading = asyncio.ensure_future(anext(js.batch_advisories(name)))
-        batch = js.atomic_batch(ack_every=2)
+        batch = await entered(js.atomic_batch(ack_every=2))
         await batch.add(f"{name}.a", b"1", headers={"Nats-Required-Api-Level": "2"})
         with pytest.raises(jetspark.ServerError) as refused:
             await batch.add(f"{name}.a", b"2", headers={"Nats-Required-Api-Level": "99"})
@@ -212,7 +212,7 @@ async def test_every_message_is_checked_for_the_level_it_requires(driver: Driver
 @on_both_drivers
 async def test_a_batch_the_server_does_not_know_is_refused(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
-        batch = js.atomic_batch(ack_first=False)
+        batch = await entered(js.atomic_batch(ack_first=False))
         batch._machine.sequence = 1  # as if the first had been sent
         with pytest.raises(jetspark.BatchIncomplete):
             await batch.commit(f"{name}.a", b"2")
@@ -234,7 +234,7 @@ async def test_expectations_are_checked_at_the_commit_against_the_stream_before_
             Expect(last_subject_sequence=seen),
             Expect(last_subject_sequence=0, last_subject_sequence_subject=f"{name}.*"),
         ):
-            batch = js.atomic_batch()
+            batch = await entered(js.atomic_batch())
             await batch.add(f"{name}.a", b"never", expect=expect)
             await batch.add(f"{name}.c", b"never")
             with pytest.raises(jetspark.WrongLastSequence):
@@ -273,7 +273,7 @@ async def test_a_message_too_large_for_the_stream_ends_the_batch_and_frees_its_p
 ) -> None:
     async with _stream(driver, limited, max_message_bytes=300) as (js, stream, name):
         for _ in range(MAX_INFLIGHT + 2):
-            batch = js.atomic_batch(ack_every=1, timeout=0.5)
+            batch = await entered(js.atomic_batch(ack_every=1, timeout=0.5))
             await batch.add(f"{name}.a", b"1")
             with pytest.raises(jetspark.ServerError) as refused:
                 await batch.add(f"{name}.a", b"x" * 400)
@@ -285,7 +285,7 @@ async def test_a_message_too_large_for_the_stream_ends_the_batch_and_frees_its_p
 async def test_a_batch_with_a_message_that_is_stored_already_is_refused(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
         await js.publish(f"{name}.a", b"1", msg_id="known")
-        batch = js.atomic_batch()
+        batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"2", msg_id="new")
         await batch.add(f"{name}.a", b"1", msg_id="known")
         with pytest.raises(jetspark.DuplicateMessageId):
@@ -299,7 +299,7 @@ async def test_a_batch_with_a_message_that_is_stored_already_is_refused(driver: 
 async def test_a_batch_idle_for_too_long_is_abandoned_with_an_advisory(driver: Driver, limited: NatsServer) -> None:
     async with _stream(driver, limited) as (js, stream, name):
         advisories = js.batch_advisories(name)
-        batch = js.atomic_batch()
+        batch = await entered(js.atomic_batch())
         reading = asyncio.ensure_future(anext(advisories))
         await batch.add(f"{name}.a", b"1")
         async with asyncio.timeout(10):
@@ -338,15 +338,15 @@ async def test_only_so_many_batches_are_open_at_a_time_and_a_new_one_waits_for_i
     driver: Driver, limited: NatsServer
 ) -> None:
     async with _stream(driver, limited) as (js, stream, name):
-        open_ones = [js.atomic_batch() for _ in range(MAX_INFLIGHT)]
+        open_ones = [await entered(js.atomic_batch()) for _ in range(MAX_INFLIGHT)]
         for batch in open_ones:
             await batch.add(f"{name}.a", b"")
         for start in (lambda batch: batch.add(f"{name}.b", b""), lambda batch: batch.commit(f"{name}.b", b"")):
-            batch = js.atomic_batch(timeout=0.1)
+            batch = await entered(js.atomic_batch(timeout=0.1))
             with pytest.raises(jetspark.TooManyBatches) as refused:
                 await start(batch)
             assert (refused.value.code, batch.outcome) == (429, "not stored")
-        waiting = asyncio.ensure_future(js.atomic_batch(timeout=10).commit(f"{name}.b", b""))
+        waiting = asyncio.ensure_future((await entered(js.atomic_batch(timeout=10))).commit(f"{name}.b", b""))
         await asyncio.sleep(0.05)
         await open_ones[0].discard()
         assert (await waiting).batch_size == 1
@@ -365,7 +365,7 @@ async def test_an_asynchronously_persisted_stream_takes_no_batches(driver: Drive
             await js.create_stream(StreamConfig(**config, allow_atomic=True))
         await js.create_stream(StreamConfig(**config))
         with pytest.raises(jetspark.AtomicPublishDisabled):
-            await js.atomic_batch().add(f"{name}.a", b"")
+            await (await entered(js.atomic_batch())).add(f"{name}.a", b"")
 
 
 @on_both_drivers
@@ -446,7 +446,7 @@ async def test_a_cancelled_block_stores_nothing(driver: Driver, shared: NatsServ
 async def test_a_cancelled_commit_is_in_doubt_until_it_is_resolved(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
         for _ in range(20):
-            batch = js.atomic_batch()
+            batch = await entered(js.atomic_batch())
             await batch.add(f"{name}.a", b"")
             committing = asyncio.ensure_future(batch.commit())
             await asyncio.sleep(0)
@@ -468,7 +468,7 @@ async def test_a_cancelled_commit_is_in_doubt_until_it_is_resolved(driver: Drive
 @on_both_drivers
 async def test_a_stream_deleted_in_the_middle_takes_the_batch_with_it(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
-        batch = js.atomic_batch()
+        batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"")
         await stream.delete()
         with pytest.raises(jetspark.JetStreamUnavailable):
@@ -479,7 +479,7 @@ async def test_a_stream_deleted_in_the_middle_takes_the_batch_with_it(driver: Dr
 @on_both_drivers
 async def test_switching_batches_off_in_the_middle_drops_the_batch(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (js, stream, name):
-        first, second = js.atomic_batch(), js.atomic_batch()
+        first, second = await entered(js.atomic_batch()), await entered(js.atomic_batch())
         for batch in (first, second):
             await batch.add(f"{name}.a", b"")
         await stream.update(allow_atomic=False)
@@ -494,7 +494,7 @@ async def test_switching_batches_off_in_the_middle_drops_the_batch(driver: Drive
 @on_both_drivers
 async def test_a_killed_server_forgets_the_batch(driver: Driver, own: NatsServer) -> None:
     async with _stream(driver, own, storage="file") as (js, stream, name):
-        batch = js.atomic_batch(timeout=20)
+        batch = await entered(js.atomic_batch(timeout=20))
         await batch.add(f"{name}.a", b"")
         await asyncio.to_thread(own.kill)
         await asyncio.to_thread(own.start)
@@ -527,7 +527,7 @@ async def test_a_message_lost_with_the_connection_refuses_the_batch(driver: Driv
         LossyProxy(shared.port) as proxy,
         driver.connect(proxy.url, reconnect_wait_s=0.01, on_event=(events := Recorder())) as nc,
     ):
-        batch = nc.jetstream(timeout=5).atomic_batch()
+        batch = await entered(nc.jetstream(timeout=5).atomic_batch())
         await batch.add(f"{name}.a", b"1")
         proxy.lose_from(b"gone", "to_server")
         await batch.add(f"{name}.a", b"gone")
@@ -554,7 +554,7 @@ async def _doubtful(driver: Driver, server: NatsServer, **config: Any) -> AsyncI
         js = nc.jetstream(timeout=1)
 
         async def doubt(lost: Any, *keys: str, single: bool = False, **options: Any) -> Any:
-            batch = js.atomic_batch(**options)
+            batch = await entered(js.atomic_batch(**options))
             with pytest.raises(jetspark.BatchInDoubt) as doubt:  # noqa: PT012
                 for key in keys[: len(keys) - single]:
                     await batch.add(f"{name}.{key}", b"ours")
@@ -597,7 +597,7 @@ async def test_a_lost_commit_is_known_to_be_lost_for_good(driver: Driver, shared
         with pytest.raises(jetspark.UsageError, match="had no effect"):
             await batch.add(f"{name}.a", b"")
         # The same commit, late: what it belonged to is gone.
-        late = js.atomic_batch(batch.id, ack_first=False)
+        late = await entered(js.atomic_batch(batch.id, ack_first=False))
         late._machine.sequence = 1
         with pytest.raises(jetspark.BatchIncomplete):
             await late.commit(f"{name}.b", b"late")
@@ -646,7 +646,7 @@ async def test_a_renamed_subject_hides_no_batch(driver: Driver, shared: NatsServ
             StreamConfig(name=name, subjects=[f"{name}.>"], allow_atomic=True, subject_transform=transform)
         )
         for is_committed in (True, False):
-            batch = js.atomic_batch()
+            batch = await entered(js.atomic_batch())
             await batch.add(f"{name}.a", b"1")
             if is_committed:
                 await batch.commit()
@@ -660,7 +660,7 @@ async def test_a_renamed_subject_hides_no_batch(driver: Driver, shared: NatsServ
 async def test_the_end_of_the_connection_leaves_a_commit_in_doubt(driver: Driver, shared: NatsServer) -> None:
     async with _stream(driver, shared) as (_, stream, name), LossyProxy(shared.port) as proxy:
         nc = await driver.connect(proxy.url)
-        batch = nc.jetstream(timeout=10).atomic_batch()
+        batch = await entered(nc.jetstream(timeout=10).atomic_batch())
         await batch.add(f"{name}.a", b"1")
         proxy.lose_from(b"Nats-Batch-Commit", "to_client")
         committing = asyncio.ensure_future(batch.commit())

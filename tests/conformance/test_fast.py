@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from support.drivers import Driver, Recorder, on_both_drivers, until
+from support.drivers import Driver, Recorder, entered, on_both_drivers, until
 from support.peers import Proxy
 from support.servers import server_with_batch_limits
 
@@ -92,6 +92,81 @@ async def stored(stream: Any) -> list[bytes]:
     return [message.data async for message in stream.get_messages()]
 
 
+# ---- a full buffer ---------------------------------------------------------------------------------------------
+
+
+class FullBuffer:
+    """A connection whose buffer has no room for the first messages, for some seconds."""
+
+    def __init__(self, nc: Any, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        client = getattr(nc, "_target", nc)
+        self._loop, self._is_full_until, self._seconds = asyncio.get_running_loop(), 0.0, seconds
+        for name in ("publish_frame", "publish_frames"):
+            monkeypatch.setattr(client._machine, name, self._limited(getattr(client._machine, name)))
+        if hasattr(client._link, "wait_for_room"):
+            monkeypatch.setattr(client._link, "wait_for_room", lambda: asyncio.sleep(0.01))
+
+    def fill(self) -> None:
+        self._is_full_until = self._loop.time() + self._seconds
+
+    def _limited(self, publish: Any) -> Any:
+        def attempt(frames: Any, *, is_urgent: bool = False) -> None:
+            if not is_urgent and self._loop.time() < self._is_full_until:
+                raise jetspark.BufferFull(1, 1)
+            publish(frames, is_urgent=True) if is_urgent else publish(frames)
+
+        return attempt
+
+
+@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@on_both_drivers
+async def test_a_batch_does_not_age_while_its_messages_wait_for_room(
+    driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        subject = f"{stream.name}.a"
+        async with js.fast_batch(flow=2, max_outstanding_acks=1, timeout=0.4, keep_alive_s=60) as fast:
+            await fast.add(subject, b"1")
+            buffer = FullBuffer(nc, monkeypatch, 0.8)
+            buffer.fill()
+            match asks:
+                case "add":
+                    await fast.add(subject, b"2")
+                case "add_many":
+                    await fast.add_many([(subject, b"2"), (subject, b"3"), (subject, b"4")], commit=True)
+                case "commit":
+                    await fast.commit(subject, b"2")
+        assert fast.ack.batch_size == len(await stored(stream)) >= 2
+
+
+@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@on_both_drivers
+async def test_a_batch_that_ends_while_messages_wait_for_room_says_so(
+    driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        subject = f"{stream.name}.a"
+        fast = await entered(js.fast_batch())
+        await fast.add(subject, b"1")
+        FullBuffer(nc, monkeypatch, 5.0).fill()
+        match asks:
+            case "add":
+                waiting = asyncio.ensure_future(fast.add(subject, b"2"))
+            case "add_many":
+                waiting = asyncio.ensure_future(fast.add_many([(subject, b"2"), (subject, b"3")], commit=True))
+            case "commit":
+                waiting = asyncio.ensure_future(fast.commit(subject, b"2"))
+        await asyncio.sleep(0.1)
+        await fast.__aexit__(ZeroDivisionError, None, None)
+        with pytest.raises(jetspark.UsageError, match="left"):
+            await asyncio.wait_for(waiting, 3)
+        assert await stored(stream) == [b"1"]
+
+
 # ---- the control channel ---------------------------------------------------------------------------------------
 
 
@@ -127,7 +202,7 @@ async def test_a_batch_waits_for_the_first_answer_which_tells_whether_the_stream
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js, allow_batched=False)
-        fast = js.fast_batch()
+        fast = await entered(js.fast_batch())
         with pytest.raises(BatchPublishDisabled, match="allow_batched=True"):
             await fast.add(f"{stream.name}.a", b"1")
         with pytest.raises(BatchPublishDisabled):
@@ -158,7 +233,7 @@ async def test_a_commit_with_the_final_message_stores_it_without_a_trace_of_the_
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch()
+        fast = await entered(js.fast_batch())
         await fast.add(f"{stream.name}.a", b"1")
         ack = await fast.commit(f"{stream.name}.b", b"2", headers={"Color": "red"})
         assert (ack.batch_size, ack.sequence) == (2, 2)
@@ -175,7 +250,7 @@ async def test_a_single_message_may_be_the_whole_batch(driver: Driver, url: str)
         js = nc.jetstream()
         stream = await new_stream(js)
         for gap in ("fail", "ok"):
-            fast = js.fast_batch(gap)
+            fast = await entered(js.fast_batch(gap))
             ack = await fast.commit(f"{stream.name}.a", b"only")
             assert (ack.batch_size, fast.stored) == (1, 1)
         assert await stored(stream) == [b"only"] * 2
@@ -188,14 +263,14 @@ async def test_an_end_of_batch_stores_nothing_itself_and_an_empty_batch_nothing_
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch()
+        fast = await entered(js.fast_batch())
         await fast.add(f"{stream.name}.a", b"1")
         assert (await fast.commit()).batch_size == 1
         async with js.fast_batch() as empty:
             pass
         assert empty.ack is None
         with pytest.raises(UsageError, match="nothing was added"):
-            await js.fast_batch().commit()
+            await (await entered(js.fast_batch())).commit()
         assert await stored(stream) == [b"1"]
 
 
@@ -224,9 +299,9 @@ async def test_a_flow_shrunk_to_one_by_others_goes_on(url: str) -> None:
     async with jetspark.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch()
+        fast = await entered(js.fast_batch())
         await fast.add_many([(f"{stream.name}.a", b"x")] * 1000)
-        others = [js.fast_batch() for _ in range(300)]
+        others = [await entered(js.fast_batch()) for _ in range(300)]
         await asyncio.gather(*(other.add(f"{stream.name}.b", b"y") for other in others))
         async with asyncio.timeout(30):
             await fast.add_many([(f"{stream.name}.a", b"x")] * 3000)
@@ -255,7 +330,7 @@ async def test_a_batch_that_was_idle_for_too_long_ends_in_doubt_about_what_is_no
     async with driver.connect(impatient_server.url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(flow=2, keep_alive_s=60)
+        fast = await entered(js.fast_batch(flow=2, keep_alive_s=60))
         for number in range(3):
             await fast.add(f"{stream.name}.a", b"%d" % number)
         await until(lambda: fast.acknowledged == 2)
@@ -272,12 +347,12 @@ async def test_too_many_batches_are_waited_for_within_the_timeout(driver: Driver
     async with driver.connect(impatient_server.url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        first = js.fast_batch()
+        first = await entered(js.fast_batch())
         await first.add(f"{stream.name}.a", b"1")
         with pytest.raises(ServerError) as caught:
-            await js.fast_batch(timeout=0.3).add(f"{stream.name}.a", b"refused")
+            await (await entered(js.fast_batch(timeout=0.3))).add(f"{stream.name}.a", b"refused")
         assert caught.value.err_code == 10211
-        waiting = asyncio.ensure_future(js.fast_batch().commit(f"{stream.name}.a", b"2"))
+        waiting = asyncio.ensure_future((await entered(js.fast_batch())).commit(f"{stream.name}.a", b"2"))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         await first.commit()
@@ -326,7 +401,7 @@ async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: str) -> No
         js = nc.jetstream()
         stream = await new_stream(js)
         told: list[range] = []
-        fast = js.fast_batch(gap, on_gap=told.append)
+        fast = await entered(js.fast_batch(gap, on_gap=told.append))
 
         async def publish() -> Any:
             for number in range(1, 11):
@@ -353,7 +428,7 @@ async def test_a_lost_tail_is_found_by_asking(driver: Driver, url: str, gap: str
     async with bound_user(driver, url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(gap, flow=5, max_outstanding_acks=1, ping_after_s=0.1)
+        fast = await entered(js.fast_batch(gap, flow=5, max_outstanding_acks=1, ping_after_s=0.1))
         await fast.add(f"{stream.name}.a", b"1")
         # Five are wanted and five may come early: the last has to wait for an answer.
         others = [(f"{stream.name}.a", b"%d" % number) for number in range(6, 12)]
@@ -376,7 +451,7 @@ async def test_a_lost_final_message_does_not_pass_for_stored(driver: Driver, url
         js = nc.jetstream()
         stream = await new_stream(js)
         for gap in ("ok", "fail"):
-            fast = js.fast_batch(gap, ping_after_s=0.1)
+            fast = await entered(js.fast_batch(gap, ping_after_s=0.1))
             await fast.add(f"{stream.name}.a", b"1")
             if gap == "ok":
                 await fast.commit(f"{stream.name}.denied", b"lost")
@@ -396,7 +471,7 @@ async def test_a_refused_message_is_reported_with_its_sequence(driver: Driver, u
         js = nc.jetstream()
         stream = await new_stream(js)
         told: list[Any] = []
-        fast = js.fast_batch(gap, on_error=told.append)
+        fast = await entered(js.fast_batch(gap, on_error=told.append))
         await fast.add(f"{stream.name}.a", b"1", expect=Expect(last_sequence=0))
         await fast.add(f"{stream.name}.a", b"2", expect=Expect(last_sequence=1))
         await fast.add(f"{stream.name}.a", b"3", expect=Expect(last_sequence=77))
@@ -422,7 +497,7 @@ async def test_a_first_message_that_is_refused(driver: Driver, url: str, gap: st
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(gap)
+        fast = await entered(js.fast_batch(gap))
         if gap == "ok":
             await fast.add(f"{stream.name}.a", b"1", expect=Expect(last_sequence=77))
             await fast.add(f"{stream.name}.a", b"2")
@@ -461,7 +536,7 @@ async def test_a_message_too_large_for_the_stream(driver: Driver, url: str, gap:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js, max_message_bytes=100)
-        fast = js.fast_batch(gap, ping_after_s=0.1)
+        fast = await entered(js.fast_batch(gap, ping_after_s=0.1))
         await fast.add(f"{stream.name}.a", b"1")
         await fast.add(f"{stream.name}.a", b"2" * 200)
         if gap == "ok":
@@ -543,7 +618,7 @@ async def test_a_cancelled_add_many_leaves_the_truth_in_sequence(server: NatsSer
     async with jetspark.connect(server.url, send_buffer_bytes=1 << 20) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch()
+        fast = await entered(js.fast_batch())
         await fast.add(f"{stream.name}.a", b"first")
         server.pause()
         try:
@@ -632,7 +707,7 @@ async def test_a_stream_deleted_under_a_batch(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(flow=2, timeout=1, ping_after_s=0.1)
+        fast = await entered(js.fast_batch(flow=2, timeout=1, ping_after_s=0.1))
         await fast.add(f"{stream.name}.a", b"1")
         await stream.delete()
         with pytest.raises(BatchInDoubt, match="no answer within 1 s"):
@@ -644,7 +719,7 @@ async def test_the_feature_switched_off_under_a_batch(driver: Driver, url: str) 
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(flow=2)
+        fast = await entered(js.fast_batch(flow=2))
         for number in range(4):
             await fast.add(f"{stream.name}.a", b"%d" % number)
         await until(lambda: fast.acknowledged == 4)
@@ -660,7 +735,7 @@ async def test_a_server_that_dies_under_a_batch(driver: Driver, server: NatsServ
     async with driver.connect(server.url, reconnect_wait_s=0.01) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(flow=5)
+        fast = await entered(js.fast_batch(flow=5))
         for number in range(12):
             await fast.add(f"{stream.name}.a", b"%d" % number)
         await until(lambda: fast.acknowledged == 10)
@@ -709,7 +784,7 @@ async def test_a_connection_cut_in_the_middle_of_a_frame(
     ):
         js = nc.jetstream()
         stream = await new_stream(js)
-        fast = js.fast_batch(gap, ping_after_s=0.1)
+        fast = await entered(js.fast_batch(gap, ping_after_s=0.1))
         await fast.add_many([(f"{stream.name}.a", b"%d" % number) for number in range(1, 101)])
         proxy.to_server_bytes = 20_001
         more = [(f"{stream.name}.a", b"%d" % number) for number in range(101, 5001)]
@@ -801,7 +876,7 @@ async def test_a_refused_message_stops_the_publisher_which_keeps_what_is_not_sto
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js, max_message_bytes=100)
-        publisher = js.fast_publisher()
+        publisher = await entered(js.fast_publisher())
         for data in (b"1", b"2" * 200, b"3"):
             await publisher.publish(f"{stream.name}.a", data)
         with pytest.raises(ServerError, match="message size exceeds"):
@@ -839,7 +914,7 @@ async def test_a_publisher_accepts_no_more_than_its_bounds(driver: Driver, serve
     async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        publisher = js.fast_publisher(max_pending_messages=10)
+        publisher = await entered(js.fast_publisher(max_pending_messages=10))
         await publisher.publish(f"{stream.name}.a", b"")
         await publisher.flush()
         server.pause()
@@ -863,7 +938,7 @@ async def test_a_publisher_accepts_no_more_than_its_bounds(driver: Driver, serve
 async def test_a_publisher_gives_up_after_its_patience(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
-        publisher = js.fast_publisher(patience_s=0.5)
+        publisher = await entered(js.fast_publisher(patience_s=0.5))
         await publisher.publish("no.stream.has.this", b"kept")
         with pytest.raises(jetspark.JetSparkError):
             await publisher.flush()
@@ -876,7 +951,7 @@ async def test_a_stream_that_does_not_allow_it_is_told_at_once(driver: Driver, u
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js, allow_batched=False)
-        publisher = js.fast_publisher()
+        publisher = await entered(js.fast_publisher())
         await publisher.publish(f"{stream.name}.a", b"")
         with pytest.raises(BatchPublishDisabled, match="allow_batched=True"):
             await publisher.flush(timeout=10)
@@ -887,8 +962,8 @@ async def test_a_connection_that_is_closed_leaves_the_rest_to_be_read(driver: Dr
     nc = await driver.connect(server.url)
     js = nc.jetstream()
     stream = await new_stream(js)
-    publisher = js.fast_publisher()
-    fast = js.fast_batch()
+    publisher = await entered(js.fast_publisher())
+    fast = await entered(js.fast_batch())
     await publisher.publish(f"{stream.name}.a", b"1")
     await fast.add(f"{stream.name}.a", b"2")
     await nc.close()

@@ -108,6 +108,58 @@ async def test_a_fast_publisher_stores_everything_once_and_in_order_whatever_lea
         await stream.delete()
 
 
+@pytest.fixture
+def divisible() -> Iterator[NatsCluster]:
+    with NatsCluster(3, partitionable=True) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("driver", "goes_on"), [("asyncio", True), ("asyncio", False), ("blocking", False)], indirect=["driver"]
+)
+@on_both_drivers
+async def test_a_leader_that_is_cut_off_is_not_believed_what_it_will_lose(
+    driver: Driver, divisible: NatsCluster, goes_on: bool
+) -> None:
+    """It acknowledges what is sent to it again, as duplicates of what it could only propose."""
+    async with jetspark.connect(divisible.urls) as admin:
+        stream = await admin.jetstream(timeout=5).create_stream(
+            StreamConfig(name="CUT", subjects=["cut.>"], replicas=3, allow_batched=True, allow_direct=True)
+        )
+        node = await leading_node(divisible, stream)
+        place = list(divisible.nodes).index(node)
+        sent = 0
+        async with (
+            driver.connect(node.url) as nc,
+            # Several batches are given up before the leader notices, after some ten seconds, that it is alone.
+            nc.jetstream(timeout=5).fast_publisher(message_ids=True, batch_timeout_s=2.5) as publisher,
+        ):
+
+            async def publish() -> None:
+                nonlocal sent
+                await publisher.publish_many([("cut.n", b"%d" % number) for number in range(sent, sent + 5)])
+                sent += 5
+
+            for _ in range(20):
+                await publish()
+            await publisher.flush()
+            await asyncio.to_thread(divisible.partition, place)
+            cut_at = asyncio.get_running_loop().time()
+            await publish()
+            flushing = asyncio.ensure_future(publisher.flush(timeout=90))
+            while asyncio.get_running_loop().time() < cut_at + 12:
+                if goes_on:  # else what is sent again has nothing new behind it
+                    await publish()
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(divisible.heal, place)
+            await asyncio.to_thread(divisible.wait_until_ready)
+            await flushing
+            await publisher.flush(timeout=60)
+        assert publisher.possibly_doubled == 0
+        assert publisher.batches > 1
+        assert await _stored(stream, sent) == list(range(sent))
+
+
 async def _now(value: Any) -> Any:
     result = value()
     return await result if asyncio.iscoroutine(result) else result

@@ -225,6 +225,30 @@ class EverythingArrives(_Checker):
         require(firsts == wanted, run, "lost", sorted(set(wanted) - set(firsts)))
 
 
+class LeftIsAccountedFor(_Checker):
+    """Of a publisher that was left, what is missing is in ``unpublished()``, which does not change any more."""
+
+    def __init__(self) -> None:
+        self._left: list[Any] | None = None
+
+    def look(self, world: World, run: Run) -> None:
+        assert isinstance(run, EndlessRun)
+        if run.has_left and self._left is None:
+            self._left = run.endless.unpublished()
+
+    def finish(self, world: World, run: Run) -> None:
+        assert isinstance(run, EndlessRun)
+        endless, stored = run.endless, world.stored(run.name)
+        left = {int(item[1].split(b":")[1]) for item in endless.unpublished()}
+        require(self._left == endless.unpublished(), run, "went on after it was left")
+        firsts = list(dict.fromkeys(stored))
+        require(firsts == sorted(firsts), run, "out of order", firsts)
+        doubled = len(stored) - len(firsts)
+        require(doubled <= (0 if run.options.message_ids else endless.possibly_doubled), run, "doubled", stored)
+        missing = set(range(1, endless.accepted + 1)) - set(stored) - set(run.refused)
+        require(missing <= left, run, "left and forgotten", sorted(missing - left))
+
+
 class MemoryIsBounded(_Checker):
     """No more is kept than was agreed, by the publisher and by the connection."""
 

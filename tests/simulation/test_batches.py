@@ -14,12 +14,22 @@ import re
 import subprocess
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from simulation.atomic import AtomicRun, FrontWithApi
-from simulation.checkers import SentOnce, StoredIsAPrefix, Violation, endless_checkers, fast_checkers
+from simulation.checkers import (
+    LeftIsAccountedFor,
+    MemoryIsBounded,
+    PublishedIsStored,
+    SentOnce,
+    StoredIsAPrefix,
+    Violation,
+    endless_checkers,
+    fast_checkers,
+)
 from simulation.world import STREAM, BatchRun, Burst, EndlessRun, Run, World, some_bursts
 
 from jetspark.core.headers import HeadersLike
@@ -41,6 +51,8 @@ SEEDS_IN_A_BLOCK = {
     "batches_in_mode_fail": 600,
     "endless_with_ids": 100,
     "endless_without_ids": 130,
+    "endless_behind_a_leader_that_is_cut_off": 100,
+    "endless_that_is_left": 130,
     "all_kinds_at_once": 80,
     "atomic_batches": 400,
 }
@@ -150,6 +162,31 @@ def endless_without_ids(world: World) -> None:
         add_endless(world, f"plain{number}", message_ids=False)
 
 
+def endless_behind_a_leader_that_is_cut_off(world: World, machine: type[Endless] = Endless) -> None:
+    """The leader acknowledges duplicates of what it will lose; with ids, and with ids of the caller's own."""
+    die, network = world.die, world.network
+    if world.is_replicated:
+        when = 0.0
+        for _ in range(die.choice([1, 2, 4])):
+            when += die.uniform(0.0, 4.0)
+            seconds = die.choice([1.0, 8.0, 14.0])
+            world.clock.after(when, partial(network.cut_off_leader, STREAM, seconds, without_s=die.uniform(0.0, 3.0)))
+            when += seconds
+    for number in range(die.choice([1, 1, 2])):
+        run = add_endless(world, f"ids{number}", message_ids=die.random() < 0.7, machine=machine)
+        run.bursts = [Burst(die.choice([0.01, 0.1, 0.4]), die.choice([1, 4])) for _ in range(40)]
+        run.total = sum(burst.messages for burst in run.bursts)
+        run.has_own_ids = not run.options.message_ids
+        run.bad = {}
+
+
+def endless_that_is_left(world: World) -> None:
+    for number, message_ids in enumerate((False, True)):
+        run = add_endless(world, f"left{number}", message_ids=message_ids)
+        run.checkers = [PublishedIsStored(), LeftIsAccountedFor(), MemoryIsBounded()]
+        run.leave_after(world.die.choice([0.001, 0.05, 1.0, 10.0]) * world.die.random())
+
+
 def all_kinds_at_once(world: World) -> None:
     """Among them two that leave early, one of them without a word: its batch stays open and slows the others down."""
     for name, by_dying in (("guest", False), ("ghost", True)):
@@ -174,6 +211,8 @@ WORKLOADS: list[Callable[[World], None]] = [
     batches_in_mode_fail,
     endless_with_ids,
     endless_without_ids,
+    endless_behind_a_leader_that_is_cut_off,
+    endless_that_is_left,
     all_kinds_at_once,
     atomic_batches,
 ]
@@ -442,6 +481,30 @@ def test_a_broken_publisher_is_found_out(machine: type[Endless], message_ids: bo
         add_endless(world, "broken", message_ids=message_ids, machine=machine)
 
     assert any(re.search(claim, rejected(seed, workload)) for seed in range(100))
+
+
+class BelievesEveryAck(Endless):
+    """Takes a leader's word for what it was sent before."""
+
+    def _claim(self, part: list[Item], first: int) -> list[Item]:
+        return part
+
+
+class DoesNotAsk(Endless):
+    """Takes the final acknowledgement for a proof."""
+
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        self._publish(list(self._claimed), now)
+        self._claimed.clear()
+        super()._on_batch_over(batch, now)
+
+
+@pytest.mark.parametrize("machine", [BelievesEveryAck, DoesNotAsk])
+def test_a_publisher_that_believes_a_leader_without_a_majority_is_found_out(machine: type[Endless]) -> None:
+    def workload(world: World) -> None:
+        endless_behind_a_leader_that_is_cut_off(world, machine)
+
+    assert any("published and not stored" in rejected(seed, workload) for seed in range(100))
 
 
 class TrustsTheTimeout(AtomicMachine):

@@ -59,6 +59,7 @@ class World:
         front: type[Front] = Front,
     ) -> None:
         self.seed = seed
+        self.is_replicated = replicas > 1
         self.die = die = random.Random(seed)
         self.clock = Clock()
         self.model = ModelServer(limits=limits)
@@ -151,6 +152,8 @@ class Run:
         self.link = link or world.link(name, send_buffer_bytes=world.die.choice([4 << 10, 64 << 10, 8 << 20]))
         self.link.listeners.append(self.on_event)
         self.disconnections = 0
+        self.has_own_ids = False
+        """Every message has an id of the caller's."""
         self.bad: dict[int, str] = {}
         """Numbers of messages the stream will refuse, and why."""
         self._timer: Timer | None = None
@@ -183,7 +186,8 @@ class Run:
             case "wrong sequence":
                 headers = {"Nats-Expected-Last-Sequence": "999999999"}
                 return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding), headers
-        return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+        data = b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+        return (subject, data, {"Nats-Msg-Id": f"own-{self.name}-{number}"}) if self.has_own_ids else (subject, data)
 
     # ---- what drives it ----------------------------------------------------------------------------------------
 
@@ -394,15 +398,28 @@ class EndlessRun(Run):
         # With little room every message may be a batch of its own: two round trips, and a keep-alive before its end.
         self.settles_within_s = Run.settles_within_s + 1.0 * self.total
         self._flushes_every, self._accepts_one_by_one = flushes_every, accepts_one_by_one
+        self.has_left = False
+
+    def leave_after(self, seconds: float) -> None:
+        """Go before the end, without waiting for anything."""
+
+        def leave() -> None:
+            self.has_left = True
+            self.endless.abandon(self.clock.now)
+            self.settle()
+
+        self.clock.after(seconds, leave)
 
     @property
     def is_over(self) -> bool:
         endless = self.endless
+        if self.has_left:
+            return True
         return endless.failure is not None or (endless.accepted == self.total and endless.is_idle)
 
     def step(self) -> None:
         endless, now = self.endless, self.clock.now
-        while endless.failure is None and endless.accepted < self.available and endless.room:
+        while not self.has_left and endless.failure is None and endless.accepted < self.available and endless.room:
             count = min(self.available - endless.accepted, 1 if self._accepts_one_by_one else endless.room)
             first = endless.accepted + 1
             endless.accept([self.item(first + place) for place in range(min(count, CHUNK_MESSAGES))], now)

@@ -145,6 +145,11 @@ def on_both_drivers(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
     return run
 
 
+async def entered(block: Any) -> Any:
+    """A batch or publisher inside its block, which the test leaves as it likes, or not at all."""
+    return await block.__aenter__()
+
+
 class Recorder:
     """An ``on_event`` that tests can wait on."""
 

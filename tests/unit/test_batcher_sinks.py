@@ -1208,6 +1208,9 @@ class FakeBatches:
         class Batch:
             id, outcome = "me", "open"
 
+            def _enter(self) -> Any:
+                return self
+
             def add(self, subject: str, each: bytes, headers: Any = None) -> None:
                 data.append(each)
 

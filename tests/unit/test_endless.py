@@ -247,6 +247,128 @@ def test_waiting_doubles_while_nothing_moves_and_begins_anew_when_something_does
     assert deadline - now == pytest.approx(0.05)
 
 
+# ---- claims and proofs -----------------------------------------------------------------------------------------------
+
+
+def sent_again(*numbers: int, **options: Any) -> Peer:
+    """Messages with ids, sent in a batch that ended in doubt and now in the next."""
+    peer = Peer(message_ids=True, id_prefix="run", **options)
+    peer.accept(*numbers)
+    peer.open(msgs=1)
+    peer.say(error(10208))
+    peer.open(msgs=2, now=NOW + 0.05)
+    return peer
+
+
+def test_an_acknowledgement_of_what_was_sent_before_proves_nothing() -> None:
+    peer = sent_again(1, 2)
+    peer.say(ack(2, 2))
+    assert peer.endless.published == 0
+    assert [each[1] for each in peer.endless.unpublished()] == [b"m1", b"m2"]
+
+
+def test_something_new_behind_it_proves_what_was_sent_before() -> None:
+    peer = Peer(message_ids=True)
+    peer.accept(1, 2)
+    peer.open(msgs=1)
+    peer.say(error(10208))
+    peer.accept(3, 4)
+    peer.open(msgs=2, now=NOW + 0.05)
+    peer.say(ack(2, 2))
+    assert peer.endless.published == 0
+    peer.say(ack(4, 2))
+    assert peer.endless.published == 4
+    assert not peer.endless.pending
+
+
+def ask_about_the_last(peer: Peer) -> bytes:
+    """End the batch, which holds nothing new; returns the question."""
+    peer.say(final(2))
+    assert peer.endless.published == 0
+    peer.endless.pump(NOW)
+    return peer.connection.data_to_send()
+
+
+def test_where_nothing_new_follows_the_stream_is_asked() -> None:
+    peer = sent_again(1, 2)
+    question = ask_about_the_last(peer)
+    # The first of several values of a header counts, so this one comes first; and nothing can be stored.
+    head = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 9223372036854775807\r\nNats-Msg-Id: run-2\r\n\r\nm2\r\n"
+    assert question.endswith(head)
+    assert b".1.2.$FI" in question
+    assert peer.endless.batches == 2  # questions are none
+    peer.say({"stream": "S", "seq": 7, "duplicate": True, "batch": "me-3", "count": 1}, place=(1, 2))
+    assert peer.endless.published == 2
+    assert peer.endless.is_idle
+
+
+def test_in_process_is_asked_again_and_what_is_not_there_is_sent_again() -> None:
+    peer = sent_again(1, 2)
+    ask_about_the_last(peer)
+    peer.accept(3)
+    peer.say(ack(1, 2), error(10158), place=(1, 2))
+    assert peer.endless.published == 0
+    assert peer.pump() == []  # what follows waits for the answer
+    peer.endless.pump(NOW + 1)
+    assert b"9223372036854775807" in peer.connection.data_to_send()
+    peer.say(error(10071), place=(1, 2), now=NOW + 1)
+    assert peer.pump(NOW + 1) == [(1, 0, b"m1")]
+    peer.say(ack(0, 3), now=NOW + 1)
+    assert peer.pump(NOW + 1)[:2] == [(2, 1, b"m2"), (3, 1, b"m3")]
+    peer.say(ack(3, 3))
+    assert peer.endless.published == 3
+
+
+def test_a_duplicate_without_a_sequence_proves_nothing() -> None:
+    peer = sent_again(1, 2)
+    ask_about_the_last(peer)
+    peer.say({"stream": "S", "seq": 0, "batch": "me-3", "count": 1}, place=(1, 2))
+    assert peer.endless.published == 0
+
+
+def test_a_question_that_is_too_large_is_asked_without_data() -> None:
+    peer = sent_again(1, 2)
+    assert b"\r\n\r\nm2\r\n" in ask_about_the_last(peer)
+    peer.say(error(10054), place=(1, 2))
+    peer.endless.pump(NOW + 1)
+    question = peer.connection.data_to_send()
+    assert question.endswith(b"Nats-Msg-Id: run-2\r\n\r\n\r\n")
+
+
+def test_a_refusal_behind_what_is_claimed_waits_for_the_proof() -> None:
+    peer = sent_again(1, 2, on_refused=lambda refused: None)
+    peer.say(ack(1, 1), err(2), final(1))
+    assert (peer.endless.published, peer.endless.news) == (0, [])
+    assert peer.pump(NOW + 1) == [(1, 2, b"m1")]
+    peer.say({"stream": "S", "seq": 7, "duplicate": True, "batch": "me-3", "count": 1}, place=(1, 2))
+    assert peer.endless.published == 1
+    assert peer.pump(NOW + 1) == [(1, 0, b"m2")]
+    peer.say(error(10071))
+    assert [entry.position for entry in peer.endless.news] == [2]
+    assert peer.endless.published == 2
+
+
+def test_what_has_no_id_is_stored_each_time_it_is_acknowledged() -> None:
+    peer = Peer()
+    peer.accept(1, 2)
+    peer.open(msgs=1)
+    peer.say(error(10208))
+    peer.open(msgs=1, now=NOW + 0.05)
+    peer.say(ack(1, 1))
+    assert peer.endless.published == 1
+    assert peer.endless.possibly_doubled == 2
+
+
+def test_an_id_of_the_callers_own_needs_a_proof_too() -> None:
+    peer = Peer()
+    peer.endless.accept([("s.a", b"m1"), ("s.a", b"m2", {"Nats-Msg-Id": "mine"})], NOW)
+    peer.open(msgs=1)
+    peer.say(error(10208))
+    peer.open(msgs=2, now=NOW + 0.05)
+    peer.say(ack(2, 2))
+    assert peer.endless.published == 1
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +445,32 @@ def test_leaving_ends_the_open_batch() -> None:
     peer.open()
     peer.endless.abandon(NOW)
     assert peer.sent() == [(2, 3, b"")]
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_one_who_left_sends_nothing_whatever_the_server_says(opens: bool) -> None:
+    peer = Peer()
+    peer.accept(*range(1, 41))
+    if opens:
+        peer.open(msgs=10)
+    else:
+        peer.pump()
+    inbox = peer.endless.batch.inbox if peer.endless.batch else None
+    peer.endless.abandon(NOW)
+    assert [operation for _, operation, _ in peer.sent()] == [3]
+    left = peer.endless.unpublished()
+    assert left == [item(number) for number in range(1, 41)]
+    assert inbox is not None
+    data = json.dumps(ack(20, 10)).encode()
+    peer.connection.receive_data(b"MSG _INBOX.me.x %d %d\r\n%b\r\n" % (inbox.sid, len(data), data))
+    for later in (0.0, 1.0, 100.0, 1000.0):
+        peer.endless.on_replies(NOW + later)
+        peer.endless.on_time(NOW + later)
+        assert peer.pump(NOW + later) == []
+        assert peer.endless.next_deadline() is None
+    assert peer.endless.unpublished() == left
+    with pytest.raises(UsageError, match=r"unpublished\(\) has 40 messages"):
+        peer.accept(41)
 
 
 def test_one_who_leaves_sends_nothing_that_the_server_had_not_wanted() -> None:

@@ -179,6 +179,36 @@ def test_what_no_ack_has_covered_vanishes_with_the_leader_and_the_new_one_says_s
     ]
 
 
+def test_a_leader_that_is_cut_off_acknowledges_duplicates_of_what_it_will_lose() -> None:
+    """The answers are those measured on nats-server 2.15.1, three nodes, the leader's partitioned off."""
+    server = make(replicas=3)
+    impossible = {"Nats-Expected-Last-Sequence": str(2**63 - 1)}
+
+    def send(reply: str, id: str, **headers: str) -> list[str]:
+        fields = {"Nats-Msg-Id": id} | headers
+        return texts(server.publish(SUBJECT, b"", reply=reply, headers=fields, now=1.0))
+
+    send("_R", "old")
+    server.cut_off_leader("S", 1.0)
+    assert send("_R.F1.10.fail.1.0.$FI", "new") == ['{"type":"ack","seq":0,"msgs":10}']
+    assert err_codes(send("_R", "new")) == [10158]
+    assert send("_R", "old") == ['{"stream":"S","seq":1,"duplicate": true}']
+    assert send("_R", "newer") == []
+    # The lie: a batch of duplicates, none of which is stored.
+    assert send("_R.F2.1.fail.1.0.$FI", "new") == ['{"type":"ack","seq":0,"msgs":1}', '{"type":"ack","seq":1,"msgs":1}']
+    assert send("_R.F2.1.fail.2.3.$FI", "") == ['{"stream":"S","seq":0,"batch":"F2","count":1}']
+    # The question that finds it out.
+    [_, answer] = send("_R.Q1.1.fail.1.2.$FI", "new", **impossible)
+    assert err_codes([answer]) == [10158]
+    [_, answer] = send("_R.Q2.1.fail.1.2.$FI", "old", **impossible)
+    assert answer == '{"stream":"S","seq":1,"duplicate": true,"batch":"Q2","count":1}'
+    assert err_codes(send("_R.Q3.1.fail.1.2.$FI", "newest", **impossible)) == [10071]
+    server.lose_leader("S", 1.0)
+    server.elect_leader("S", 1.0)
+    assert err_codes(send("_R.Q4.1.fail.1.2.$FI", "new", **impossible)) == [10071]
+    assert len(server.messages("S")) == 1
+
+
 def test_what_was_acknowledged_is_never_lost() -> None:
     server = make(replicas=3)
     for sequence in range(1, 14):

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.core.events import ConnectionEvent
@@ -16,6 +16,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.block import Block
 from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
@@ -48,17 +49,23 @@ class _Paced:
 
     def _wake(self) -> None:
         """The server said something."""
-        self._paced.on_replies(self._loop.time())
-        self._settle()
+        self._step(self._paced.on_replies)
 
     def _on_event(self, event: ConnectionEvent) -> None:
-        self._paced.on_event(event, self._loop.time())
-        self._settle()
+        self._step(partial(self._paced.on_event, event))
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._paced.on_time(self._loop.time())
-        self._settle()
+        self._step(self._paced.on_time)
+
+    def _step(self, step: Callable[[float], None]) -> None:
+        try:
+            step(self._loop.time())
+        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+            self._paced.fail(error)
+            raise
+        finally:
+            self._settle()
 
     def _settle(self) -> None:
         """After every call into the machine."""
@@ -101,15 +108,19 @@ class _Paced:
         self._waiters.append(waiter)
         await waiter
 
-    async def _sent(self, send: Callable[[], None]) -> None:
-        """Hand messages to the connection when it takes them: this never raises ``BufferFull``."""
+    async def _sent(self, send: Callable[[float], None]) -> None:
+        """Hand messages to the connection when it takes them: this never raises ``BufferFull``.
+
+        ``send`` is told the time at which it does; what ages counts from there.
+        """
         while True:
             try:
-                send()
+                send(self._loop.time())
                 break
             except BufferFull:
                 self._link.flush()
                 await self._link.wait_for_room()
+                self._paced.check()  # it may be over meanwhile
         await self._pass_on()
 
     async def _pass_on(self) -> None:
@@ -129,7 +140,7 @@ class _Paced:
         """Answers are read as they come."""
 
 
-class FastBatch(_Paced, FastBatchFace):
+class FastBatch(_Paced, FastBatchFace, Block):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
@@ -141,6 +152,8 @@ class FastBatch(_Paced, FastBatchFace):
     all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.
     What is added is copied out of the caller's hands at once.
     """
+
+    _line = "async with js.fast_batch() as fast:"
 
     def __init__(self, client: Client, options: FastBatchOptions) -> None:
         super().__init__(client)
@@ -162,6 +175,7 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
         batch, link = self._batch, self._link
@@ -173,7 +187,7 @@ class FastBatch(_Paced, FastBatchFace):
         try:
             batch.add(item, self._loop.time())
         except BufferFull:
-            await self._sent(lambda: batch.add(item, self._loop.time()))
+            await self._sent(partial(batch.add, item))
         sequence = batch.sequence
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
             await link.push()
@@ -257,7 +271,7 @@ class FastBatch(_Paced, FastBatchFace):
                     chunk = chunk[1:]
                 continue
             part, chunk = chunk[:room], chunk[room:]
-            await self._sent(partial(batch.add_many, part, self._loop.time()))
+            await self._sent(partial(batch.add_many, part))
 
     async def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
@@ -291,10 +305,10 @@ class FastBatch(_Paced, FastBatchFace):
         if item is not None:
             if not (batch.is_new and await self._begin(item, is_only=True)):
                 await self._until_open()
-                await self._sent(partial(self._send_commit, item))
+                await self._sent(partial(batch.commit, item))
         elif batch.sequence:
             await self._until_open()
-            await self._sent(partial(batch.end, self._loop.time()))
+            await self._sent(batch.end)
         else:
             raise UsageError("nothing was added: there is nothing to commit")
         while not batch.is_ended:
@@ -303,9 +317,6 @@ class FastBatch(_Paced, FastBatchFace):
             batch.check()
         assert batch.ack is not None
         return batch.ack
-
-    def _send_commit(self, item: Item) -> None:
-        self._batch.commit(item, self._loop.time())
 
     async def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""
@@ -320,6 +331,7 @@ class FastBatch(_Paced, FastBatchFace):
 
     async def _begin(self, item: Item, *, is_only: bool = False) -> bool:
         """Open the batch with this message; False when another one has meanwhile."""
+        self._check_inside()
         batch = self._batch
         async with self._opening:
             has_begun = False
@@ -327,7 +339,7 @@ class FastBatch(_Paced, FastBatchFace):
                 if batch.reopen_at is not None:
                     await asyncio.sleep(max(0.0, batch.reopen_at - self._loop.time()))
                 self._listen()
-                await self._sent(lambda: batch.start(item, self._loop.time(), is_only=is_only))
+                await self._sent(partial(batch.start, item, is_only=is_only))
                 has_begun = True
                 while batch.is_opening:
                     await self._wait()
@@ -348,20 +360,23 @@ class FastBatch(_Paced, FastBatchFace):
             self._stop_listening()
 
     async def __aenter__(self) -> FastBatch:
-        return self
+        return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
-        if kind is not None:
-            batch.abandon(self._loop.time())
-            self._settle()
-        elif batch.failure is not None:
-            batch.check()
-        elif batch.sequence and not batch.is_ended:
-            await self.commit()
+        try:
+            if kind is not None:
+                batch.abandon(self._loop.time())
+                self._settle()
+            elif batch.failure is not None:
+                batch.check()
+            elif batch.sequence and not batch.is_ended:
+                await self.commit()
+        finally:
+            self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace):
+class FastPublisher(_Paced, FastPublisherFace, Block):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
@@ -369,14 +384,21 @@ class FastPublisher(_Paced, FastPublisherFace):
     it is stored exactly once (within the stream's duplicate window). Without, the last messages before a restart or a
     long outage may be stored twice; ``possibly_doubled`` counts them, and a warning is logged.
 
-    Leaving the block normally waits until everything is stored.
+    Leaving the block normally or by an ``Exception`` waits until everything is stored. Leaving it by a cancellation or
+    the like does not: nothing is sent any more, and ``unpublished()`` has what is not known to be stored.
     """
+
+    _line = "async with js.fast_publisher() as publisher:"
 
     def __init__(self, client: Client, options: FastPublisherOptions) -> None:
         super().__init__(client)
         self._paced = self._endless = Endless(client._machine, self, options, now=self._loop.time())
         self._waits_for_room = False
+
+    def _enter(self) -> Self:
+        super()._enter()
         self._listen()
+        return self
 
     async def publish(
         self,
@@ -392,6 +414,7 @@ class FastPublisher(_Paced, FastPublisherFace):
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
+            UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
@@ -436,6 +459,8 @@ class FastPublisher(_Paced, FastPublisherFace):
     async def _until_there_is_room(self) -> None:
         endless = self._endless
         endless.check()
+        if self._place != "inside":
+            self._check_inside()
         while endless.room == 0:
             await self._wait()
             endless.check()
@@ -469,10 +494,10 @@ class FastPublisher(_Paced, FastPublisherFace):
         await self._until(lambda: endless.published >= position, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Store everything, end the batch, accept nothing more.
+        """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
 
         Raises:
-            RequestTimeout: Some is not stored within ``timeout`` seconds; ``unpublished()`` has it.
+            RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
         endless = self._endless
@@ -480,9 +505,7 @@ class FastPublisher(_Paced, FastPublisherFace):
         try:
             await self._until(lambda: endless.is_idle, timeout)
         finally:
-            endless.abandon(self._loop.time())
-            self._settle()
-            self._stop_listening()
+            self._leave()
 
     async def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
         try:
@@ -524,11 +547,12 @@ class FastPublisher(_Paced, FastPublisherFace):
         self._settle()
 
     async def __aenter__(self) -> FastPublisher:
-        return self
+        return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            await self.close()
+            if not self._endless.is_left:  # else the caller was told what became of it
+                await self.close()
             return
         try:
             if issubclass(kind, Exception):
@@ -536,5 +560,10 @@ class FastPublisher(_Paced, FastPublisherFace):
         except JetSparkError as failure:
             self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
         finally:
-            self._endless.abandon(self._loop.time())
-            self._stop_listening()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Send nothing more, and wake whoever waits."""
+        self._endless.abandon(self._loop.time())
+        self._settle()
+        self._stop_listening()

@@ -12,6 +12,7 @@ from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, entry_of_delivery, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.publish.atomic import Outcome
+from jetspark.publish.block import Block
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream, Stream
@@ -259,8 +260,13 @@ class KeyValue:
         return f"<KeyValue {self.bucket}>"
 
 
-class Transaction:
-    """Writes that happen together; see :meth:`KeyValue.transaction`."""
+class Transaction(Block):
+    """Writes that happen together, when the block is left; see :meth:`KeyValue.transaction`.
+
+    Outside of its block it refuses every write with ``UsageError``; ``revisions`` and ``resolve`` are there after it.
+    """
+
+    _line = "async with kv.transaction() as tx:"
 
     def __init__(self, js: JetStream, bucket: Bucket) -> None:
         self._js = js
@@ -282,10 +288,12 @@ class Transaction:
         number of these may be given. The messages of the batch carry them; if there are more than writes without a
         revision, the last write is repeated, and watchers see it more than once.
         """
+        self._check_inside()
         self._writes.expect(keys, revision)
 
     async def put(self, key: str, value: bytes) -> None:
         """Write a value, whatever is there."""
+        self._check_inside()
         self._writes.put(key, value, None)
 
     async def create(self, key: str, value: bytes) -> None:
@@ -294,18 +302,22 @@ class Transaction:
         Raises:
             KeyExists: There is one already.
         """
+        self._check_inside()
         self._writes.put(key, value, await self._js._run(self._bucket.vacant_revision(key)))
 
     async def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""
+        self._check_inside()
         self._writes.put(key, value, revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         """Mark a key as deleted; with ``revision`` only if that is the last one."""
+        self._check_inside()
         self._writes.mark(key, "delete", revision)
 
     async def purge(self, key: str, *, revision: int | None = None) -> None:
         """Delete a key and its history; with ``revision`` only if that is the last one."""
+        self._check_inside()
         self._writes.mark(key, "purge", revision)
 
     async def resolve(self) -> Outcome:
@@ -322,9 +334,10 @@ class Transaction:
         return outcome
 
     async def __aenter__(self) -> Transaction:
-        return self
+        return self._enter()
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._leave_block()
         if kind is not None:
             await self._batch.discard()
             return

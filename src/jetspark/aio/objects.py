@@ -569,7 +569,7 @@ class _FastSending:
             if self._first is None:
                 self._first = chunk
                 return
-            self._publisher = self._js.fast_publisher(**self._options)
+            self._publisher = self._js.fast_publisher(**self._options)._enter()
             self._flushed_at = asyncio.get_running_loop().time()
             first, self._first = self._first, None
             await self._publisher.publish(self._subject, first)

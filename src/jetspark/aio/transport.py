@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 from collections.abc import Awaitable, Callable, Generator
 from ipaddress import ip_address
@@ -33,6 +34,8 @@ AsyncAuthSource: TypeAlias = AuthSource | Callable[[], Awaitable[Auth]]
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.
 WRITE_AT_BYTES = 64 << 10
+
+_logger = logging.getLogger("jetspark.aio")
 
 # Not on Windows, where whoever wrote goes on until its time is up.
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
@@ -214,6 +217,11 @@ class Link:
         try:
             self._machine.receive_data(data)
         except JetSparkError as error:
+            self.on_lost(session, error)
+            return
+        except Exception as error:
+            # A mistake of ours. Raised, asyncio would drop the transport and say so to nobody who uses the connection.
+            _logger.exception("reading what the server sent failed; the session ends")
             self.on_lost(session, error)
             return
         if session.progress is not None and not session.progress.done():

@@ -6,7 +6,6 @@ Each gives the steps of a write (:mod:`jetspark.batcher.steps`); a driver's clas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from jetspark.batcher.config import Clock
@@ -230,7 +229,11 @@ class FastIngestFace(Generic[J, P, T]):
     ) -> None:
         options = publisher_options(options, message_ids=message_ids or id_of is not None)
         messages: Messages[T] = Messages(subject, to_message, id_of)
-        make = partial(js.fast_publisher, **options)
+
+        def make() -> P:
+            publisher: P = js.fast_publisher(**options)._enter()
+            return publisher
+
         self._ingest = Ingest(messages, make, self._make_turn(), linger_s=linger_s)
         self._runner = self._make_runner(None)
 

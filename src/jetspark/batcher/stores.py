@@ -306,7 +306,7 @@ class Atomic(Generic[T]):
 
     def _commit(self, part: list[Item]) -> Steps:
         """One atomic batch. What this raises means that nothing of it is stored, unless it is ``BatchInDoubt``."""
-        batch = self._js.atomic_batch(timeout=self._timeout_s)
+        batch = self._js.atomic_batch(timeout=self._timeout_s)._enter()
         try:
             head: list[Item] = part[:-1]
             last: Item | None = part[-1]

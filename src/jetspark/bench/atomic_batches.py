@@ -94,9 +94,9 @@ def _jetspark(size: int) -> Callable[[Job], Awaitable[Values]]:
                 for count in (job.warmup, job.count):
                     started = perf_counter()
                     for each in _sizes(count, size):
-                        batch = js.atomic_batch()
-                        await batch.add_many(message for _ in range(each - 1))
-                        await batch.commit(*message)
+                        async with js.atomic_batch() as batch:
+                            await batch.add_many(message for _ in range(each - 1))
+                            await batch.commit(*message)
                     elapsed = perf_counter() - started
         return {"messages_per_s": job.count / elapsed}
 
@@ -129,9 +129,9 @@ def _jetspark_blocking(size: int) -> Callable[[Job], Values]:
             for count in (job.warmup, job.count):
                 started = perf_counter()
                 for each in _sizes(count, size):
-                    batch = js.atomic_batch()
-                    batch.add_many(message for _ in range(each - 1))
-                    batch.commit(*message)
+                    with js.atomic_batch() as batch:
+                        batch.add_many(message for _ in range(each - 1))
+                        batch.commit(*message)
                 elapsed = perf_counter() - started
         return {"messages_per_s": job.count / elapsed}
 

@@ -14,6 +14,7 @@ from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicFace, AtomicMachine, Outcome
+from jetspark.publish.block import Block
 
 if TYPE_CHECKING:
     from jetspark.blocking.jetstream import JetStream
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch"]
 
 
-class AtomicBatch(AtomicFace):
+class AtomicBatch(AtomicFace, Block):
     """Messages that are stored together or not at all; see :meth:`JetStream.atomic_batch`.
 
     Leaving the block commits; leaving it by an exception stores nothing. One call at a time: a batch is an order.
@@ -30,6 +31,8 @@ class AtomicBatch(AtomicFace):
     interrupted, nobody knows, and :meth:`resolve` finds out. What is refused here, before it is sent (``ConfigError``),
     leaves the batch as it was.
     """
+
+    _line = "with js.atomic_batch() as batch:"
 
     def __init__(
         self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
@@ -63,8 +66,10 @@ class AtomicBatch(AtomicFace):
             ConfigError: The message cannot be part of this batch, which goes on without it.
             ServerError: The server does not go on with the batch: nothing is stored.
             RequestTimeout: An acknowledgement that was asked for did not come: nothing is stored.
-            UsageError: The batch is over; the message says how it ended.
+            UsageError: The batch is over, and the message says how it ended; or its block has not begun.
         """
+        if self._place == "before":
+            self._check_inside()
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
@@ -85,6 +90,8 @@ class AtomicBatch(AtomicFace):
 
         What it raises is what :meth:`add` would have for the message it came to; those before it are in the batch.
         """
+        if self._place == "before":
+            self._check_inside()
         machine, link = self._machine, self._client._link
         waiting = iter(messages)
         while True:
@@ -127,6 +134,8 @@ class AtomicBatch(AtomicFace):
             BatchInDoubt: No answer came: all is stored or nothing, and :meth:`resolve` finds out.
             FeatureUnavailable: The server is too old for this; the batch is still open.
         """
+        if self._place == "before":
+            self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
         return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s)
 
@@ -153,7 +162,7 @@ class AtomicBatch(AtomicFace):
         return self._js._run(self._machine.resolve(age_s), self._timeout_s)
 
     def __enter__(self) -> AtomicBatch:
-        return self
+        return self._enter()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s)

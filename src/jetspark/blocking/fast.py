@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.events import ConnectionEvent
@@ -21,6 +21,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
+from jetspark.publish.block import Block
 from jetspark.publish.endless import Endless, FastPublisherOptions
 from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
@@ -50,14 +51,12 @@ class _Paced(ABC):
     def _wake(self) -> None:
         """The server said something."""
         with self._link.lock:
-            self._paced.on_replies(time.monotonic())
-            self._settle()
+            self._step(self._paced.on_replies, time.monotonic())
         self._tell_news()
 
     def _on_event(self, event: ConnectionEvent) -> None:
         with self._link.lock:
-            self._paced.on_event(event, time.monotonic())
-            self._settle()
+            self._step(partial(self._paced.on_event, event), time.monotonic())
         self._tell_news()
 
     def _next_deadline(self) -> float | None:
@@ -66,8 +65,17 @@ class _Paced(ABC):
 
     def _on_clock(self, now: float) -> None:
         """For the connection's thread."""
-        self._paced.on_time(now)
-        self._settle()
+        self._step(self._paced.on_time, now)
+
+    def _step(self, step: Callable[[float], None], now: float) -> None:
+        """With the lock."""
+        try:
+            step(now)
+        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+            self._paced.fail(error)
+            raise
+        finally:
+            self._settle()
 
     def _settle(self) -> None:
         """After every call into the machine, with the lock."""
@@ -99,18 +107,21 @@ class _Paced(ABC):
         times = [each for each in (own, deadline) if each is not None]
         now = time.monotonic()
         if not self._changed.wait(max(0.0, min(times) - now) if times else None):
-            self._paced.on_time(time.monotonic())
-            self._settle()
+            self._step(self._paced.on_time, time.monotonic())
 
-    def _sent(self, send: Callable[[], None]) -> None:
-        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``."""
+    def _sent(self, send: Callable[[float], None]) -> None:
+        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``.
+
+        ``send`` is told the time at which it does; what ages counts from there.
+        """
         while True:
             try:
-                send()
+                send(time.monotonic())
                 break
             except BufferFull:
                 self._link.flush()
                 self._link.room.wait(ROOM_POLL_S)
+                self._paced.check()  # it may be over meanwhile
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.make_room()
         else:
@@ -127,11 +138,13 @@ class _Paced(ABC):
         return True
 
 
-class FastBatch(_Paced, FastBatchFace):
+class FastBatch(_Paced, FastBatchFace, Block):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
     """
+
+    _line = "with js.fast_batch() as fast:"
 
     def __init__(self, client: Client, options: FastBatchOptions) -> None:
         super().__init__(client)
@@ -154,6 +167,7 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
         batch = self._batch
@@ -163,7 +177,7 @@ class FastBatch(_Paced, FastBatchFace):
         with self._link.lock:
             if batch.sequence >= batch.limit and self._open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
-            self._sent(lambda: batch.add(item, time.monotonic()))
+            self._sent(partial(batch.add, item))
             return FastReceipt(batch.sequence, batch.acknowledged)
 
     def add_many(self, items: Iterable[Item], *, commit: bool = False) -> FastReceipt:
@@ -224,7 +238,7 @@ class FastBatch(_Paced, FastBatchFace):
                         chunk = chunk[1:]
                     continue
                 part, chunk = chunk[:room], chunk[room:]
-                self._sent(partial(batch.add_many, part, time.monotonic()))
+                self._sent(partial(batch.add_many, part))
 
     def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
@@ -260,10 +274,10 @@ class FastBatch(_Paced, FastBatchFace):
             if item is not None:
                 if not (batch.is_new and self._begin(item, is_only=True)):
                     self._until_open()
-                    self._sent(partial(self._send_commit, item))
+                    self._sent(partial(batch.commit, item))
             elif batch.sequence:
                 self._until_open()
-                batch.end(time.monotonic())
+                self._sent(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")
             while not batch.is_ended:
@@ -273,9 +287,6 @@ class FastBatch(_Paced, FastBatchFace):
             batch.check()
         assert batch.ack is not None
         return batch.ack
-
-    def _send_commit(self, item: Item) -> None:
-        self._batch.commit(item, time.monotonic())
 
     def _open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""
@@ -290,6 +301,7 @@ class FastBatch(_Paced, FastBatchFace):
 
     def _begin(self, item: Item, *, is_only: bool = False) -> bool:
         """Open the batch with this message; False when another one has meanwhile."""
+        self._check_inside()
         batch = self._batch
         while self._opener is not None:
             self._wait()
@@ -300,7 +312,7 @@ class FastBatch(_Paced, FastBatchFace):
                 if batch.reopen_at is not None:
                     self._changed.wait(max(0.0, batch.reopen_at - time.monotonic()))
                 self._listen()
-                self._sent(lambda: batch.start(item, time.monotonic(), is_only=is_only))
+                self._sent(partial(batch.start, item, is_only=is_only))
                 has_begun = True
                 while batch.is_opening:
                     self._wait()
@@ -327,33 +339,42 @@ class FastBatch(_Paced, FastBatchFace):
         self._tell(news)
 
     def __enter__(self) -> FastBatch:
-        return self
+        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
-        if kind is not None:
-            with self._link.lock:
-                batch.abandon(time.monotonic())
-                self._settle()
-        elif batch.failure is not None:
-            batch.check()
-        elif batch.sequence and not batch.is_ended:
-            self.commit()
+        try:
+            if kind is not None:
+                with self._link.lock:
+                    batch.abandon(time.monotonic())
+                    self._settle()
+            elif batch.failure is not None:
+                batch.check()
+            elif batch.sequence and not batch.is_ended:
+                self.commit()
+        finally:
+            self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace):
+class FastPublisher(_Paced, FastPublisherFace, Block):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
     thread may publish.
     """
 
+    _line = "with js.fast_publisher() as publisher:"
+
     def __init__(self, client: Client, options: FastPublisherOptions) -> None:
         super().__init__(client)
         self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
         self._pump_at: float | None = None
+
+    def _enter(self) -> Self:
+        super()._enter()
         with self._link.lock:
             self._listen()
+        return self
 
     def publish(
         self,
@@ -369,6 +390,7 @@ class FastPublisher(_Paced, FastPublisherFace):
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
+            UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
@@ -407,6 +429,8 @@ class FastPublisher(_Paced, FastPublisherFace):
     def _until_there_is_room(self) -> None:
         endless = self._endless
         endless.check()
+        if self._place != "inside":
+            self._check_inside()
         while endless.room == 0:
             self._wait()
             endless.check()
@@ -442,10 +466,10 @@ class FastPublisher(_Paced, FastPublisherFace):
             self._until(lambda: endless.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Store everything, end the batch, accept nothing more.
+        """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
 
         Raises:
-            RequestTimeout: Some is not stored within ``timeout`` seconds; ``unpublished()`` has it.
+            RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
         endless = self._endless
@@ -454,9 +478,7 @@ class FastPublisher(_Paced, FastPublisherFace):
             try:
                 self._until(lambda: endless.is_idle, timeout)
             finally:
-                endless.abandon(time.monotonic())
-                self._settle()
-                self._stop_listening()
+                self._leave()
         self._tell_news()
 
     def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
@@ -497,11 +519,12 @@ class FastPublisher(_Paced, FastPublisherFace):
             self._tell()
 
     def __enter__(self) -> FastPublisher:
-        return self
+        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            self.close()
+            if not self._endless.is_left:  # else the caller was told what became of it
+                self.close()
             return
         try:
             if issubclass(kind, Exception):
@@ -510,5 +533,10 @@ class FastPublisher(_Paced, FastPublisherFace):
             self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
         finally:
             with self._link.lock:
-                self._endless.abandon(time.monotonic())
-                self._stop_listening()
+                self._leave()
+
+    def _leave(self) -> None:
+        """Send nothing more, and wake whoever waits; with the lock."""
+        self._endless.abandon(time.monotonic())
+        self._settle()
+        self._stop_listening()

@@ -529,7 +529,7 @@ class _FastSending:
             if self._first is None:
                 self._first = chunk
                 return
-            self._publisher = self._js.fast_publisher(**self._options)
+            self._publisher = self._js.fast_publisher(**self._options)._enter()
             self._flushed_at = time.monotonic()
             first, self._first = self._first, None
             self._publisher.publish(self._subject, first)

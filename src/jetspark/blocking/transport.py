@@ -11,6 +11,7 @@ thread costs more than all the rest of a request. One thread at a time reads; th
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
@@ -39,6 +40,8 @@ READ_BYTES = 256 << 10
 # each of them instead makes the two fight for the interpreter, and halved the rate.
 GATHER_S = 100e-6
 LINGER_S = 1e-3
+
+_logger = logging.getLogger("jetspark.blocking")
 
 # What a non-blocking socket raises when it would have to wait.
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -168,7 +171,9 @@ class Link:
                             else:
                                 self._read()
                         self.flush()
-                    except (OSError, JetSparkError) as error:
+                    except Exception as error:
+                        if not isinstance(error, OSError | JetSparkError):
+                            _logger.exception("reading what the server sent failed; the session ends")
                         self._guests_error = error  # sessions are ended by the connection's thread
                         self.wake()
                         return
@@ -392,6 +397,9 @@ class Link:
                 return ConnectionLost("closed")
             except (OSError, JetSparkError) as error:
                 return error
+            except Exception as error:  # a mistake of ours: this thread is everybody's, and goes on with a new session
+                _logger.exception("serving the connection failed; the session ends")
+                return error
             finally:
                 with self.lock:
                     self._selector = None
@@ -408,7 +416,10 @@ class Link:
         self._machine.on_time(now)
         for clock in list(self._clocks):
             if (deadline := clock._next_deadline()) is not None and now >= deadline:
-                clock._on_clock(now)
+                try:
+                    clock._on_clock(now)
+                except Exception:  # one reader's mistake must not end the connection of the others
+                    _logger.exception("%r failed; the connection goes on", clock)
         if not ready and not self._machine.out_bytes:
             self._is_alarmed = False  # nobody has published for a while
         self.flush()

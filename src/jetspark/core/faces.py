@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready
-from jetspark.core.events import ErrorReported, OnEvent
+from jetspark.core.events import ConnectionEvent, ErrorReported, OnEvent
 from jetspark.core.info import ServerInfo
 from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions
@@ -72,7 +74,7 @@ class ClientFace:
             match event:
                 case Ready(subscription):
                     if subscription.handle is not None:
-                        subscription.handle._wake()
+                        self._guard(subscription.handle._wake)
                 case Done(handle, result):
                     if not handle.done():  # it may have been cancelled meanwhile
                         handle.set_result(result)
@@ -82,12 +84,23 @@ class ClientFace:
                 case _:
                     log_event(self._logger, event)
                     for listener in list(self._listeners):
-                        listener(event)
-                    if self._on_event is not None:
-                        try:
-                            self._on_event(event)
-                        except Exception:
-                            self._logger.exception("on_event raised for %r", event)
+                        self._guard(listener, event)
+                    self._tell_user(event)
+
+    def _guard(self, call: Callable[..., None], *args: Any) -> None:
+        """Call one reader. The connection is everybody's: what goes wrong there must not end it for the others."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._logger.exception("%r failed; the connection goes on", call)
+            self._tell_user(ErrorReported(error))
+
+    def _tell_user(self, event: ConnectionEvent) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                self._logger.exception("on_event raised for %r", event)
 
 
 class SubscriptionFace:

@@ -1,10 +1,10 @@
 """Endless publishing over fast batches: what was accepted is stored, in order, whatever happens to batches. Pure.
 
-Every accepted message has a position, counted from 1, and is in one of three places::
+Every accepted message has a position, counted from 1, and is in one of four places::
 
-    accept() ──> backlog ──pump()──> sent, in the present batch ──ack, final ack──> published
-                    ^                       │
-                    └───────batch over──────┘   what is not known to be stored, in front, in order
+    accept() ──> backlog ──pump()──> sent, in the present batch ──ack, final ack──> claimed ──proof──> published
+                    ^                       │                                          │
+                    └───────batch over──────┴───────────in doubt, disproved────────────┘   in front, in order
 
 A batch is over when the server ends it (a message was lost on the way, or refused), does not know it any more (idle
 for too long, restarted), or does not answer. In mode "fail" the stored messages of a batch are its first ones, so the
@@ -12,10 +12,22 @@ next batch begins with the first that is not known to be stored. When the server
 that is exact. When nobody knows (``BatchInDoubt``), those after the last acknowledgement may be stored already: with
 message ids the stream recognises them, without they may be there twice, and ``possibly_doubled`` counts them.
 
+An acknowledgement is a claim, and mostly its own proof: a leader acknowledges a new message when a majority has it, and
+with it everything before it in the leader's log. But a leader that is cut off from the other replicas acknowledges a
+*duplicate* of what it could only propose and will lose (measured on nats-server 2.15.1). So what was sent before, in a
+batch that ended in doubt, and has an id, is claimed until a message behind it in the same batch is acknowledged that
+cannot be a duplicate. Where there is none, the batch is ended and the last claimed message sent once more, as a batch
+of its own, with an expectation that cannot come true. The answer is the proof: "a duplicate of message n" (stored, and
+all before it), "in process" (only proposed: ask again), or "wrong last sequence" (not there: send all that is claimed
+again). Nothing can be stored by asking. No batch is open meanwhile: what follows must not be stored before what it
+follows. Reading the stream back would need rights that publishers do not have, and finds nothing where messages were
+consumed or overwritten.
+
 A message the stream refuses would be refused again: it stops the publisher, or is handed to ``on_refused`` and
 skipped.
 
-Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``. At
+Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``.
+Claimed messages are those directly after ``published``, and only those sent before are ever left claimed. At
 most ``max_pending_messages`` and ``max_pending_bytes`` are kept. The publisher gives up after ``patience_s`` without
 progress; what it keeps then is still there to be read.
 """
@@ -42,11 +54,13 @@ from jetspark.errors import (
     JetStreamUnavailable,
     ServerError,
     UsageError,
+    WrongLastSequence,
 )
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.items import CHUNK_MESSAGES, Item, are_plain, data_of
+from jetspark.publish.resolving import IMPOSSIBLE
 
 __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 
@@ -56,6 +70,8 @@ RETRY_WAIT_S = 0.05
 RETRY_WAIT_MAX_S = 2.0
 # "duplicate message id is in process": a copy is still being replicated, and this one will be recognised soon.
 _IN_PROCESS = 10158
+_TOO_LARGE = 10054
+_IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
 # The stream will not change its mind about these, so trying again would only hide them.
 _HOPELESS = frozenset({10109, 10205})
 
@@ -140,17 +156,28 @@ class Endless:
         self.batches = 0
         self.failure: Exception | None = None
         """Why the publisher gave up."""
+        self.is_left = False
+        """The caller is gone: nothing is sent any more, and what is pending stays to be read."""
         self.news: list[Refused] = []
         """Refusals that nobody was told yet."""
         self.doubled_news = 0
         """Of those possibly doubled, those nobody was told of yet."""
         self._machine, self._owner = machine, owner
         self._batch: FastMachine | None = None
+        self._is_proving = False
+        """The present batch is a question about what is claimed."""
+        self._claimed: deque[Item] = deque()
+        """Acknowledged, but perhaps as duplicates of what a leader proposed and lost."""
+        self._max_question_bytes = machine.info.max_payload_bytes
+        self._session = 0
+        """The connection's, when the present batch began."""
+        self._sent_before = 0
+        """Up to this position, messages were sent in a batch that ended in doubt."""
         self._sent: deque[Item] = deque()
         self._backlog: deque[Item] = deque()
         self._pending_bytes = 0
         self._settled_in_batch = 0
-        """How many of the present batch's messages have left ``sent``."""
+        """How many of the present batch's messages have left ``sent``: published or claimed."""
         self._flush_to = 0
         self._linger_to = 0
         """To be flushed as well, once nothing was accepted for a while; acknowledgements may make that needless."""
@@ -170,7 +197,7 @@ class Endless:
     @property
     def pending(self) -> int:
         """Accepted and not known to be stored."""
-        return len(self._sent) + len(self._backlog)
+        return len(self._claimed) + len(self._sent) + len(self._backlog)
 
     @property
     def room(self) -> int:
@@ -215,7 +242,7 @@ class Endless:
 
     def unpublished(self) -> list[Item]:
         """What is accepted and not known to be stored, in order."""
-        return [*self._sent, *self._backlog]
+        return [*self._claimed, *self._sent, *self._backlog]
 
     def check(self) -> None:
         """Whether the publisher may be used.
@@ -235,7 +262,11 @@ class Endless:
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent. Those before it are taken.
+            JetSparkError: The publisher gave up, or was closed meanwhile. None is taken.
         """
+        if not items:
+            return
+        self.check()
         kept: list[Item] = []
         try:
             self._check(items, kept)
@@ -319,11 +350,13 @@ class Endless:
         self._begin_patience(now)
         batch = self._batch
         if batch is None:
-            if not self._backlog or (self._retry_at is not None and now < self._retry_at):
+            if not (self._claimed or self._backlog) or (self._retry_at is not None and now < self._retry_at):
                 return False
             batch = self._batch = FastMachine(self._machine, self._owner, self.options.batch_options())
             self._settled_in_batch = 0
-            self.batches += 1
+            self._session = self._machine.sessions
+            self._is_proving = bool(self._claimed)
+            self.batches += not self._is_proving
             self._retry_at = None
         if batch.state is State.NEW:
             if batch.reopen_at is None or now >= batch.reopen_at:
@@ -339,9 +372,11 @@ class Endless:
         return False
 
     def _begin(self, batch: FastMachine, now: float) -> None:
-        item = self._sent[0] if self._sent else self._backlog[0]
         try:
-            batch.start(item, now)
+            if self._is_proving:
+                batch.start(_question(self._claimed[-1], self._max_question_bytes), now, is_only=True)
+                return
+            batch.start(self._sent[0] if self._sent else self._backlog[0], now)
         except BufferFull:
             batch.reopen_at = now + RETRY_WAIT_S  # a moment that has passed would be waited for again at once
             raise
@@ -359,7 +394,7 @@ class Endless:
             return not self._backlog
         if self.room == 0 and not self._backlog and batch.due > 0:
             return True  # the server waits for more before it acknowledges, and we have no room for more
-        return self.published < self._flush_to <= self.published + len(self._sent)
+        return self.published < self._flush_to <= self.published + len(self._claimed) + len(self._sent)
 
     # ---- what comes back ---------------------------------------------------------------------------------------
 
@@ -381,23 +416,73 @@ class Endless:
         """The batch may have moved, or be over."""
         batch = self._batch
         assert batch is not None
-        self._settle(batch.stored, now)
+        if not self._is_proving:
+            self._settle(batch.stored, now)
         if batch.is_ended:
             self._batch = None
-            self._on_batch_over(batch, now)
+            if self._is_proving:
+                self._on_proof(batch, now)
+            else:
+                self._on_batch_over(batch, now)
 
     def _settle(self, stored: int, now: float) -> None:
-        """The first so many messages of the present batch are stored."""
+        """The first so many messages of the present batch are acknowledged."""
         count = stored - self._settled_in_batch
         if count <= 0:
             return
         self._settled_in_batch = stored
-        self._pending_bytes -= _kept_bytes([self._sent.popleft() for _ in range(count)])
-        self.published += count
+        part = [self._sent.popleft() for _ in range(count)]
+        first = self.published + len(self._claimed) + 1
+        if self._claimed or first <= self._sent_before:
+            part = self._claim(part, first)
+        if part:
+            self._publish(part, now)
+
+    def _claim(self, part: list[Item], first: int) -> list[Item]:
+        """Keep messages that are acknowledged and not proven, the first of which has this position; return what is."""
+        self._claimed.extend(part)
+        known = self._sent_before - first + 1
+        if known >= len(part):  # what was not sent before is new; what has no id is stored again each time it is sent
+            known = next((place for place in range(len(part), 0, -1) if not _has_id(part[place - 1])), 0)
+            proven = len(self._claimed) - len(part) + known if known else 0
+        else:
+            proven = len(self._claimed)
+        return [self._claimed.popleft() for _ in range(proven)]
+
+    def _publish(self, part: list[Item], now: float) -> None:
+        """These, the first of those not published, are stored."""
+        self._pending_bytes -= _kept_bytes(part)
+        self.published += len(part)
         if self.published >= self._linger_to:
             self._linger_until = None
         self._moved_at = now
         self._retry_wait_s = RETRY_WAIT_S
+
+    def _on_proof(self, batch: FastMachine, now: float) -> None:
+        """The stream answered whether it has the last of what is claimed, or did not."""
+        self._is_proving = False
+        failure = batch.failure
+        if failure is None and batch.ack is not None and batch.ack.sequence:
+            self._publish(list(self._claimed), now)
+            self._claimed.clear()
+        elif isinstance(failure, WrongLastSequence):
+            self._send_again(self._claimed)
+        elif failure is not None and _is_hopeless(failure):
+            self.fail(failure)
+        else:
+            # Asked with all of its data, a message may be a little larger than the stream takes.
+            if isinstance(failure, ServerError) and failure.err_code == _TOO_LARGE:
+                self._max_question_bytes = 0
+            self._last_error = failure or self._last_error
+            self._retry_later(now)
+
+    def _send_again(self, items: deque[Item]) -> None:
+        self._backlog.extendleft(reversed(items))
+        items.clear()
+
+    def _retry_later(self, now: float) -> None:
+        self._retry_at = now + self._retry_wait_s
+        self._retry_wait_s = min(2 * self._retry_wait_s, RETRY_WAIT_MAX_S)
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         failure = batch.failure
@@ -408,19 +493,35 @@ class Endless:
         refusal = self._refusal(batch)
         if refusal is not None:
             self._on_refused(refusal, now)
-        if isinstance(failure, BatchInDoubt) and self._sent and self._ids is None:
-            self.possibly_doubled += len(self._sent)
-            self.doubled_news += len(self._sent)
-        self._backlog.extendleft(reversed(self._sent))
-        self._sent.clear()
+        if isinstance(failure, BatchInDoubt):
+            self._on_doubt()
+        elif self._session != self._machine.sessions:
+            # The next batch may, over another server, reach the leader that this one was sent to, not who ended it.
+            self._note_sent()
+        self._send_again(self._sent)
         if _is_hopeless(failure) and refusal is None:
             self.fail(failure)
         elif self.failure is None and refusal is None and (batch.errors or not isinstance(failure, BatchCutShort)):
-            self._retry_at = now + self._retry_wait_s
-            self._retry_wait_s = min(2 * self._retry_wait_s, RETRY_WAIT_MAX_S)
+            self._retry_later(now)
+
+    def _on_doubt(self) -> None:
+        """What is not acknowledged may be stored, or be in a log and lost; what is claimed is sent again with it."""
+        if self._ids is None:
+            self.possibly_doubled += len(self._sent)
+            self.doubled_news += len(self._sent)
+        self._note_sent()
+        self._send_again(self._sent)
+        self._send_again(self._claimed)
+
+    def _note_sent(self) -> None:
+        self._sent_before = max(self._sent_before, self.published + len(self._claimed) + len(self._sent))
+        # Soon, while the stream still remembers their ids.
+        self._flush_to = max(self._flush_to, self._sent_before)
 
     def _refusal(self, batch: FastMachine) -> ServerError | None:
         """What the stream said about the first message that is not stored, if it was that which ended the batch."""
+        if self._claimed:
+            return None  # a proof comes first; then it is refused again
         first_missing = self._settled_in_batch + 1
         for refusal in batch.errors:
             is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != _IN_PROCESS
@@ -454,7 +555,7 @@ class Endless:
         deadline = self._moved_at + self.options.patience_s if self._is_owed else math.inf
         if self._batch is not None:
             deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
-        elif self._backlog and self._retry_at is not None:
+        elif (self._claimed or self._backlog) and self._retry_at is not None:
             deadline = min(deadline, self._retry_at)
         deadline = min(deadline, math.inf if self._linger_until is None else self._linger_until)
         return None if deadline == math.inf else deadline
@@ -478,8 +579,10 @@ class Endless:
                 self._batch = None
 
     def abandon(self, now: float) -> None:
-        """The caller leaves: end what is open, wait for nothing."""
-        self._is_closing = True
+        """The caller leaves: end what is open, wait for nothing, send nothing more."""
+        self._is_closing = self.is_left = True
+        if self.pending:
+            self.fail(UsageError(f"the publisher was left; unpublished() has {self.pending} messages"))
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None
@@ -491,6 +594,23 @@ def _kept_bytes(items: list[Item]) -> int:
     if sum(map(len, items)) > 2 * len(items):  # some have headers
         size += sum(len(item[2]) for item in items if len(item) == 3 and isinstance(item[2], bytes))
     return size
+
+
+def _has_id(item: Item) -> bool:
+    return len(item) == 3 and isinstance(item[2], bytes) and b"\r\nNats-Msg-Id:" in item[2]
+
+
+def _question(item: Item, max_bytes: int) -> Item:
+    """The same message, with an expectation that cannot come true: the stream recognises it, or refuses it.
+
+    Plain subscribers of its subject see it once more, as they do when it is sent again.
+    """
+    assert len(item) == 3
+    block = item[2]
+    assert isinstance(block, bytes)
+    version, rest = block.split(b"\r\n", 1)
+    block = b"%b\r\n%b\r\n%b" % (version, _IMPOSSIBLE, rest)  # the first value of a header counts
+    return item[0], item[1] if len(block) + len(item[1]) <= max_bytes else b"", block
 
 
 def _is_hopeless(error: JetSparkError | Exception) -> bool:

@@ -114,7 +114,11 @@ class FastPublisherFace:
         return self._endless.batches
 
     def unpublished(self) -> list[Item]:
-        """What is accepted and not known to be stored, in order: after a failure, what to save."""
+        """What is accepted and not known to be stored, in order: after a failure, what to save.
+
+        Once the publisher gave up or was left, this stays as it is: nothing is sent any more. The first ones may be
+        stored all the same, because they were on their way.
+        """
         return self._endless.unpublished()
 
     def _tell(self) -> None:

@@ -395,7 +395,7 @@ class FastMachine:
         if not self._is_over_soon:
             # What was added was added, and there is nobody to wait until it is wanted.
             self._send_early(len(self._early), now)
-        if self.state is State.OPEN and not self._machine.is_closed:
+        if self.state in (State.OPENING, State.OPEN) and not self._machine.is_closed:
             self._place_end(now)  # an open batch slows others down for ten seconds
         if self.state is not State.ENDED:
             self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
@@ -678,6 +678,10 @@ class FastMachine:
             return
         reports.append(entry)
         self.news.append(entry)
+
+    def fail(self, error: Exception) -> None:
+        """Give up: nobody knows about what is not acknowledged."""
+        self._in_doubt(error)
 
     def _in_doubt(self, error: Exception) -> None:
         if self.state is not State.ENDED:

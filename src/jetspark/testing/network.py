@@ -567,3 +567,12 @@ class Network:
         model, front, clock = self.front.model, self.front, self.clock
         front.say(model.lose_leader(stream, clock.now, drop=drop, is_silent=is_silent))
         clock.after(seconds, lambda: front.say(model.elect_leader(stream, clock.now)))
+
+    def cut_off_leader(self, stream: str, seconds: float, *, without_s: float = 0.0) -> None:
+        """Cut a stream's leader off from the other replicas for some seconds; see :meth:`ModelServer.cut_off_leader`.
+
+        Then the stream is without a leader for ``without_s``.
+        """
+        model, front, clock = self.front.model, self.front, self.clock
+        front.say(model.cut_off_leader(stream, clock.now))
+        clock.after(seconds, lambda: self.lose_leader(stream, without_s))

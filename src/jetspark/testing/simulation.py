@@ -234,7 +234,7 @@ class Link:
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
-Fault: TypeAlias = Literal["cut", "cut all", "refuse", "kill", "leader"]
+Fault: TypeAlias = Literal["cut", "cut all", "refuse", "kill", "leader", "cut off leader"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ class FaultPlan:
     """What goes wrong, how often and for how long."""
 
     kinds: Sequence[Fault] = ("cut", "cut", "cut all", "refuse", "kill")
-    """Drawn from with equal chances: name one twice to have it twice as often. ``"leader"`` needs replicas."""
+    """Drawn from with equal chances: name one twice to have it twice as often. The last two need replicas."""
     every_s: float = 2.0
     """The mean time between two."""
     per_write: float = 0.0
@@ -298,3 +298,5 @@ class Faults:
             case "leader":
                 drop, is_silent = die.randint(0, self._plan.max_drop), die.random() < 0.5
                 network.lose_leader(self._stream, seconds, drop=drop, is_silent=is_silent)
+            case "cut off leader":
+                network.cut_off_leader(self._stream, seconds, without_s=die.uniform(0.0, 1.0))

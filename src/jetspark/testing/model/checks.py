@@ -21,6 +21,7 @@ from jetspark.testing.model.store import Incoming, Store
 
 __all__ = [
     "EXPECTED_LAST_MSG_ID",
+    "IN_PROCESS",
     "MSG_ID",
     "REQUIRED_API_LEVEL",
     "ROLLUP",
@@ -49,6 +50,7 @@ _MAX_DIGITS = 19
 # What nats-server 2.15 says of itself.
 _API_LEVEL = 5
 
+IN_PROCESS = ApiError(409, 10158, "duplicate message id is in process")
 _STREAM_MISMATCH = ApiError(400, 10060, "expected stream does not match")
 _WRONG_SEQUENCE_SOMEHOW = ApiError(400, 10164, "wrong last sequence")
 _SUBJECT_WITHOUT_SEQUENCE = ApiError(400, 10193, "missing sequence for expected last sequence per subject")
@@ -111,7 +113,8 @@ def refuse_plain(store: Store, message: Incoming, now: float) -> ApiError | int:
 def refuse_proposal(store: Store, message: Incoming, staged: Staged, now: float) -> ApiError | int:
     """Why the next message of a batch is refused, the sequence it is a duplicate of, or 0 and it is staged.
 
-    A duplicate of a message of the same batch has no sequence yet, and gives -1.
+    A duplicate of a message that is not stored yet (of the same batch, or proposed by a leader that is cut off) has no
+    sequence, and gives -1.
 
     The stream's sequence may be compared with a wrong one. The server counts up what it proposes, and does not take
     back what an atomic batch had counted before it was refused; until as many messages are stored, or the next atomic
@@ -126,7 +129,7 @@ def refuse_proposal(store: Store, message: Incoming, staged: Staged, now: float)
         if fields.get(_TTL):
             return _TTL_DISABLED
         if msg_id := fields.get(MSG_ID):
-            if msg_id in staged.ids:
+            if msg_id in staged.ids or msg_id in store.proposed_ids:
                 return -1
             if earlier := store.sequence_of(msg_id, now):
                 return earlier

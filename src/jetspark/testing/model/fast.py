@@ -23,6 +23,9 @@ number of open batches, at least 1. Idle batches and those of dead publishers co
 previous ack announced, or a multiple of it, never the sequence in hand: 15 after 2, at 10 messages for each ack,
 is acknowledged as 10. Errors acknowledge nothing.
 
+A leader that is cut off from the other replicas stores nothing and acknowledges nothing new; but duplicates, of what is
+stored and of what it could only propose, it counts and acknowledges as ever.
+
 On a replicated stream a new leader knows of a batch what was stored of it, and says so unasked. It does not know that a
 batch was ended by an end-of-batch marker or a gap: until the time is up, such a batch is open again.
 """
@@ -254,6 +257,12 @@ class FastIngest:
             batch.pending += 1
             batch.is_ending = is_commit
             return
+        if store.is_cut_off:
+            # Proposed, and waiting for a majority that never hears of it.
+            store.proposed_ids.add(fields.get(checks.MSG_ID, ""))
+            batch.pending += 1
+            batch.is_ending = is_commit
+            return
         stored = store.append(message.subject, message.data, message.headers, now, fields.get(checks.MSG_ID, ""))
         if fields and (rollup := fields.get(checks.ROLLUP)):
             store.roll_up(rollup.lower(), message.subject, stored)
@@ -283,7 +292,11 @@ class FastIngest:
             self._end(batch, reply, said, is_complete=batch.persisted == batch.last)
 
     def _skip(self, batch: _Batch, earlier: int, is_commit: bool, reply: str, said: list[Delivery]) -> None:
-        """A duplicate: nothing is stored, and nothing said; it counts like any other message."""
+        """A duplicate: nothing is stored, and nothing said; it counts like any other message.
+
+        So does one of a message that was only proposed. A leader that is cut off acknowledges those, and after the next
+        election they are gone: measured on 2.15.1.
+        """
         self._store.promise(earlier)
         if self._pass_over(batch):
             self._ack(batch, reply, said)
@@ -292,6 +305,9 @@ class FastIngest:
         if batch.last == 1 and not batch.is_gap_ok:
             del self._open[batch.id]
             name = self._store.config.name
+            if earlier < 0:
+                said.append(Delivery(reply, replies.error_ack(name, checks.IN_PROCESS)))
+                return
             data = replies.pub_ack(name, earlier, is_duplicate=True, batch=batch.id, count=1)
             said.append(Delivery(reply, data))
         else:

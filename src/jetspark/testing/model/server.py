@@ -173,6 +173,16 @@ class ModelServer:
         self._look_ahead()
         return said
 
+    def cut_off_leader(self, stream: str, now: float) -> list[Delivery]:
+        """The leader of a replicated stream reaches no majority any more, and does not know it.
+
+        Until `lose_leader` or `elect_leader` it takes messages, stores none, acknowledges duplicates as ever; what it
+        took is gone then. A message of an atomic batch gets no answer meanwhile.
+        """
+        said = self.on_time(now)
+        self._stream(stream).cut_off_leader()
+        return said
+
     def elect_leader(self, stream: str, now: float) -> list[Delivery]:
         """Another leader: staged atomic batches are gone, fast ones are told how far they were stored."""
         said = self.on_time(now) + self._stream(stream).elect_leader()

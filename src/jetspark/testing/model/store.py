@@ -72,6 +72,10 @@ class Store:
         """Measured on nats-server 2.15.1: the replicas of a stream that are to store a message with a wrong
         ``Nats-Expected-Last-Msg-Id`` take it for a broken disk, and stop for good.
         """
+        self.is_cut_off = False
+        """The leader does not reach a majority of the replicas: it takes messages and stores none of them."""
+        self.proposed_ids: set[str] = set()
+        """Of messages a leader took while it was cut off. It knows them, and nobody has them."""
         self.acknowledged = self.last_sequence
         """Up to here somebody was told that it is stored, and it is never lost."""
         self.configure(config)

@@ -73,6 +73,7 @@ class ModelStream:
             self.fast.clear()
 
     def restart(self) -> None:
+        self._end_cut()
         self.atomic.clear()
         self.fast.clear()
         self.has_leader, self.elected_at = not self.store.is_halted, None
@@ -99,11 +100,23 @@ class ModelStream:
         if not self.store.is_replicated:
             raise ConfigError(f"stream {self.config.name!r} has one replica: expected 2 or more, or use restart()")
         self.store.drop_newest(drop)
+        self._end_cut()
         self.atomic.clear()
         self.has_leader, self._is_silent, self.elected_at = False, is_silent, elected_at
 
+    def cut_off_leader(self) -> None:
+        if not self.store.is_replicated:
+            raise ConfigError(f"stream {self.config.name!r} has one replica: expected 2 or more")
+        self.store.is_cut_off = True
+
+    def _end_cut(self) -> None:
+        """What a leader proposed while it was cut off, nobody else has heard of."""
+        self.store.is_cut_off = False
+        self.store.proposed_ids.clear()
+
     def elect_leader(self) -> list[Delivery]:
         self.elected_at = None
+        self._end_cut()
         if self.store.is_halted:
             return []
         self.atomic.clear()
@@ -134,7 +147,7 @@ class ModelStream:
         if reply is not None and reply.endswith(SUFFIX):
             said = self.fast.receive(message, reply, now)
         elif message.fields.get(BATCH_ID):
-            said = self.atomic.receive(message, reply, now)
+            said = [] if self.store.is_cut_off else self.atomic.receive(message, reply, now)
         else:
             said = self._publish_plain(message, reply, now)
         if self.store.is_halted:
@@ -152,9 +165,14 @@ class ModelStream:
             found = checks.refuse_plain(store, message, now)
         if isinstance(found, ApiError):
             return self._answer(reply, found)
+        if found < 0:
+            return self._answer(reply, checks.IN_PROCESS)
         if found:
             store.promise(found)
             return self._answer(reply, replies.pub_ack(self.config.name, found, is_duplicate=True))
+        if store.is_cut_off:
+            store.proposed_ids.add(fields.get(checks.MSG_ID, ""))
+            return []
         sequence = store.append(message.subject, message.data, message.headers, now, fields.get(checks.MSG_ID, ""))
         if fields and (rollup := fields.get(checks.ROLLUP)):
             store.roll_up(rollup.lower(), message.subject, sequence)
