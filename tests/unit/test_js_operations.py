@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
+from jetspark.core.options import ConnectOptions
 from jetspark.errors import (
     ConfigError,
     ConsumerNameInUse,
@@ -24,7 +26,7 @@ from jetspark.errors import (
     StreamNotFound,
 )
 from jetspark.jetstream.config import ConsumerConfig, ConsumerLimits, Placement, StreamConfig, StreamSource
-from jetspark.jetstream.operations import Api, Operation, Request, api_prefix, message_query
+from jetspark.jetstream.operations import Api, Operation, Pause, Request, api_prefix, message_query
 
 UTC = datetime.UTC
 STAMP = "2026-11-15T10:25:48.893408446Z"
@@ -154,14 +156,21 @@ class Conversation:
 
     def run(self) -> Conversation:
         try:
-            self.asked.append(next(self._operation))
+            self._note(next(self._operation))
             for reply in self._replies:
-                self.asked.append(self._operation.send(reply))
+                self._note(self._operation.send(reply))
         except StopIteration as finished:
             assert len(self.asked) == len(self._replies), "not every reply was asked for"
             self.result = finished.value
             return self
         raise AssertionError(f"one request too many: {self.asked[-1]}")
+
+    def _note(self, step: Request | Pause) -> None:
+        assert isinstance(step, Request)
+        # Whatever an operation asks, a connection must agree to send.
+        connection = Connection(ConnectOptions(), [], inbox="_INBOX.me", jitter=lambda: 0.0)
+        connection.request(object(), step.subject, step.data, step.headers)
+        self.asked.append(step)
 
     @property
     def requests(self) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
-from jetspark.core.subjects import validate_filter, validate_subject
+from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
 from jetspark.errors import ConfigError, ConsumerNotFound, FeatureUnavailable, ProtocolError, StreamNotFound
 from jetspark.jetstream import wire
 from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig, check_name
@@ -195,11 +195,8 @@ class Api:
         body = {"stream_name": stream, "config": _consumer_fields(config), "action": "create"}
         if name is None:
             reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body)
-        elif config.filter_subject and not config.filter_subjects:
-            # The filter in the subject lets permissions say who may consume what.
-            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}.{config.filter_subject}", body)
         else:
-            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+            reply = yield from self._ask(_consumer_subject(stream, name, config.filter_subject), body)
         return _consumer_info(reply)
 
     def update_consumer(
@@ -218,8 +215,7 @@ class Api:
         elif config.filter_subjects:
             fields.pop("filter_subject", None)
         body = {"stream_name": stream, "config": fields, "action": "update"}
-        one = f".{fields['filter_subject']}" if fields.get("filter_subject") else ""
-        reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}{one}", body)
+        reply = yield from self._ask(_consumer_subject(stream, name, fields.get("filter_subject")), body)
         return _consumer_info(reply)
 
     def create_or_update_consumer(
@@ -267,8 +263,18 @@ class Api:
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
-        message = yield Request(f"{self.prefix}.{what}", _json(body) if body else b"")
+        subject = f"{self.prefix}.{what}"
+        if isinstance(what, ApiSubject):
+            subject = ApiSubject(subject)
+        message = yield Request(subject, _json(body) if body else b"")
         return wire.read_reply(message.data)
+
+
+def _consumer_subject(stream: str, name: str, filter_subject: str | None) -> str:
+    # The filter in the subject lets permissions say who may consume what.
+    if filter_subject:
+        return ApiSubject(f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}")
+    return f"CONSUMER.CREATE.{stream}.{name}"
 
 
 def message_query(
