@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from jetspark.core.headers import Headers
@@ -24,7 +24,9 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.checks import INT32, check_description, check_fields, check_name
 from jetspark.jetstream.config import (
+    MAX_REPLICAS,
     Compression,
     DeliverPolicy,
     Placement,
@@ -33,7 +35,7 @@ from jetspark.jetstream.config import (
     StreamConfig,
     StreamSource,
     SubjectTransform,
-    check_name,
+    ruled,
 )
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.operations import Api, message_query
@@ -67,20 +69,20 @@ _is_filter = re.compile(r"(?:(?:[-/_=a-zA-Z0-9]+|\*)\.)*(?:[-/_=a-zA-Z0-9]+|\*|>
 class KVConfig:
     """A bucket. ``None`` means "not mentioned", as in :class:`StreamConfig`."""
 
-    bucket: str
-    description: str | None = None
-    history: int | None = None
+    bucket: str = field(metadata={"check": lambda _, bucket: check_bucket(bucket)})
+    description: str | None = ruled(check=check_description)
+    history: int | None = ruled(low=1, high=MAX_HISTORY)
     """Revisions kept of each key, 1 to 64; the server's default is 1."""
-    ttl_s: float | None = None
+    ttl_s: float | None = ruled(low=0.1)
     """Every entry goes away after so long."""
-    limit_marker_ttl_s: float | None = None
+    limit_marker_ttl_s: float | None = ruled(low=1)
     """Lets single keys have a TTL (needs nats-server 2.11): when one goes away, a marker stays for so long, so that
     watchers see it.
     """
-    max_bytes: int | None = None
-    max_value_bytes: int | None = None
+    max_bytes: int | None = ruled(low=-1)
+    max_value_bytes: int | None = ruled(low=-1, high=INT32)
     storage: Storage | None = None
-    replicas: int | None = None
+    replicas: int | None = ruled(low=1, high=MAX_REPLICAS)
     compression: Compression | None = None
     placement: Placement | None = None
     republish: Republish | None = None
@@ -94,9 +96,7 @@ class KVConfig:
     metadata: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        check_bucket(self.bucket)
-        if self.history is not None and not 1 <= self.history <= MAX_HISTORY:
-            raise ConfigError(f"history={self.history}: expected 1 to {MAX_HISTORY}")
+        check_fields(self)
         if self.limit_marker_ttl_s is not None and self.limit_marker_ttl_s < 1:
             raise ConfigError(f"limit_marker_ttl_s={self.limit_marker_ttl_s}: expected 1 second or more")
 

@@ -15,7 +15,8 @@ from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
 from jetspark.errors import ConfigError, ConsumerNotFound, FeatureUnavailable, ProtocolError, StreamNotFound
 from jetspark.jetstream import wire
-from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig, check_name
+from jetspark.jetstream.checks import check_name
+from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
 
 __all__ = [

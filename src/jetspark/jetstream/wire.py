@@ -16,6 +16,7 @@ import typing
 from typing import Any, TypeVar
 
 from jetspark.errors import ProtocolError, ServerError
+from jetspark.jetstream.checks import check_types
 from jetspark.jetstream.errors import server_error
 
 __all__ = [
@@ -110,9 +111,30 @@ def decode(kind: type[T], fields: collections.abc.Mapping[str, Any]) -> T:
                 known[entry.name] = _decode_value(content, entry)
         if any(entry.name == "extra" for entry in dataclasses.fields(typing.cast(Any, kind))):
             known["extra"] = rest
-        return kind(**known)
+        return kind(**known) if not hasattr(kind, "__post_init__") else _unjudged(kind, known)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{kind.__name__} we cannot read: {error}") from error
+
+
+def _unjudged(kind: type[T], known: dict[str, Any]) -> T:
+    """A configuration as the server has it.
+
+    What we would refuse to send may be there all the same: a word of a newer server, a value another client got past an
+    older one. Such a stream can be looked at, listed, and updated in everything else.
+    """
+    config = object.__new__(kind)
+    for entry in dataclasses.fields(typing.cast(Any, kind)):
+        if entry.name in known:
+            value = known[entry.name]
+        elif entry.default is not dataclasses.MISSING:
+            value = entry.default
+        elif entry.default_factory is not dataclasses.MISSING:
+            value = entry.default_factory()
+        else:
+            raise TypeError(f"{entry.metadata.get('wire', entry.name)} is missing")
+        object.__setattr__(config, entry.name, value)
+    check_types(config)
+    return config
 
 
 def _decode_value(value: Any, entry: _Field) -> Any:
