@@ -12,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 from support.drivers import Driver, on_both_drivers
+from support.servers import domain_config
 
 import jetspark
 from jetspark import (
@@ -32,9 +33,9 @@ DOMAIN = "hub"
 
 
 @pytest.fixture(scope="module")
-def in_domain() -> Iterator[NatsServer]:
+def in_domain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """Its API is reached as ``$JS.API``, by its domain, and below the same prefix."""
-    with NatsServer(jetstream=False, extra_config=f"jetstream {{ domain: {DOMAIN} }}") as server:
+    with NatsServer(jetstream=False, extra_config=domain_config(DOMAIN, tmp_path_factory.mktemp(DOMAIN))) as server:
         yield server
 
 
@@ -77,6 +78,45 @@ async def test_a_named_consumer_may_filter_by_any_pattern(
             assert (await stream.consumer("moving")).cached_info.pending == pending
         again = await stream.update_consumer(ConsumerConfig(durable_name="durable_name0", description="kept filter"))
         assert again.cached_info.config.filter_subject == f"{root}.>"
+
+
+@pytest.fixture(scope="module")
+def leaf(tmp_path_factory: pytest.TempPathFactory, in_domain: NatsServer) -> Iterator[NatsServer]:
+    """One with a domain of its own, from which the other's is reached."""
+    config = domain_config("edge", tmp_path_factory.mktemp("edge"), in_domain)
+    with NatsServer(jetstream=False, extra_config=config) as server:
+        yield server
+
+
+@on_both_drivers
+async def test_a_bucket_of_another_domain_is_written_read_and_watched(driver: Driver, leaf: NatsServer) -> None:
+    async with driver.connect(leaf.url) as nc:
+        js = nc.jetstream(domain=DOMAIN)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    kv = await js.create_kv(KVConfig(bucket=f"far-{driver.name}", history=3, storage="memory"))
+                    break
+                except jetspark.JetSparkError:  # the two servers have not found each other yet
+                    await asyncio.sleep(0.05)
+        first = await kv.put("a", b"1")
+        await kv.update("a", b"2", revision=first)
+        await kv.create("b", b"3")
+        await kv.delete("b")
+        async with kv.transaction() as tx:
+            await tx.put("c", b"4")
+            await tx.update("a", b"5", revision=2)
+        with pytest.raises(jetspark.KeyExists):
+            await kv.create("a", b"")
+        assert [key async for key in kv.keys(">")] == ["c", "a"]
+        assert [entry.value for entry in await kv.history("a")] == [b"1", b"2", b"5"]
+        assert {key: entry.value for key, entry in (await kv.snapshot([">"])).items()} == {"a": b"5", "c": b"4"}
+        # A copy on this side sends what is written to it over to the origin.
+        here = nc.jetstream()
+        origin = StreamSource(name=f"KV_{kv.bucket}", external=External(api_prefix=f"$JS.{DOMAIN}.API"))
+        copy = await here.create_kv(KVConfig(bucket=f"near-{driver.name}", mirror=origin))
+        await copy.put("d", b"6")
+        assert (await kv.get("d")).value == b"6"
 
 
 @on_both_drivers

@@ -69,7 +69,10 @@ def _level(level: int, **rules: Any) -> Any:
 
 
 def ruled(**rules: Any) -> Any:
-    """A field with the obvious name, and rules of its own for what it may hold."""
+    """A field with the obvious name, and rules of its own for what it may hold.
+
+    ``release`` is the first that has it, for what is older than API levels: a server before that ignores it.
+    """
     return field(default=None, metadata=rules)
 
 
@@ -203,13 +206,13 @@ class StreamConfig:
 
     mirror: StreamSource | None = None
     sources: Sequence[StreamSource] | None = None
-    subject_transform: SubjectTransform | None = None
+    subject_transform: SubjectTransform | None = ruled(release="2.10")
     republish: Republish | None = None
     placement: Placement | None = None
-    compression: Compression | None = None
-    first_sequence: int | None = _wire("first_seq", high=UINT64)
-    consumer_limits: ConsumerLimits | None = None
-    metadata: Mapping[str, str] | None = None
+    compression: Compression | None = ruled(release="2.10")
+    first_sequence: int | None = _wire("first_seq", high=UINT64, release="2.10")
+    consumer_limits: ConsumerLimits | None = ruled(release="2.10")
+    metadata: Mapping[str, str] | None = ruled(release="2.10")
     extra: Mapping[str, Any] = _extra()
 
     def __post_init__(self) -> None:
@@ -232,7 +235,7 @@ class ConsumerConfig:
     start_sequence: int | None = _wire("opt_start_seq", low=1, high=UINT64)
     start_time: datetime.datetime | None = _wire("opt_start_time", unit="time")
     filter_subject: str | None = ruled(check=_check_source)
-    filter_subjects: Sequence[str] | None = ruled(check=check_filter)
+    filter_subjects: Sequence[str] | None = ruled(check=check_filter, release="2.10")
     replay_policy: ReplayPolicy | None = None
     headers_only: bool | None = None
 
@@ -261,7 +264,7 @@ class ConsumerConfig:
     priority_groups: Sequence[str] | None = _level(1, check=check_group, each="names")
     priority_policy: PriorityPolicy | None = _level(1)
     priority_timeout_s: float | None = _seconds("priority_timeout", level=1)
-    metadata: Mapping[str, str] | None = None
+    metadata: Mapping[str, str] | None = ruled(release="2.10")
     extra: Mapping[str, Any] = _extra()
 
     def __post_init__(self) -> None:

@@ -155,6 +155,7 @@ class _Field:
     wire: str
     unit: str
     level: int
+    release: str
     kind: type | None
     """The dataclass of the value, or of each element."""
     is_list: bool
@@ -178,7 +179,8 @@ def _read_fields(kind: Any) -> tuple[_Field, ...]:
         if wire:
             nested, is_list = _nested(hints[entry.name])
             unit, level = entry.metadata.get("unit", ""), entry.metadata.get("level", 0)
-            result.append(_Field(entry.name, wire, unit, level, nested, is_list))
+            release = entry.metadata.get("release", "")
+            result.append(_Field(entry.name, wire, unit, level, release, nested, is_list))
     return tuple(result)
 
 
@@ -196,11 +198,26 @@ def _nested(hint: Any) -> tuple[type | None, bool]:
     return (hint, False) if isinstance(hint, type) and dataclasses.is_dataclass(hint) else (None, False)
 
 
+# Words that are younger than the field they stand in.
+_WORD_LEVELS = {("ack_policy", "flow_control"): 4, ("priority_policy", "prioritized"): 2}
+
+
+def required(value: Any) -> list[tuple[str, int, str]]:
+    """The mentioned fields that need a certain server: name, API level, and the release for those older than levels."""
+    needed = []
+    for entry in _fields(type(value)):
+        content = getattr(value, entry.name)
+        if content:
+            word_level = _WORD_LEVELS.get((entry.name, content), 0) if isinstance(content, str) else 0
+            level = max(entry.level, word_level)
+            if level or entry.release:
+                needed.append((entry.name, level, entry.release))
+    return needed
+
+
 def required_level(value: Any) -> tuple[int, str]:
     """The highest API level any mentioned field needs, and the name of that field."""
-    needed = [(entry.level, entry.name) for entry in _fields(type(value)) if getattr(value, entry.name)]
-    if getattr(value, "ack_policy", None) == "flow_control":
-        needed.append((4, "ack_policy"))
+    needed = [(level, name) for name, level, _ in required(value) if level]
     return max(needed, default=(0, ""))
 
 

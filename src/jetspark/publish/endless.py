@@ -38,6 +38,7 @@ from jetspark.errors import (
     BufferFull,
     ConfigError,
     ConnectionClosed,
+    FeatureUnavailable,
     JetSparkError,
     JetStreamUnavailable,
     ServerError,
@@ -497,4 +498,4 @@ def _is_hopeless(error: JetSparkError | Exception) -> bool:
     cause = error.__cause__ if isinstance(error, BatchInDoubt) else error
     if isinstance(cause, BatchUnknown | JetStreamUnavailable | BatchCutShort):
         return False
-    return isinstance(cause, ServerError) and cause.err_code in _HOPELESS
+    return isinstance(cause, FeatureUnavailable) or (isinstance(cause, ServerError) and cause.err_code in _HOPELESS)
