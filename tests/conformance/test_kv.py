@@ -535,3 +535,31 @@ async def test_a_watch_for_changes_only_misses_none_that_came_before_its_first(
             await kv.put("a", b"1")  # while the watcher is away, and before it has seen anything
             await kv.put("a", b"2")
             assert _brief(await watching) == [None, ("a", b"1", "put"), ("a", b"2", "put")]
+
+
+@on_both_drivers
+async def test_a_ttl_shorter_than_the_marker_is_refused_because_the_server_would_raise_it(
+    driver: Driver, url: str
+) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        kv = await js.create_kv(KVConfig(bucket="locks", storage="memory", history=2, limit_marker_ttl_s=30))
+        revision = await kv.put("taken", b"")
+        for call in (
+            lambda: kv.create("lock", b"me", ttl=1),
+            lambda: kv.update("taken", b"me", revision=revision, ttl=29.5),
+            lambda: kv.purge("taken", ttl=1),
+        ):
+            with pytest.raises(jetspark.ConfigError, match=r"ttl=.*expected at least limit_marker_ttl_s=30 of bucket"):
+                await call()
+        assert (await kv.status()).values == 1
+        await kv.create("lock", b"me", ttl=30)
+        await kv.update("taken", b"me", revision=revision, ttl=31)
+        await kv.purge("taken", ttl=60)
+        # Looked up when the bucket is opened.
+        await js.create_or_update_kv(KVConfig(bucket="locks", history=2, limit_marker_ttl_s=1))
+        await (await js.kv("locks")).create("short", b"me", ttl=1)
+        single = await js.create_kv(KVConfig(bucket="single", storage="memory", limit_marker_ttl_s=30))
+        await single.create("lock", b"me", ttl=1)
+        stored = await (await js.stream("KV_single")).get_message(last_for="$KV.single.lock")
+        assert stored.headers["Nats-TTL"] == "1s", "a bucket with one revision keeps a shorter TTL"

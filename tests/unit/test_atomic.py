@@ -66,10 +66,12 @@ class Bench:
 
     def __init__(self, api_level: int = 5, max_payload: int = 1000, options: dict[str, Any] | None = None, **more: Any):
         self.connection = Connection(ConnectOptions(**(options or {})), [A], inbox="_INBOX.me", jitter=lambda: 0.0)
-        self.info = json.dumps({"max_payload": max_payload, "api_lvl": api_level, "version": "2.99"})
+        self.info = json.dumps({"max_payload": max_payload, "api_lvl": api_level, "version": "2.99", "jetstream": True})
         self.connect()
         settings: dict[str, Any] = {"timeout_s": 5.0, "jitter": lambda: 0.5, "ack_first": False}
-        self.batch = AtomicMachine(self.connection, Api(), **({"batch_id": "id"} | settings | more))
+        self.batch = AtomicMachine(
+            self.connection, Api(connection=self.connection), **({"batch_id": "id"} | settings | more)
+        )
         self.asked: list[Request] = []
         self.paused_s: list[float] = []
 
@@ -482,6 +484,56 @@ def test_a_commit_without_a_message_needs_a_newer_server_and_leaves_the_batch_op
         bench.run(bench.batch.leave(failed=False))
     assert bench.batch.outcome == "not stored"
     assert headers_of(bench.asked[0])["Nats-Batch-Commit"] == "discard"
+
+
+@pytest.mark.parametrize("ack_first", [True, False])
+def test_an_older_server_gets_each_message_when_the_next_one_is_added(ack_first: bool) -> None:
+    bench = Bench(api_level=3, ack_first=ack_first)
+    batch = bench.batch
+    assert batch.wants_ack
+    bench.run(batch.ask("a", b"1"))
+    assert (bench.asked, batch.added, batch.sequence) == ([], 1, 0)
+    bench.run(batch.ask("b", b"2"), *([OK] if ack_first else []))
+    bench.run(batch.ask("c", b"3"))
+    assert [request.subject for request in bench.asked] == ["a", "b"]
+    assert [request.is_silent for request in bench.asked] == [not ack_first, True]
+    assert not batch.pack(iter([("d", b"")])).frames, "add_many goes through ask"
+    bench.run(batch.commit(), acked(3))
+    assert [headers_of(request)["Nats-Batch-Sequence"] for request in bench.asked] == ["1", "2", "3"]
+    assert [headers_of(request).get("Nats-Batch-Commit") for request in bench.asked] == [None, None, "1"]
+    assert (batch.outcome, batch.added, batch.sequence) == ("stored", 3, 3)
+
+
+def test_what_an_older_server_must_not_get_is_not_held_back_for_it() -> None:
+    bench = Bench(api_level=3, max_payload=200)
+    bench.run(bench.batch.ask("a", b"1", {"Nats-Msg-Id": "one"}))
+    for bad in (
+        bench.batch.ask("b.>", b""),
+        bench.batch.ask("b", b"x" * 150),  # too large with the header of a commit
+        bench.batch.ask("b", b"", {"Nats-Msg-Id": "one"}),
+        bench.batch.ask("a", b"", {"Nats-Expected-Last-Subject-Sequence": "0"}),
+        bench.batch.ask("b", b"", {"Nats-Expected-Last-Sequence": "0"}),
+        bench.batch.commit("b.>", b""),
+        bench.batch.commit("b", b"x" * 150),
+    ):
+        with pytest.raises(ConfigError):
+            bench.run(bad)
+    assert (bench.asked, bench.batch.added) == ([], 1)
+    bench.run(bench.batch.commit("b", b"last"), acked(2))
+    assert [request.data for request in bench.asked] == [b"1", b"last"]
+
+
+def test_what_is_held_back_is_never_sent_when_the_batch_is_given_up() -> None:
+    for leave in (lambda batch: batch.leave(failed=True), lambda batch: batch.discard()):
+        bench = Bench(api_level=3)
+        bench.run(bench.batch.ask("a", b"1"))
+        bench.run(leave(bench.batch))
+        assert (bench.asked, bench.batch.outcome) == ([], "not stored")
+    bench = Bench(api_level=3, ack_first=True)
+    bench.run(bench.batch.ask("a", b"1"))
+    with pytest.raises(BatchInDoubt):
+        bench.run(bench.batch.commit(), RequestTimeout("commit", 1))
+    assert (bench.batch.outcome, bench.batch.sequence) == ("unknown", 1)
 
 
 def test_there_is_no_committing_nothing() -> None:

@@ -1189,7 +1189,7 @@ class FakeBatches:
         self.stored: list[list[bytes]] = []
         self.opened = self.probed = self.resolved = self.discarded = 0
         self._client = self._machine = self.info = self
-        self.fields, self.max_payload_bytes = {"api_lvl": 3}, 1 << 20
+        self.fields, self.max_payload_bytes = {"api_lvl": 4}, 1 << 20
 
     def address(self, subject: str) -> bytes:
         return subject.encode()

@@ -25,6 +25,7 @@ from jetspark.core.events import (
 from jetspark.core.info import ServerInfo
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
+from jetspark.core.subjects import ApiSubject
 from jetspark.core.subscription import SubscriptionState
 from jetspark.core.version import VERSION
 from jetspark.errors import (
@@ -350,6 +351,19 @@ def test_what_would_break_the_frame_is_refused(arguments: tuple[Any, ...], error
     with pytest.raises(error):
         connection.publish(*arguments)
     assert (connection.published, connection.data_to_send()) == (0, b"")
+
+
+def test_wildcards_are_sent_in_a_subject_of_the_api_only() -> None:
+    connection = connected()
+    text = "$JS.API.CONSUMER.CREATE.S.c.a.*.>"
+    for _ in range(2):
+        connection.publish(ApiSubject(text), b"")
+        with pytest.raises(InvalidSubject):
+            connection.publish(text, b"")
+    assert connection.data_to_send() == b"PUB %b 0\r\n\r\n" % text.encode() * 2
+    for bad in ("a b", "a..b", "a.>.b", "a\r\nPUB"):
+        with pytest.raises(InvalidSubject):
+            connection.publish(ApiSubject(f"$JS.API.{bad}"), b"")
 
 
 def test_the_payload_may_be_as_large_as_the_server_says_and_headers_count() -> None:

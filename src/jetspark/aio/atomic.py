@@ -126,12 +126,10 @@ class AtomicBatch(AtomicFace, Block):
     ) -> PubAck:
         """Store everything that was added; with ``subject``, this last message too.
 
-        Without a last message this needs nats-server 2.14.
-
         Raises:
             WrongLastSequence, DuplicateMessageId, BatchIncomplete, BatchTooLarge, ServerError: Nothing is stored.
             BatchInDoubt: No answer came: all is stored or nothing, and :meth:`resolve` finds out.
-            FeatureUnavailable: The server is too old for this; the batch is still open.
+            FeatureUnavailable: The server is too old for atomic batches; nothing was sent.
         """
         if self._place == "before":
             self._check_inside()

@@ -22,6 +22,7 @@ from jetspark.errors import JetStreamUnavailable, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.batchget import MAX_FRUITLESS_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
+from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.kv import KVConfig, check_bucket
 from jetspark.jetstream.operations import (
@@ -62,7 +63,7 @@ class JetStream(ObjectStores):
     ) -> None:
         self._client = client
         self._publisher = client._windowed_publisher(window)
-        self._api = Api(api_prefix(domain, prefix))
+        self._api = Api(api_prefix(domain, prefix), client._machine)
         self._timeout_s = client.options.request_timeout_s if timeout is None else timeout
 
     async def account_info(self) -> AccountInfo:
@@ -120,7 +121,7 @@ class JetStream(ObjectStores):
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
-        api_level, _ = self._server()
+        api_level = (await self._run(self._api.facts())).level or 0
         return KeyValue(self, await self.create_stream(config.to_stream(api_level)))
 
     async def create_or_update_kv(self, config: KVConfig) -> KeyValue:
@@ -172,6 +173,8 @@ class JetStream(ObjectStores):
             RequestTimeout: No acknowledgement in time. The message may or may not be stored: publish it again with the
                 same ``msg_id``, or look.
         """
+        if ttl is not None:
+            await self._run(self._api.require(MESSAGE_TTL))
         return await self._run(publish(subject, data, publish_headers(headers, msg_id, expect, ttl)), timeout)
 
     async def publish_async(
@@ -189,6 +192,8 @@ class JetStream(ObjectStores):
         Waits only while the window of unacknowledged messages is full. Order is kept. Every future is resolved exactly
         once: with the :class:`PubAck`, with the server's error, or with the reason why it is unknown.
         """
+        if ttl is not None:
+            await self._run(self._api.require(MESSAGE_TTL))
         return await self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl))
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
@@ -205,6 +210,7 @@ class JetStream(ObjectStores):
         Not atomic: see :class:`FastBatch` for what is stored when, and :class:`~jetspark.FastBatchOptions` for the
         options. The stream needs ``allow_batched``.
         """
+        FAST_INGEST.check(self._server())
         return FastBatch(self._client, FastBatchOptions.of(options | {"gap": gap}))
 
     def fast_publisher(self, **options: Any) -> FastPublisher:
@@ -212,6 +218,7 @@ class JetStream(ObjectStores):
 
         See :class:`FastPublisher` for the guarantee and :class:`~jetspark.FastPublisherOptions` for the options.
         """
+        FAST_INGEST.check(self._server())
         return FastPublisher(self._client, FastPublisherOptions.of(options))
 
     def atomic_batch(
@@ -251,9 +258,9 @@ class JetStream(ObjectStores):
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
-    def _server(self) -> tuple[int, str]:
-        info = self._client.server_info
-        return int(info.fields.get("api_lvl", 0)), info.version
+    def _server(self) -> ServerFacts:
+        """As far as it is known without asking; the operations ask where it is not."""
+        return self._api.known()
 
     async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         try:
@@ -394,6 +401,7 @@ class Stream:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
             RequestTimeout: No answer, several times.
         """
+        await self._js._run(self._js._api.require(BATCH_GET))
         reading = BatchGet(
             self._js._api.prefix,
             self.name,
@@ -421,6 +429,7 @@ class Stream:
         With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
         ``allow_direct``.
         """
+        await self._js._run(self._js._api.require(LAST_GET))
         reading = LastGet(self._js._api.prefix, self.name, filters, up_to_sequence)
         for _ in range(MAX_FRUITLESS_REQUESTS):
             async with self._js._asked(reading.request()) as answers:

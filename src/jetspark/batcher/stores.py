@@ -54,7 +54,7 @@ PROBE_PAUSE_S = 0.02
 # No stream gets there.
 _NEVER = Expect(last_sequence=2**63 - 1)
 _ID = "Nats-Msg-Id"
-_END_OF_BATCH_LEVEL = 3
+_END_OF_BATCH_LEVEL = 4
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------

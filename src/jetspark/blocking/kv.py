@@ -54,7 +54,8 @@ class KeyValue:
     def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Write a value where there is none; returns its revision.
 
-        With ``ttl`` it goes away after so many seconds (needs ``limit_marker_ttl_s`` on the bucket).
+        With ``ttl`` it goes away after so many seconds. That needs ``limit_marker_ttl_s`` on the bucket; in one with
+        ``history`` no key can have a shorter TTL, because the server would make it that long.
 
         Raises:
             KeyExists: There is one.
@@ -112,7 +113,7 @@ class KeyValue:
 
         Nothing is sent before the end of the block; leaving it by an exception writes nothing. Each key once, and as
         many as the server allows in a batch, 1000 by default. ``tx.expect`` makes it depend on keys that are only
-        read. ``tx.revisions`` has the new revisions afterwards. Needs nats-server 2.14.
+        read. ``tx.revisions`` has the new revisions afterwards. Needs nats-server 2.12.
 
         Raises (at the end of the block):
             Conflict: A key named in ``keys`` changed meanwhile; nothing was written.

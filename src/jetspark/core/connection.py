@@ -47,7 +47,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.parser import Err, Info, Parser, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
-from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
+from jetspark.core.subjects import ApiSubject, validate_filter, validate_queue, validate_subject
 from jetspark.core.subscription import SubscriptionState
 from jetspark.core.version import VERSION
 from jetspark.errors import (
@@ -717,6 +717,9 @@ class Connection:
             self._parser.forget_routes()
 
     def _learn_address(self, subject: str) -> bytes:
+        if isinstance(subject, ApiSubject):
+            # Not remembered: the same text as a plain str is no subject to publish to.
+            return validate_filter(subject).encode()
         address = validate_subject(subject).encode()
         if len(self._addresses) >= MAX_KNOWN_ADDRESSES:
             self._addresses.clear()

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from jetspark.errors import InvalidSubject
 
-__all__ = ["is_subset", "matches", "overlaps", "validate_filter", "validate_queue", "validate_subject"]
+__all__ = ["ApiSubject", "is_subset", "matches", "overlaps", "validate_filter", "validate_queue", "validate_subject"]
 
 # The server's own list of blanks (a form feed is one), NUL, and lone surrogates, which have no UTF-8 form.
 # Other control characters are unwise but legal, and a stream may hold them already: they stay addressable.
@@ -41,6 +41,17 @@ _CHARACTER_NAMES = {
     "\r": "a carriage return",
     " ": "a space",
 }
+
+
+class ApiSubject(str):
+    """A subject the server itself answers on, whose last part is a filter: it may have wildcards.
+
+    JetStream wants a consumer's filter in the subject of the request that creates it, so that permissions can say who
+    may consume what. The server takes wildcards in a publish for ordinary characters. A message of a user never has
+    such a subject: nothing but a subscription to the very same filter would receive it.
+    """
+
+    __slots__ = ()
 
 
 def validate_subject(subject: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 from jetspark.jetstream import wire
-from jetspark.jetstream.config import check_name
+from jetspark.jetstream.checks import check_name
 
 __all__ = ["BatchAbandoned", "abandoned_subject"]
 

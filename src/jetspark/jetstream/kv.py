@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from jetspark.core.headers import Headers
@@ -24,7 +24,9 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.checks import INT32, check_description, check_fields, check_name
 from jetspark.jetstream.config import (
+    MAX_REPLICAS,
     Compression,
     DeliverPolicy,
     Placement,
@@ -33,10 +35,11 @@ from jetspark.jetstream.config import (
     StreamConfig,
     StreamSource,
     SubjectTransform,
-    check_name,
+    ruled,
 )
+from jetspark.jetstream.features import MESSAGE_TTL
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
-from jetspark.jetstream.operations import Api, message_query
+from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, message_query
 from jetspark.jetstream.operations import Operation as Requests
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
@@ -67,20 +70,20 @@ _is_filter = re.compile(r"(?:(?:[-/_=a-zA-Z0-9]+|\*)\.)*(?:[-/_=a-zA-Z0-9]+|\*|>
 class KVConfig:
     """A bucket. ``None`` means "not mentioned", as in :class:`StreamConfig`."""
 
-    bucket: str
-    description: str | None = None
-    history: int | None = None
+    bucket: str = field(metadata={"check": lambda _, bucket: check_bucket(bucket)})
+    description: str | None = ruled(check=check_description)
+    history: int | None = ruled(low=1, high=MAX_HISTORY)
     """Revisions kept of each key, 1 to 64; the server's default is 1."""
-    ttl_s: float | None = None
+    ttl_s: float | None = ruled(low=0.1)
     """Every entry goes away after so long."""
-    limit_marker_ttl_s: float | None = None
+    limit_marker_ttl_s: float | None = ruled(low=1)
     """Lets single keys have a TTL (needs nats-server 2.11): when one goes away, a marker stays for so long, so that
-    watchers see it.
+    watchers see it. In a bucket with more than one revision of history no key can have a shorter TTL than this.
     """
-    max_bytes: int | None = None
-    max_value_bytes: int | None = None
+    max_bytes: int | None = ruled(low=-1)
+    max_value_bytes: int | None = ruled(low=-1, high=INT32)
     storage: Storage | None = None
-    replicas: int | None = None
+    replicas: int | None = ruled(low=1, high=MAX_REPLICAS)
     compression: Compression | None = None
     placement: Placement | None = None
     republish: Republish | None = None
@@ -94,9 +97,7 @@ class KVConfig:
     metadata: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        check_bucket(self.bucket)
-        if self.history is not None and not 1 <= self.history <= MAX_HISTORY:
-            raise ConfigError(f"history={self.history}: expected 1 to {MAX_HISTORY}")
+        check_fields(self)
         if self.limit_marker_ttl_s is not None and self.limit_marker_ttl_s < 1:
             raise ConfigError(f"limit_marker_ttl_s={self.limit_marker_ttl_s}: expected 1 second or more")
 
@@ -316,7 +317,17 @@ def watch_options(
 class Bucket:
     """The requests of one bucket, written once for both drivers."""
 
-    def __init__(self, api: Api, bucket: str, origin: str, *, direct: bool, atomic: bool) -> None:
+    def __init__(
+        self,
+        api: Api,
+        bucket: str,
+        origin: str,
+        *,
+        direct: bool,
+        atomic: bool,
+        write_prefix: str = DEFAULT_PREFIX,
+        least_ttl_s: float = 0,
+    ) -> None:
         self.name = check_bucket(bucket)
         self.origin = origin
         """The bucket whose subjects are used: this one, or the one it mirrors, which takes the writes."""
@@ -324,13 +335,28 @@ class Bucket:
         self._stream = f"KV_{bucket}"
         self._direct = direct
         self.is_atomic = atomic
+        self._least_ttl_s = least_ttl_s
+        """Where the server makes shorter ones as long as its markers; 0 where it does not, or where nobody knows."""
+        # Between two domains the server lets a bucket's own subjects not pass: there they are part of the API.
+        self._write_prefix = "" if write_prefix == DEFAULT_PREFIX else f"{write_prefix}."
 
     @classmethod
     def of(cls, api: Api, config: StreamConfig) -> Bucket:
         name = config.name.removeprefix("KV_")
         origin = name if config.mirror is None else config.mirror.name.removeprefix("KV_")
+        external = None if config.mirror is None else config.mirror.external
+        # nats-server 2.15 does so where it keeps more than one revision.
+        raises_ttls = origin == name and config.max_messages_per_subject != 1
         # Some clients make buckets without direct access; reading those asks the leader.
-        return cls(api, name, origin, direct=bool(config.allow_direct), atomic=bool(config.allow_atomic))
+        return cls(
+            api,
+            name,
+            origin,
+            direct=bool(config.allow_direct),
+            atomic=bool(config.allow_atomic),
+            write_prefix=api.prefix if external is None else external.api_prefix or api.prefix,
+            least_ttl_s=(config.subject_delete_marker_ttl_s or 0) if raises_ttls else 0,
+        )
 
     def subjects(self, filters: Sequence[str]) -> list[str]:
         """Of keys or patterns."""
@@ -338,9 +364,14 @@ class Bucket:
             raise ConfigError(f"filters={filters!r}: expected a list of keys")
         return [subject_of(self.origin, check_filter(each)) for each in filters]
 
+    def write_subject(self, key: str) -> str:
+        """Where a value of the key is published to; it is stored under ``subject_of``."""
+        return f"{self._write_prefix}{subject_of(self.origin, check_key(key))}"
+
     def put(self, key: str, value: bytes, expect: Expect | None = None, ttl_s: float | None = None) -> Requests[int]:
         headers = publish_headers(None, None, expect, ttl_s)
-        ack = yield from publish(subject_of(self.origin, check_key(key)), value, headers)
+        yield from self._check_ttl(ttl_s)
+        ack = yield from publish(self.write_subject(key), value, headers)
         return ack.sequence
 
     def get(self, key: str, revision: int | None) -> Requests[KVEntry]:
@@ -396,10 +427,23 @@ class Bucket:
         """Delete or purge; with ``revision`` only if that is the last one."""
         expect = None if revision is None else Expect(last_subject_sequence=revision)
         headers = publish_headers(marker_headers(operation), None, expect, ttl_s)
+        yield from self._check_ttl(ttl_s)
         try:
-            yield from publish(subject_of(self.origin, check_key(key)), b"", headers)
+            yield from publish(self.write_subject(key), b"", headers)
         except WrongLastSequence:
             raise Conflict(self.name, (key,)) from None
+
+    def _check_ttl(self, ttl_s: float | None) -> Requests[None]:
+        if ttl_s is None:
+            return
+        yield from self._api.require(MESSAGE_TTL)
+        if ttl_s < self._least_ttl_s:
+            # The server raises it without a word: a lock for a second would be held for thirty.
+            raise ConfigError(
+                f"ttl={ttl_s}: expected at least limit_marker_ttl_s={self._least_ttl_s:g} of bucket {self.name!r}, "
+                "because with history the server makes a shorter one that long; lower limit_marker_ttl_s with "
+                "create_or_update_kv, or use a bucket with history=1"
+            )
 
     def status(self) -> Requests[KVStatus]:
         info = yield from self._api.stream_info(self._stream)
@@ -471,7 +515,7 @@ class Writes:
         if not bucket.is_atomic:
             raise ConfigError(
                 f"bucket {bucket.name!r} does not allow transactions: KVConfig(allow_atomic=True), "
-                "with nats-server 2.14 or newer"
+                "with nats-server 2.12 or newer"
             )
         riders, rest = self._seat_guards()
         result = []
@@ -482,7 +526,7 @@ class Writes:
             elif key in riders:
                 expect = self._guard(riders[key])
             headers = None if operation == "put" else marker_headers(operation)
-            result.append(Write(subject_of(bucket.origin, key), value, headers, expect))
+            result.append(Write(bucket.write_subject(key), value, headers, expect))
         last = result[-1]
         # Only the first message of a key may remove what was before.
         repeated = last.headers if operation != "purge" else marker_headers("delete")

@@ -41,7 +41,8 @@ from jetspark.errors import (
 )
 from jetspark.jetstream import wire
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.config import Compression, Placement, Storage, StreamConfig
+from jetspark.jetstream.checks import check_description, check_fields
+from jetspark.jetstream.config import MAX_REPLICAS, Compression, Placement, Storage, StreamConfig, ruled
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.operations import Api, Operation, message_query
@@ -130,20 +131,20 @@ _DIGEST_PREFIX = "SHA-256="
 class ObjectStoreConfig:
     """A bucket for objects. ``None`` means "not mentioned", as in :class:`StreamConfig`."""
 
-    bucket: str
-    description: str | None = None
-    ttl_s: float | None = None
+    bucket: str = field(metadata={"check": lambda _, bucket: check_bucket(bucket)})
+    description: str | None = ruled(check=check_description)
+    ttl_s: float | None = ruled(low=0.1)
     """Every object goes away after so long."""
-    max_bytes: int | None = None
+    max_bytes: int | None = ruled(low=-1)
     """Of everything in the bucket; a put beyond it is refused."""
     storage: Storage | None = None
-    replicas: int | None = None
+    replicas: int | None = ruled(low=1, high=MAX_REPLICAS)
     compression: Compression | None = None
     placement: Placement | None = None
     metadata: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        check_bucket(self.bucket)
+        check_fields(self)
 
     @classmethod
     def of(cls, config: ObjectStoreConfig | str) -> ObjectStoreConfig:
@@ -638,10 +639,12 @@ class Objects:
         return dataclasses.replace(info, sequence=ack.sequence)
 
 
-def create_bucket(api: Api, config: ObjectStoreConfig, api_level: int, version: str) -> Operation[StreamInfo]:
+def create_bucket(api: Api, config: ObjectStoreConfig, api_level: int | None, version: str) -> Operation[StreamInfo]:
     """Create a bucket's stream, or find the one there is."""
+    if api_level is None:
+        api_level, version = yield from api.facts()
     try:
-        return (yield from api.create_stream(config.to_stream(api_level), api_level, version))
+        return (yield from api.create_stream(config.to_stream(api_level or 0), api_level, version))
     except StreamNameInUse:
         # One of another client, or of an older server, differs in this alone, and is as good.
         return (yield from api.create_stream(config.to_stream(), api_level, version))

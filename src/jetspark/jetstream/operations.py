@@ -10,15 +10,27 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
-from jetspark.core.subjects import validate_filter, validate_subject
-from jetspark.errors import ConfigError, ConsumerNotFound, FeatureUnavailable, ProtocolError, StreamNotFound
-from jetspark.jetstream import wire
-from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig, check_name
+from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
+from jetspark.errors import (
+    ConfigError,
+    ConsumerNotFound,
+    JetStreamUnavailable,
+    PermissionDenied,
+    ProtocolError,
+    ServerError,
+    StreamNotFound,
+)
+from jetspark.jetstream import features, wire
+from jetspark.jetstream.checks import check_name
+from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
+from jetspark.jetstream.features import Feature, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
 
 __all__ = [
+    "DEFAULT_PREFIX",
     "LEADERLESS_RETRIES",
     "LEADERLESS_WAIT_S",
     "Api",
@@ -36,9 +48,6 @@ T = TypeVar("T")
 # timeout is never answered by asking again: the message may have been stored.
 LEADERLESS_RETRIES = 3
 LEADERLESS_WAIT_S = 0.25
-
-# The release that brought each API level.
-_RELEASES = {1: "2.11", 2: "2.12", 3: "2.14", 4: "2.14", 5: "2.15"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +84,57 @@ def api_prefix(domain: str | None, prefix: str | None) -> str:
     return "$JS.API"
 
 
+DEFAULT_PREFIX = "$JS.API"
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """The requests below one prefix."""
 
-    prefix: str = "$JS.API"
+    prefix: str = DEFAULT_PREFIX
+    connection: Connection | None = None
+    """Tells which server is asked; without it nothing is known of the server."""
+    _heard: dict[int, ServerFacts] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    """What was answered in which session of the connection: the last one only."""
+
+    # ---- the server --------------------------------------------------------------------------------------------
+
+    def known(self) -> ServerFacts:
+        """What is known of the server without asking."""
+        connection = self.connection
+        if connection is None:
+            return features.UNKNOWN
+        if self.prefix == DEFAULT_PREFIX and connection.info.has_jetstream:
+            return features.facts_of(connection.info)
+        return self._heard.get(connection.sessions, features.UNKNOWN)
+
+    def facts(self) -> Operation[ServerFacts]:
+        """What the server says of itself, asked for once in a session, and only where it is not known."""
+        facts = self.known()
+        connection = self.connection
+        if connection is None or facts.level is not None or connection.sessions in self._heard:
+            return facts
+        session = connection.sessions
+        try:
+            reply = yield from self._ask("INFO")
+            facts = ServerFacts(features.level_in(reply), "")
+        except (JetStreamUnavailable, PermissionDenied, ServerError, ProtocolError):
+            pass  # what needs it goes on without; what is really wrong shows there
+        self._heard.clear()
+        self._heard[session] = facts
+        return facts
+
+    def require(self, feature: Feature) -> Operation[None]:
+        """Raises:
+        FeatureUnavailable: The server is too old for it.
+        """
+        feature.check((yield from self.facts()))
+
+    def _check_config(self, config: StreamConfig | ConsumerConfig, level: int | None, version: str) -> Operation[None]:
+        mentioned = wire.required(config)
+        if mentioned:
+            known = ServerFacts(level, version)
+            features.check_config(mentioned, known if level is not None else (yield from self.facts()))
 
     # ---- the account -------------------------------------------------------------------------------------------
 
@@ -90,20 +145,22 @@ class Api:
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    def create_stream(self, config: StreamConfig, api_level: int, version: str) -> Operation[StreamInfo]:
-        _check_level(config, api_level, version)
+    def create_stream(self, config: StreamConfig, api_level: int | None, version: str) -> Operation[StreamInfo]:
+        yield from self._check_config(config, api_level, version)
         reply = yield from self._ask(f"STREAM.CREATE.{config.name}", wire.encode(config))
         return _stream_info(reply)
 
-    def update_stream(self, config: StreamConfig, api_level: int, version: str) -> Operation[StreamInfo]:
+    def update_stream(self, config: StreamConfig, api_level: int | None, version: str) -> Operation[StreamInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
-        _check_level(config, api_level, version)
+        yield from self._check_config(config, api_level, version)
         present = yield from self._ask(f"STREAM.INFO.{config.name}")
         changed = _merged(_object(present, "config"), wire.encode(config))
         reply = yield from self._ask(f"STREAM.UPDATE.{config.name}", changed)
         return _stream_info(reply)
 
-    def create_or_update_stream(self, config: StreamConfig, api_level: int, version: str) -> Operation[StreamInfo]:
+    def create_or_update_stream(
+        self, config: StreamConfig, api_level: int | None, version: str
+    ) -> Operation[StreamInfo]:
         try:
             return (yield from self.update_stream(config, api_level, version))
         except StreamNotFound:
@@ -184,10 +241,10 @@ class Api:
     # ---- consumers ---------------------------------------------------------------------------------------------
 
     def create_consumer(
-        self, stream: str, config: ConsumerConfig, api_level: int, version: str
+        self, stream: str, config: ConsumerConfig, api_level: int | None, version: str
     ) -> Operation[ConsumerInfo]:
         check_name("stream", stream)
-        _check_level(config, api_level, version)
+        yield from self._check_config(config, api_level, version)
         name = config.name or config.durable_name
         if config.ack_policy is None:
             # The server's own default is "none"; losing messages should take a word.
@@ -195,21 +252,18 @@ class Api:
         body = {"stream_name": stream, "config": _consumer_fields(config), "action": "create"}
         if name is None:
             reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body)
-        elif config.filter_subject and not config.filter_subjects:
-            # The filter in the subject lets permissions say who may consume what.
-            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}.{config.filter_subject}", body)
         else:
-            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+            reply = yield from self._ask(_consumer_subject(stream, name, config.filter_subject), body)
         return _consumer_info(reply)
 
     def update_consumer(
-        self, stream: str, config: ConsumerConfig, api_level: int, version: str
+        self, stream: str, config: ConsumerConfig, api_level: int | None, version: str
     ) -> Operation[ConsumerInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
         name = config.name or config.durable_name
         if name is None:
             raise ConfigError("update_consumer: expected name or durable_name to say which one")
-        _check_level(config, api_level, version)
+        yield from self._check_config(config, api_level, version)
         present = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
         # Merged as the server wrote it: our own types would cut nanoseconds off a start time it refuses to change.
         fields = _merged(_object(present, "config"), _consumer_fields(config))
@@ -218,12 +272,11 @@ class Api:
         elif config.filter_subjects:
             fields.pop("filter_subject", None)
         body = {"stream_name": stream, "config": fields, "action": "update"}
-        one = f".{fields['filter_subject']}" if fields.get("filter_subject") else ""
-        reply = yield from self._ask(f"CONSUMER.CREATE.{stream}.{name}{one}", body)
+        reply = yield from self._ask(_consumer_subject(stream, name, fields.get("filter_subject")), body)
         return _consumer_info(reply)
 
     def create_or_update_consumer(
-        self, stream: str, config: ConsumerConfig, api_level: int, version: str
+        self, stream: str, config: ConsumerConfig, api_level: int | None, version: str
     ) -> Operation[ConsumerInfo]:
         # Not the server's own "either": that resets everything the configuration does not mention.
         if config.name is not None or config.durable_name is not None:
@@ -241,15 +294,18 @@ class Api:
         yield from self._ask(f"CONSUMER.DELETE.{check_name('stream', stream)}.{check_name('name', name)}")
 
     def pause_consumer(self, stream: str, name: str, until: datetime.datetime | None) -> Operation[None]:
+        yield from self.require(features.CONSUMER_PAUSE)
         body = {"pause_until": wire.time_text(until)} if until is not None else {}
         yield from self._ask(f"CONSUMER.PAUSE.{check_name('stream', stream)}.{check_name('name', name)}", body)
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
+        yield from self.require(features.CONSUMER_RESET)
         body = {"seq": sequence} if sequence is not None else {}
         reply = yield from self._ask(f"CONSUMER.RESET.{check_name('stream', stream)}.{check_name('name', name)}", body)
         return _consumer_info(reply)
 
     def unpin_consumer(self, stream: str, name: str, group: str) -> Operation[None]:
+        yield from self.require(features.CONSUMER_UNPIN)
         subject = f"CONSUMER.UNPIN.{check_name('stream', stream)}.{check_name('name', name)}"
         yield from self._ask(subject, {"group": group})
 
@@ -267,8 +323,18 @@ class Api:
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
-        message = yield Request(f"{self.prefix}.{what}", _json(body) if body else b"")
+        subject = f"{self.prefix}.{what}"
+        if isinstance(what, ApiSubject):
+            subject = ApiSubject(subject)
+        message = yield Request(subject, _json(body) if body else b"")
         return wire.read_reply(message.data)
+
+
+def _consumer_subject(stream: str, name: str, filter_subject: str | None) -> str:
+    # The filter in the subject lets permissions say who may consume what.
+    if filter_subject:
+        return ApiSubject(f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}")
+    return f"CONSUMER.CREATE.{stream}.{name}"
 
 
 def message_query(
@@ -349,9 +415,3 @@ def _consumer_fields(config: ConsumerConfig) -> dict[str, Any]:
     elif config.deliver_policy is None and config.start_time is not None:
         config = dataclasses.replace(config, deliver_policy="by_start_time")
     return wire.encode(config)
-
-
-def _check_level(config: StreamConfig | ConsumerConfig, api_level: int, version: str) -> None:
-    needed, name = wire.required_level(config)
-    if needed > api_level:
-        raise FeatureUnavailable(name, _RELEASES.get(needed, f"with API level {needed}"), version)

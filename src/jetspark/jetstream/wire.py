@@ -16,6 +16,7 @@ import typing
 from typing import Any, TypeVar
 
 from jetspark.errors import ProtocolError, ServerError
+from jetspark.jetstream.checks import check_types
 from jetspark.jetstream.errors import server_error
 
 __all__ = [
@@ -110,9 +111,30 @@ def decode(kind: type[T], fields: collections.abc.Mapping[str, Any]) -> T:
                 known[entry.name] = _decode_value(content, entry)
         if any(entry.name == "extra" for entry in dataclasses.fields(typing.cast(Any, kind))):
             known["extra"] = rest
-        return kind(**known)
+        return kind(**known) if not hasattr(kind, "__post_init__") else _unjudged(kind, known)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{kind.__name__} we cannot read: {error}") from error
+
+
+def _unjudged(kind: type[T], known: dict[str, Any]) -> T:
+    """A configuration as the server has it.
+
+    What we would refuse to send may be there all the same: a word of a newer server, a value another client got past an
+    older one. Such a stream can be looked at, listed, and updated in everything else.
+    """
+    config = object.__new__(kind)
+    for entry in dataclasses.fields(typing.cast(Any, kind)):
+        if entry.name in known:
+            value = known[entry.name]
+        elif entry.default is not dataclasses.MISSING:
+            value = entry.default
+        elif entry.default_factory is not dataclasses.MISSING:
+            value = entry.default_factory()
+        else:
+            raise TypeError(f"{entry.metadata.get('wire', entry.name)} is missing")
+        object.__setattr__(config, entry.name, value)
+    check_types(config)
+    return config
 
 
 def _decode_value(value: Any, entry: _Field) -> Any:
@@ -133,6 +155,7 @@ class _Field:
     wire: str
     unit: str
     level: int
+    release: str
     kind: type | None
     """The dataclass of the value, or of each element."""
     is_list: bool
@@ -156,7 +179,8 @@ def _read_fields(kind: Any) -> tuple[_Field, ...]:
         if wire:
             nested, is_list = _nested(hints[entry.name])
             unit, level = entry.metadata.get("unit", ""), entry.metadata.get("level", 0)
-            result.append(_Field(entry.name, wire, unit, level, nested, is_list))
+            release = entry.metadata.get("release", "")
+            result.append(_Field(entry.name, wire, unit, level, release, nested, is_list))
     return tuple(result)
 
 
@@ -174,11 +198,26 @@ def _nested(hint: Any) -> tuple[type | None, bool]:
     return (hint, False) if isinstance(hint, type) and dataclasses.is_dataclass(hint) else (None, False)
 
 
+# Words that are younger than the field they stand in.
+_WORD_LEVELS = {("ack_policy", "flow_control"): 4, ("priority_policy", "prioritized"): 2}
+
+
+def required(value: Any) -> list[tuple[str, int, str]]:
+    """The mentioned fields that need a certain server: name, API level, and the release for those older than levels."""
+    needed = []
+    for entry in _fields(type(value)):
+        content = getattr(value, entry.name)
+        if content:
+            word_level = _WORD_LEVELS.get((entry.name, content), 0) if isinstance(content, str) else 0
+            level = max(entry.level, word_level)
+            if level or entry.release:
+                needed.append((entry.name, level, entry.release))
+    return needed
+
+
 def required_level(value: Any) -> tuple[int, str]:
     """The highest API level any mentioned field needs, and the name of that field."""
-    needed = [(entry.level, entry.name) for entry in _fields(type(value)) if getattr(value, entry.name)]
-    if getattr(value, "ack_policy", None) == "flow_control":
-        needed.append((4, "ack_policy"))
+    needed = [(level, name) for name, level, _ in required(value) if level]
     return max(needed, default=(0, ""))
 
 

@@ -17,6 +17,10 @@ Messages go out without waiting, but for the first (and every n-th, if asked for
 the stream takes batches and has a place for this one. It also means that no copy of the first message is still on its
 way, and with that, that a commit which comes late comes too late: see :mod:`jetspark.publish.resolving`.
 
+Servers before 2.14 know no end-of-batch message: there the last message has to say that it is the last. So each is held
+back until the next one is added, and the commit sends the one that is left. All of that happens in :meth:`ask`, so
+``wants_ack`` is always true then, and ``pack`` takes nothing.
+
 Invariants: ``sequence`` counts the messages handed to the connection, and only those, so whatever raises before that
 leaves the batch as it was. A sequence is handed over once, except after the server said that it took no notice of it.
 A commit is handed over at most once. The message that makes the server forget a batch can never be stored.
@@ -46,6 +50,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
+from jetspark.jetstream.features import ATOMIC_BATCH, END_OF_BATCH
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import check_batch_id, read_pub_ack
@@ -64,7 +69,6 @@ RETRY_WAIT_MAX_S = 0.5
 # the next is packed.
 PACK_BYTES = 64 << 10
 
-_ATOMIC, _END_OF_BATCH = (2, "2.12"), (3, "2.14")
 _MESSAGE_TOO_LARGE = 10054
 
 
@@ -110,8 +114,11 @@ class AtomicMachine:
         self.ack: PubAck | None = None
         self.sequence = 0
         """Messages handed to the connection; the end-of-batch message is none."""
-        self.wants_ack = ack_first
-        """Whether the next message is to wait for its acknowledgement: :meth:`ask` instead of :meth:`add`."""
+        self._holds_back = api.known().lacks(END_OF_BATCH.level)
+        self._held: tuple[str, bytes, Headers] | None = None
+        self._is_ack_due = ack_first
+        self.wants_ack = ack_first or self._holds_back
+        """Whether the next message may have to wait: :meth:`ask` instead of :meth:`add`."""
         self._connection, self._api = connection, api
         self._ack_every = ack_every
         self._timeout_s, self._jitter = timeout_s, jitter
@@ -130,6 +137,11 @@ class AtomicMachine:
         self._is_waiting = False
         self._may_be_staged = False
         self._reason = ""
+
+    @property
+    def added(self) -> int:
+        """Messages in the batch, the one that is held back included."""
+        return self.sequence + (self._held is not None)
 
     # ---- messages ----------------------------------------------------------------------------------------------
 
@@ -166,8 +178,10 @@ class AtomicMachine:
         """
         if self.outcome != "open" or self._is_waiting:
             raise self._misuse()
-        if not self.sequence:
+        if not self.added:
             self._begin()
+        if self._holds_back:
+            return Pack(self.sequence)
         number, size_bytes = self.sequence, 0
         last = None if self._ack_every is None else (number // self._ack_every + 1) * self._ack_every - 1
         pack = Pack(number)
@@ -214,10 +228,23 @@ class AtomicMachine:
         """Hand over a message and wait for its acknowledgement."""
         if self.outcome != "open" or self._is_waiting:
             raise self._misuse()
-        is_first = not self.sequence
-        if is_first:
+        if not self.added:
+            yield from self._learn_level()
             self._begin()
-        request = Request(subject, data, self._headers(subject, headers, self.sequence + 1), may_be_leaderless=is_first)
+        if self._holds_back:
+            yield from self._hold(subject, data, headers)
+            return
+        request = Request(
+            subject,
+            data,
+            self._headers(subject, headers, self.sequence + 1),
+            may_be_leaderless=not self.sequence,
+        )
+        yield from self._ask(request, lambda: self._note(subject, headers))
+
+    def _ask(self, request: Request, note: Callable[[], None]) -> Operation[None]:
+        """``note`` counts the message as one that was handed over."""
+        is_first = not self.sequence
         self._is_waiting = True
         try:
             reply = yield from self._persist(request, is_first=is_first)
@@ -225,19 +252,62 @@ class AtomicMachine:
             raise  # not accepted
         except BaseException as error:
             # No commit was sent and none will be: whatever became of this message, nothing will be stored.
-            self._note(subject, headers)
+            note()
             self._end("not stored", error, is_first=is_first)
             if isinstance(error, Exception):
                 yield from self._drop()
             raise
         finally:
             self._is_waiting = False
-        self._note(subject, headers)
+        note()
         if reply.data:
             # A server that does not know batches stored the message as one like any other.
             self._end("unknown", reason := "the stream stored a message at once, as if it were not part of a batch")
             raise BatchInDoubt(self.id, reason)
         self._first_has_arrived = True
+
+    def _learn_level(self) -> Operation[None]:
+        """Whether the server knows an end-of-batch message, should that have to be asked for."""
+        self._is_waiting = True
+        try:
+            facts = yield from self._api.facts()
+        finally:
+            self._is_waiting = False
+        self._holds_back = self._holds_back or facts.lacks(END_OF_BATCH.level)
+        self.wants_ack = self.wants_ack or self._holds_back
+
+    def _hold(self, subject: str, data: bytes, headers: HeadersLike | None) -> Operation[None]:
+        """Keep a message, which may be the last, and hand over the one before it."""
+        fields = self._headers(subject, headers, self.added + 1)
+        self._vet(subject, data, fields)
+        yield from self._hand_over()
+        self._held = subject, data, fields
+        self._remember(subject, headers)
+
+    def _vet(self, subject: str, data: bytes, fields: Headers) -> None:
+        """What a connection would refuse is refused now, and not when it is too late to leave it out."""
+        self._connection.address(subject)
+        self._connection.payload(data, len(encode(fields)) + len("Nats-Batch-Commit: 1\r\n"))
+
+    def _hand_over(self) -> Operation[None]:
+        """The message that is held back, if there is one."""
+        if self._held is None:
+            return
+        subject, data, fields = self._held
+        if self._is_ack_due:
+            request = Request(subject, data, fields, may_be_leaderless=not self.sequence)
+            yield from self._ask(request, self._count_held)
+            return
+        self._is_waiting = True
+        try:
+            yield Request(subject, data, fields, is_silent=True)
+        finally:
+            self._is_waiting = False
+        self._count_held()
+
+    def _count_held(self) -> None:
+        self._held = None
+        self._count(1)
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
@@ -247,21 +317,19 @@ class AtomicMachine:
         """Store everything: with ``subject``, this last message too; without, what was added."""
         if self.outcome != "open" or self._is_waiting:
             raise self._misuse()
-        is_first = not self.sequence
         if subject is not None:
-            if is_first:
+            if not self.added:
                 self._begin()
-            fields = self._headers(subject, headers, self.sequence + 1, commit="1")
-            request = Request(subject, data, fields, may_be_leaderless=is_first)
+            fields = self._headers(subject, headers, self.added + 1, commit="1")
+            if self._held is not None:
+                self._vet(subject, data, fields)
+                yield from self._hand_over()
+            request = Request(subject, data, fields, may_be_leaderless=not self.sequence)
         else:
             if data or headers:
                 raise ConfigError("commit with data or options and no subject: expected the subject it goes to")
-            if is_first:
-                raise UsageError(f"batch {self.id!r} has no messages: there is nothing to commit")
-            self._check_level(*_END_OF_BATCH, "commit() without a last message")
-            request = Request(
-                self._last_subject, b"", self._headers(self._last_subject, None, self.sequence + 1, commit="eob")
-            )
+            request = self._last_request()
+        is_first = not self.sequence
         if self._connection.is_closed:
             self._end("not stored", closed := ConnectionClosed("the connection was closed before the batch's commit"))
             raise closed
@@ -274,8 +342,7 @@ class AtomicMachine:
             self.outcome, self._reason = "open", ""  # not accepted
             raise
         except BaseException as error:
-            if subject is not None:
-                self._note(subject, headers)
+            self._note_committed(subject, headers)
             if _is_refusal(error):
                 self._end("not stored", error, is_first=is_first)
                 yield from self._drop()
@@ -285,8 +352,7 @@ class AtomicMachine:
             raise  # cancelled, or interrupted
         finally:
             self._is_waiting = False
-        if subject is not None:
-            self._note(subject, headers)
+        self._note_committed(subject, headers)
         if ack.batch != self.id or ack.batch_size != self.sequence:
             self._end("unknown", "its acknowledgement was for something else")
             raise BatchInDoubt(
@@ -297,17 +363,38 @@ class AtomicMachine:
         self.ack = ack
         return ack
 
+    def _last_request(self) -> Request:
+        """The commit of what was added: the message that is held back, or one that only says so."""
+        if not self.added:
+            raise UsageError(f"batch {self.id!r} has no messages: there is nothing to commit")
+        if self._held is not None:
+            subject, data, fields = self._held
+            fields = Headers(fields)
+            fields.add("Nats-Batch-Commit", "1")
+            return Request(subject, data, fields, may_be_leaderless=not self.sequence)
+        END_OF_BATCH.check(self._api.known())
+        fields = self._headers(self._last_subject, None, self.sequence + 1, commit="eob")
+        return Request(self._last_subject, b"", fields)
+
+    def _note_committed(self, subject: str | None, headers: HeadersLike | None) -> None:
+        """The commit was handed over, and with it the last message, if it is one."""
+        if subject is not None:
+            self._note(subject, headers)
+        elif self._held is not None:
+            self._count_held()
+
     def discard(self) -> Operation[None]:
         """Store nothing, and make the server forget what it has."""
         if self._is_waiting or self.outcome in ("stored", "unknown"):
             raise self._misuse()
         if self.outcome == "open":
             self._end("not stored", "it was discarded")
+        self._held = None
         yield from self._drop()
 
     def leave(self, *, failed: bool) -> Operation[None]:
         """The block is over: commit what is open, or, if the block failed, see to it that nothing is stored."""
-        if self.outcome == "open" and not failed and self.sequence:
+        if self.outcome == "open" and not failed and self.added:
             try:
                 yield from self.commit()
             except (FeatureUnavailable, BufferFull) as error:
@@ -317,6 +404,7 @@ class AtomicMachine:
             return
         if self.outcome == "open":
             self._end("not stored", "its block was left by an exception" if failed else "it had no messages")
+        self._held = None
         if self.outcome == "not stored":
             yield from self._drop()
 
@@ -357,13 +445,8 @@ class AtomicMachine:
 
     def _begin(self) -> None:
         # A server that does not know batches would store each message at once.
-        self._check_level(*_ATOMIC, "atomic_batch")
+        ATOMIC_BATCH.check(self._api.known())
         self._session = self._connection.sessions
-
-    def _check_level(self, needed: int, release: str, feature: str) -> None:
-        info = self._connection.info
-        if int(info.fields.get("api_lvl", 0)) < needed:
-            raise FeatureUnavailable(feature, release, info.version)
 
     def _header_bytes(self, number: int) -> int:
         return self._prefix_bytes + len(str(number))
@@ -384,9 +467,9 @@ class AtomicMachine:
         for name in headers:
             if name.lower().startswith("nats-batch-"):
                 raise ConfigError(f"header {name}: the batch sets it; choose another name")
-        if self.sequence and "Nats-Expected-Last-Sequence" in headers:
+        if self.added and "Nats-Expected-Last-Sequence" in headers:
             raise ConfigError(
-                f"expect.last_sequence={headers['Nats-Expected-Last-Sequence']} on message {self.sequence + 1} of a "
+                f"expect.last_sequence={headers['Nats-Expected-Last-Sequence']} on message {self.added + 1} of a "
                 "batch: the server compares it on the first only; expect it there"
             )
         if "Nats-Expected-Last-Subject-Sequence" in headers:
@@ -412,6 +495,10 @@ class AtomicMachine:
     def _note(self, subject: str, headers: HeadersLike | None) -> None:
         """The message was handed over."""
         self._count(1)
+        self._remember(subject, headers)
+
+    def _remember(self, subject: str, headers: HeadersLike | None) -> None:
+        """What later messages are checked against."""
         if subject not in self._subjects:
             self._subjects[subject] = subject.encode()
         self._last_subject = subject
@@ -424,7 +511,8 @@ class AtomicMachine:
     def _count(self, messages: int) -> None:
         self.sequence += messages
         self._may_be_staged = True
-        self.wants_ack = self._ack_every is not None and (self.sequence + 1) % self._ack_every == 0
+        self._is_ack_due = self._ack_every is not None and (self.sequence + 1) % self._ack_every == 0
+        self.wants_ack = self._is_ack_due or self._holds_back
 
     def _persist(self, request: Request, *, is_first: bool) -> Operation[CoreMessage]:
         """The answer; while there is no place for a new batch, which leaves no trace at the server, asked for again.
@@ -506,7 +594,7 @@ class AtomicFace:
     @property
     def sequence(self) -> int:
         """Messages added so far."""
-        return self._machine.sequence
+        return self._machine.added
 
     @property
     def ack(self) -> PubAck | None:

@@ -50,6 +50,7 @@ from jetspark.errors import (
     BufferFull,
     ConfigError,
     ConnectionClosed,
+    FeatureUnavailable,
     JetSparkError,
     JetStreamUnavailable,
     ServerError,
@@ -617,4 +618,4 @@ def _is_hopeless(error: JetSparkError | Exception) -> bool:
     cause = error.__cause__ if isinstance(error, BatchInDoubt) else error
     if isinstance(cause, BatchUnknown | JetStreamUnavailable | BatchCutShort):
         return False
-    return isinstance(cause, ServerError) and cause.err_code in _HOPELESS
+    return isinstance(cause, FeatureUnavailable) or (isinstance(cause, ServerError) and cause.err_code in _HOPELESS)

@@ -52,6 +52,7 @@ from jetspark.errors import (
     BatchInDoubt,
     BatchUnknown,
     ConnectionClosed,
+    FeatureUnavailable,
     JetSparkError,
     JetStreamUnavailable,
     PermissionDenied,
@@ -482,6 +483,8 @@ class FastMachine:
                 self._on_error(*_place_of(message.subject), error, now)
             case _ if isinstance(reply.get("batch"), str):
                 self._on_final(wire.decode(PubAck, reply))
+            case None if self.is_opening and isinstance(reply.get("seq"), int):
+                self._on_plain_ack(str(reply.get("stream")))
             case _:
                 raise ProtocolError(f"an answer to a fast batch that is none: {message.data[:80]!r}")
 
@@ -609,6 +612,12 @@ class FastMachine:
             self._over(BatchCutShort(self._id, count, str(self._hole or "the server ended it")))
         else:
             self._over(BatchInDoubt(self._id, "the server ended the batch, though gaps are allowed", 0))
+
+    def _on_plain_ack(self, stream: str) -> None:
+        """The stream's leader is too old to know batches: it stored the first message like any other."""
+        self.acknowledged = 1
+        reason = f"older: stream {stream!r} is led by one that stored the first message as a plain one"
+        self._over(FeatureUnavailable("fast ingest", "2.14", reason))
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
         """Something happened to the connection."""

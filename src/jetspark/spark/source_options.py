@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from jetspark.core.subjects import is_subset, overlaps, validate_filter
 from jetspark.errors import ConfigError
-from jetspark.jetstream.config import check_name
+from jetspark.jetstream.checks import check_name
 from jetspark.spark.offsets import Limits, Sizes
 from jetspark.spark.options import Connecting, boolean, count, milliseconds, names, option, size
 
