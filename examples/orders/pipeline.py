@@ -3,6 +3,8 @@
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import jetspark.spark
+
 STREAM, DEAD_LETTERS = "ORDERS", "ORDERS_DEAD"
 ORDER_STATE, DAILY_REVENUE = "order_state", "daily_revenue"
 
@@ -60,18 +62,10 @@ def with_reason(batch: DataFrame) -> DataFrame:
 
 
 def fold(events: DataFrame, servers: str, bucket: str, projection: str) -> None:
-    """All events of a key in one task; the sink does the rest."""
+    """The events of a key come into one task, which stores the new state."""
     rows = events.select("key", "sequence", F.to_json("event").alias("event"))
     partitions = events.sparkSession.sparkContext.defaultParallelism
-    (
-        rows.repartition(partitions, "key")
-        .write.format("jetstream_fold")
-        .option("servers", servers)
-        .option("bucket", bucket)
-        .option("fold", projection)
-        .mode("append")
-        .save()
-    )
+    jetspark.spark.fold(rows, partitions=partitions, servers=servers, bucket=bucket, fold=projection)
 
 
 def put_aside(bad: DataFrame, servers: str) -> None:
