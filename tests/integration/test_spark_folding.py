@@ -276,10 +276,11 @@ def test_two_writes_of_a_batch_with_keys_or_buckets_of_their_own_are_both_folded
 def test_fold_makes_its_own_partitions_and_refuses_those_of_others(
     spark: SparkSession, server: NatsServer, js: JetStream
 ) -> None:
-    bucket = new_bucket(js)
     frame = frame_of(spark, 20_000, partitions=4)
-    fold(frame, partitions=3, **options_of(server, bucket))
-    assert state_of(bucket) == folded(rows_of(20_000))
+    for partitions in (1, None, 3):
+        bucket = new_bucket(js)
+        fold(frame, partitions=partitions, **options_of(server, bucket))
+        assert state_of(bucket) == folded(rows_of(20_000))
     elsewhere = frame.withColumn("partition", F.lit(7))
     with pytest.raises(Exception, match=r"storedBy=tasks, and key 'k\d' is in partition \d instead of 7"):
         write(elsewhere, options_of(server, bucket, storedBy="tasks"))

@@ -121,6 +121,8 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
         frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
         frame = frame.select(checked("value").alias("data"))
     writer = frame.writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
+    if "each" in job:
+        return writer.foreachBatch(lambda batch, _: write_each(batch, job["each"])).start()
     if "fold" not in job:
         return writer.format("troubled").options(**job["options"]).start()
 
@@ -131,6 +133,12 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
         rows.write.format("troubled_fold").options(**job["fold"]).mode("append").save()
 
     return writer.foreachBatch(fold).start()
+
+
+def write_each(batch: DataFrame, options: dict[str, str]) -> None:
+    batch.write.format("jetstream").options(**options).mode("append").save()
+    if HANGS == "after the write":
+        hang()
 
 
 def main() -> None:
