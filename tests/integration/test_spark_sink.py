@@ -279,6 +279,27 @@ def test_two_writes_of_a_batch_to_the_same_subject_need_names(
         assert Counter(stored(stream)) == Counter(3 * expected)
 
 
+def test_a_write_of_foreach_batch_that_could_not_be_recognised_says_so(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js)
+    expected = lines(inputs, 0, 10)
+    options = {"subject": f"{stream.name}.x", "whenNotExactlyOnce": "fail"}
+
+    def grouped(batch: DataFrame) -> None:
+        spark.sparkContext.setJobGroup("mine", "a group of its own")
+        write(batch, server, **options)
+
+    with pytest.raises(Exception, match=r"the job group is 'mine', not Spark's own.*writeId"):
+        copy_each(spark, tmp_path, grouped)
+    with pytest.raises(Exception, match=r"without writeId \(ledger=false\)"):
+        copy_each(spark, tmp_path, lambda batch: write(batch, server, **options, ledger="false"))
+    assert stored(stream) == []
+    options["writeId"] = "copy"
+    copy_each(spark, tmp_path, grouped)
+    assert stored(stream) == expected
+
+
 def test_a_checkpoint_that_was_put_back_is_refused(
     spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
 ) -> None:
