@@ -6,6 +6,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+import jetspark.spark
+
 
 @dataclass(frozen=True)
 class Place:
@@ -94,18 +96,10 @@ def with_reason(batch: DataFrame) -> DataFrame:
 
 
 def fold(events: DataFrame, place: Place, bucket: str, projection: str) -> None:
-    """All events of a key in one task; the sink does the rest."""
+    """The events of a key come into one task, which stores the new state."""
     rows = events.select("key", "sequence", F.to_json("event").alias("event"))
     partitions = events.sparkSession.sparkContext.defaultParallelism
-    (
-        rows.repartition(partitions, "key")
-        .write.format("jetstream_fold")
-        .option("servers", place.servers)
-        .option("bucket", bucket)
-        .option("fold", projection)
-        .mode("append")
-        .save()
-    )
+    jetspark.spark.fold(rows, partitions=partitions, servers=place.servers, bucket=bucket, fold=projection)
 
 
 def put_aside(bad: DataFrame, place: Place) -> None:

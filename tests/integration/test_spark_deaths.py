@@ -156,6 +156,26 @@ def test_drivers_killed_and_started_again_after_the_duplicate_window_store_every
     assert Counter(stored(stream)) == Counter(expected)
 
 
+def test_a_driver_killed_between_a_write_of_foreach_batch_and_its_commit_stores_every_row_once(
+    server: NatsServer, js: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
+) -> None:
+    source, copy = new_stream(js), new_stream(js)
+    expected, _ = events(js, source, 20_000)
+    job = {
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "reads": reading(server, source, len(expected)),
+        "each": {"servers": server.url, "subject": f"{copy.name}.x"},
+    }
+    first, second = drivers(job, hangs="after the write"), drivers(job)
+    first.go()
+    first.wait_for("hangs")
+    assert copy.info().state.messages == len(expected)
+    first.kill()
+    second.go()
+    second.finish()
+    assert Counter(stored(copy)) == Counter(expected)
+
+
 def test_ten_deaths_of_the_driver_leave_every_message_once_in_the_copy_and_every_event_once_in_the_state(
     server: NatsServer, js: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
 ) -> None:

@@ -8,6 +8,7 @@ import itertools
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -386,6 +387,45 @@ def test_a_restart_of_the_server_in_the_middle_loses_nothing(batched: bool) -> N
         # Each once: what was in doubt was recognised, not written again.
         state = stored.info().state
         assert (state.messages, state.subject_count) == (40_000, 40_000)
+
+
+@pytest.mark.parametrize("guard", ["none", "revision", "sequence"])
+def test_the_sink_loses_nothing_when_the_server_dies_while_a_task_writes(guard: str) -> None:
+    schema = StructType().add("key", "string").add("value", "string")
+    names = ["key", "value"] if guard == "none" else ["key", "value", guard]
+    schema = schema if guard == "none" else schema.add(guard, "long")
+    count, size = 40_000, 2_000
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, count, size):
+            numbers = range(start, start + size)
+            columns: list[list[Any]] = [[f"k.{number}" for number in numbers], [f"v{number}" for number in numbers]]
+            columns += [] if guard == "none" else [[0 if guard == "revision" else number + 1 for number in numbers]]
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=names)
+
+    with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
+        js = client.jetstream()
+        name = new_bucket(js, history=5).bucket
+        writer = kv.batch_writer(
+            {"servers": server.url, "bucket": name, "guard": guard, "batchSize": "2000"}, schema, False
+        )
+        written: list[Any] = []
+        thread = threading.Thread(target=lambda: written.append(writer.write(batches())))
+        thread.start()
+        stored = js.stream(f"KV_{name}")
+        while stored.info().state.last_sequence < 3000:
+            pass
+        server.kill()
+        assert thread.is_alive()
+        server.start()
+        thread.join()
+        assert [(each.rows, each.written, each.conflicts) for each in written] == [(count, count, 0)]
+        state = stored.info().state
+        assert state.subject_count == count
+        # Only what is written whatever is there may be there twice, with the same value.
+        assert (state.messages == count) or guard == "none"
+        found = {message.subject.partition(f"{name}.")[2]: message.data for message in stored.get_messages()}
+        assert found == {f"k.{number}": b"v%d" % number for number in range(count)}
 
 
 def test_a_fold_waits_for_a_server_that_is_away() -> None:

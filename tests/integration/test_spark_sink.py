@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,6 +213,91 @@ def test_a_committed_batch_that_spark_did_not_note_is_not_written_again_and_the_
     expected += lines(inputs, 1, 50)
     run()
     assert Counter(stored(stream)) == Counter(expected)
+
+
+def copy_each(
+    spark: SparkSession, tmp_path: Path, write_batch: Callable[[DataFrame], object], *, then: Exception | None = None
+) -> None:
+    """Lines of files by ``foreachBatch``, a file a batch, until there are no more; or a failure at the end of one."""
+    frame = spark.readStream.option("maxFilesPerTrigger", "1").text(str(tmp_path / "in"))
+
+    def each(batch: DataFrame, _: int) -> None:
+        write_batch(batch.withColumnRenamed("value", "data"))
+        if then is not None:
+            raise then
+
+    query = (
+        frame.writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+@pytest.mark.parametrize("options", [{}, {"writeId": "copy"}, {"writeId": "copy", "ledger": "false"}], ids=str)
+def test_a_batch_of_foreach_batch_that_spark_repeats_is_stored_once(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path, options: dict[str, str]
+) -> None:
+    # Only the ledger knows the rows after the window.
+    stream = new_stream(js, duplicate_window_s=1.0 if "ledger" not in options else 120.0)
+    expected = [line for file in range(2) for line in lines(inputs, file, 500)]
+
+    def write_batch(batch: DataFrame) -> None:
+        write(batch, server, subject=f"{stream.name}.x", **options)
+
+    with pytest.raises(Exception, match="stopped before the commit"):
+        copy_each(spark, tmp_path, write_batch, then=RuntimeError("stopped before the commit"))
+    assert stream.info().state.messages == 500
+    if "ledger" not in options:
+        time.sleep(1.2)
+    copy_each(spark, tmp_path, write_batch)
+    assert stored(stream) == expected
+
+
+def test_two_writes_of_a_batch_to_the_same_subject_need_names(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js)
+    expected = lines(inputs, 0, 200)
+
+    def write_twice(second: dict[str, str]) -> Callable[[DataFrame], None]:
+        def write_batch(batch: DataFrame) -> None:
+            write(batch, server, subject=f"{stream.name}.x")
+            write(batch, server, subject=f"{stream.name}.x", **second)
+            write(batch, server, subject=f"{stream.name}.y")
+
+        return write_batch
+
+    for _ in range(2):  # also when the first of them is known from before
+        with pytest.raises(Exception, match=r"has written to .* already.*writeId"):
+            copy_each(spark, tmp_path, write_twice({}))
+        assert stored(stream) == expected
+    for then in (RuntimeError("stopped before the commit"), None):
+        with contextlib.suppress(Exception):
+            copy_each(spark, tmp_path, write_twice({"writeId": "second"}), then=then)
+        assert Counter(stored(stream)) == Counter(3 * expected)
+
+
+def test_a_write_of_foreach_batch_that_could_not_be_recognised_says_so(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js)
+    expected = lines(inputs, 0, 10)
+    options = {"subject": f"{stream.name}.x", "whenNotExactlyOnce": "fail"}
+
+    def grouped(batch: DataFrame) -> None:
+        spark.sparkContext.setJobGroup("mine", "a group of its own")
+        write(batch, server, **options)
+
+    with pytest.raises(Exception, match=r"the job group is 'mine', not Spark's own.*writeId"):
+        copy_each(spark, tmp_path, grouped)
+    with pytest.raises(Exception, match=r"without writeId \(ledger=false\)"):
+        copy_each(spark, tmp_path, lambda batch: write(batch, server, **options, ledger="false"))
+    assert stored(stream) == []
+    options["writeId"] = "copy"
+    copy_each(spark, tmp_path, grouped)
+    assert stored(stream) == expected
 
 
 def test_a_checkpoint_that_was_put_back_is_refused(

@@ -77,7 +77,7 @@ class TroubledFormat(DataSource):
 
 class TroubledFold(folding._FoldWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Fails, and then dies, when everything is in the bucket: Spark does not know, and does it again."""
+        """Fails, and then dies, when everything is folded, or even stored: Spark does not know, and does it again."""
         message = super().write(iterator)
         if HAS_FAILURES and attempt() == 0:
             raise RuntimeError("this attempt fails")
@@ -121,16 +121,28 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
         frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
         frame = frame.select(checked("value").alias("data"))
     writer = frame.writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
+    if "each" in job:
+        return writer.foreachBatch(lambda batch, _: write_each(batch, job["each"])).start()
     if "fold" not in job:
         return writer.format("troubled").options(**job["options"]).start()
 
-    def fold(batch: DataFrame, _: int) -> None:
+    def fold(batch: DataFrame, number: int) -> None:
         text = F.col("data").cast("string")
         rows = batch.select(F.get_json_object(text, "$.key").alias("key"), "sequence", text.alias("event"))
         rows = rows.repartition(2, "key")
-        rows.write.format("troubled_fold").options(**job["fold"]).mode("append").save()
+        options = dict(job["fold"])
+        if number % 2:  # as `jetspark.spark.fold` does it
+            rows = rows.withColumn("partition", F.pmod(F.hash("key"), F.lit(2)))
+            options["storedBy"] = "tasks"
+        rows.write.format("troubled_fold").options(**options).mode("append").save()
 
     return writer.foreachBatch(fold).start()
+
+
+def write_each(batch: DataFrame, options: dict[str, str]) -> None:
+    batch.write.format("jetstream").options(**options).mode("append").save()
+    if HANGS == "after the write":
+        hang()
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ CORES = 2
 
 CONF = {
     "spark.driver.memory": "1g",
-    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "jetspark-tests-warehouse"),
+    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / f"jetspark-tests-{uuid.uuid4().hex}"),
     # Checkpoints by rename instead of through processes that are forked for each file: 90 ms less a micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

@@ -146,6 +146,8 @@ def test_the_last_committed_batch_is_known_and_nothing_before_the_first() -> Non
     ledger.commit(3, 50)
     ledger.commit(4, 60)
     assert ledger.committed() == Committed(4, 60)
+    ledger.commit(5, 70, run="r1", write="w1")
+    assert ledger.committed() == Committed(5, 70, "r1", "w1")
 
 
 def test_what_a_later_version_adds_to_an_entry_does_no_harm_and_what_is_no_entry_is_an_error() -> None:

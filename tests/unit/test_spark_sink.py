@@ -17,11 +17,12 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from jetspark.core.headers import decode
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
+from jetspark.spark.ledger import Committed
 from jetspark.spark.options import describe, read_options
-from jetspark.spark.sink import SinkOptions, Target, batch_writer, stream_writer
+from jetspark.spark.sink import Place, SinkOptions, Target, Unnamed, batch_writer, stream_writer
 from jetspark.spark.writing import Encoder, Layout
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
@@ -299,6 +300,24 @@ def test_writers_are_pickled_and_each_batch_write_has_a_name_of_its_own() -> Non
     assert pickle.loads(pickle.dumps(first))._job == first._job != second._job  # type: ignore[attr-defined]
     named = batch_writer({"subject": "a", "writeId": "mine"}, _parsed("data string"), False)
     assert named._job == "mine"  # type: ignore[attr-defined]
+
+
+def test_a_write_within_foreach_batch_is_repeated_by_another_run_and_not_by_its_own() -> None:
+    mine, place = Unnamed("run 2", "write 5"), Place("q", 7, 0)
+    for committed in (None, Committed(6, 9, "run 2", "write 4"), Committed(7, 9, "run 1", "write 1")):
+        mine.check_is_alone(committed, place)
+    mine.check_is_alone(Committed(7, 9, *mine), place)  # another attempt at a task
+    with pytest.raises(UsageError, match="batch 7 of query q has written to the same subject or stream already"):
+        mine.check_is_alone(Committed(7, 9, "run 2", "write 4"), place)
+
+
+def test_writes_are_told_apart_by_where_they_go() -> None:
+    names = [
+        SinkOptions(stream=stream, subject=subject).target_name()
+        for stream, subject in ((None, None), (None, "a"), (None, "b"), ("A", None), ("A", "a"))
+    ]
+    assert len(set(names)) == 5
+    assert names[1] == SinkOptions(subject="a", publish_mode="async").target_name()
 
 
 def test_connections_are_kept_by_how_to_connect_and_by_nothing_else() -> None:

@@ -1,13 +1,39 @@
 """Folding events into a bucket from Spark: the bucket's value is the state, and says how far it has come.
 
-A fold is a function of the present state of a key and an event. Rows arrive in a task with their key, their sequence
-and the event; the task sorts them by sequence, loads the present values of the keys it has seen in bulk, applies to
-each the events that are newer than the value, and writes each key once. A value carries the sequence of the last
-event applied to it (header ``JetSpark-Sequence``), so an event that comes again, in a retry, a replay, or another
-engine at the same time, is a no-op; and a value is written only if nobody else has written it since it was loaded.
+A fold is a function of the present state of a key and an event. A value carries the sequence of the last event applied
+to it (header ``JetSpark-Sequence``), and an event at or below it is a no-op: a retry, a replay, or another engine at
+the same time changes nothing. Spark's own state store is not involved. Per key and batch a grouped Python function
+costs Spark 0.2 to 2 ms; this costs microseconds.
 
-For that, all events of a key have to be in one task: ``repartition(n, "key")`` before writing. Spark's own state
-store is not involved. Per key and batch a grouped Python function costs Spark 0.2 to 2 ms; this costs microseconds.
+**Theory.** That rule drops an event for good when a value goes beyond it without it. So a value may be stored only when
+it has *all* events of its key that the same write has, and the whole module serves this one invariant:
+
+    of one write, a key's events are stored together, by one compare-and-set, or not at all.
+
+Whatever fails then, doing the write again is right: a key that is stored has all its events, and they are no-ops; a key
+that is not is as it was. Three things could break it.
+
+- *A task takes the events of a key out of order, or in part.* It sorts its rows by sequence first
+  (:mod:`jetspark.spark.sorting`), whatever their number, and hands on a key's state after its last row.
+- *Two tasks have events of the same key.* Neither can see the other's: they may run one after the other, be repeated,
+  run twice at a time. What both know is known to the driver alone, when all have finished. So tasks store nothing.
+  They return the values they have come to, and ``commit`` compares their keys: a key of two tasks is an error, with
+  nothing stored, and the same rows in other partitions are folded as if nothing had happened. Otherwise the driver
+  stores the values, each on the revision its task has loaded.
+  :func:`fold` is the way around the driver, for more keys than fit through it: it makes the partitions itself, by a
+  hash of the key, so there are no two tasks with the same key, and tasks store themselves. Each row says which
+  partition it was made for, so that rows from elsewhere are noticed.
+- *Two writes of one micro-batch have different events of the same key* (two writes in ``foreachBatch``). Each value
+  says which batch of which query it comes from, how many events of it, and a checksum of their sequences
+  (header ``JetSpark-Batch``). A write of the same batch has the very same events up to the value's sequence, or it is
+  another write, and an error. Other batches and other programs are not compared: what they have that is older is a
+  replay.
+
+Attempts at a task differ in nothing: without ``fold`` they store nothing, with it they store the same values on the
+same revisions. A driver that dies while it stores leaves some keys stored and others not. One that was taken for dead
+and comes late is refused by the revisions. Others who write a key between the load and the store: a task folds it
+again; the driver, which has no events, drops what the bucket is beyond by now and otherwise fails with
+:class:`~jetspark.errors.Conflict`, for the write to be done again.
 """
 
 from __future__ import annotations
@@ -15,30 +41,40 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from jetspark.blocking import JetStream
-from jetspark.errors import ConfigError, Conflict
+from jetspark.errors import ConfigError, Conflict, UsageError
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.kv_writing import Change, Current, Outcome, load, store
 from jetspark.spark.ledger import patiently
-from jetspark.spark.options import Connecting, milliseconds, option, read_options, text
+from jetspark.spark.options import Connecting, choice, count, milliseconds, option, read_options, size, text
+from jetspark.spark.sorting import Piece, SequenceSort
 
-__all__ = ["DELETE", "Fold", "FoldFormat", "fold_into"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["DELETE", "Fold", "FoldFormat", "fold", "fold_into"]
 
 # Others may write the same keys; who loses a race loads again. This many times is no race any more.
 MAX_ROUNDS = 20
 # It covers a restart and the election of a leader.
 PATIENCE_S = 60.0
+# An error names so many keys; it has to fit a log.
+MAX_NAMED = 5
+
+# Names that Spark does not document; `test_spark_folding` sees to it that they are there.
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class _Delete:
@@ -65,6 +101,236 @@ class Applied(NamedTuple):
     event: Any
 
 
+# ---- deciding: pure --------------------------------------------------------------------------------------------------
+
+
+# A checksum of ascending sequences: the polynomial with them as coefficients, at a point, modulo a prime. The sum alone
+# would take 1 and 4 for 2 and 3. Its value is stored: it must never change.
+POINT, PRIME = 0x1F0A_93C5_7B2D_46E1, (1 << 61) - 1
+
+
+class Stamp(NamedTuple):
+    """What the last batch has added to a value: which batch, how many events, and a checksum of their sequences."""
+
+    batch: str
+    events: int
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}:{self.events}:{self.checksum}"
+
+    def plus(self, events: int, checksum: int) -> Stamp:
+        """With as many later events."""
+        return Stamp(self.batch, self.events + events, (self.checksum * pow(POINT, events, PRIME) + checksum) % PRIME)
+
+    @classmethod
+    def read(cls, text: str | None) -> Stamp | None:
+        """None as well for what somebody else put there."""
+        rest, _, checksum = (text or "").rpartition(":")
+        batch, _, events = rest.rpartition(":")
+        is_one = batch and all(each.isascii() and each.isdecimal() for each in (events, checksum))
+        return cls(batch, int(events), int(checksum)) if is_one else None
+
+
+class _Key:
+    """A key's state: as it was loaded, and with the events since."""
+
+    __slots__ = ("known", "known_events", "known_sum", "new_events", "new_sum", "sequence", "state", "stored")
+
+    def __init__(self, known: Current) -> None:
+        self.known = known
+        self.stored = self.sequence = known.sequence
+        self.state: Any = None if known.value is None else json.loads(known.value)
+        self.known_events = self.known_sum = self.new_events = self.new_sum = 0
+
+
+class States:
+    """The states of the keys a write has events of. Rows are applied by ascending sequence."""
+
+    def __init__(self, fold: Fold, batch: str | None = None) -> None:
+        """``batch`` names the micro-batch the events belong to, wherever and however often it is run."""
+        self._fold, self._batch = fold, batch
+        self._keys: dict[str, _Key] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def dropped(self) -> int:
+        """Events that the values had already."""
+        return sum(each.known_events for each in self._keys.values())
+
+    def names(self) -> list[str]:
+        return list(self._keys)
+
+    def unknown(self, keys: Iterable[str]) -> list[str]:
+        """Those that have to be loaded before events of them are applied."""
+        return [key for key in dict.fromkeys(keys) if key not in self._keys]
+
+    def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        nothing = Current(None, 0, 0)
+        for key in keys:
+            self._keys[key] = _Key(loaded.get(key, nothing))
+
+    def apply(self, rows: Iterable[tuple[str, int, Any]], parse: Callable[[Any], Any]) -> None:
+        apply, keys = self._fold.apply, self._keys
+        for name, sequence, event in rows:
+            key = keys[name]
+            # Not what was applied last: a message may have several events for a key.
+            if sequence <= key.stored:
+                key.known_events += 1
+                key.known_sum = (key.known_sum * POINT + sequence) % PRIME
+                continue
+            key.state = apply(None if key.state is DELETE else key.state, parse(event), sequence)
+            key.sequence = sequence
+            key.new_events += 1
+            key.new_sum = (key.new_sum * POINT + sequence) % PRIME
+
+    def changes(self) -> list[Change]:
+        """One for each key with new events.
+
+        Raises:
+            UsageError: Another write of the same micro-batch has stored other events of a key.
+        """
+        clashing = [name for name, key in self._keys.items() if self._earlier(key) not in (None, self._known(key))]
+        if clashing:
+            raise other_write(clashing)
+        return [self._change(name, key) for name, key in self._keys.items() if key.new_events]
+
+    def _earlier(self, key: _Key) -> Stamp | None:
+        """What this very batch has added to the value already, in an attempt before or by another write."""
+        stamp = Stamp.read(key.known.stamp) if self._batch is not None else None
+        return stamp if stamp is not None and stamp.batch == self._batch else None
+
+    def _known(self, key: _Key) -> Stamp:
+        return Stamp(self._batch or "", key.known_events, key.known_sum)
+
+    def _change(self, name: str, key: _Key) -> Change:
+        stamp = None
+        if self._batch is not None:
+            earlier = self._earlier(key) or Stamp(self._batch, 0, 0)
+            stamp = str(earlier.plus(key.new_events, key.new_sum))
+        if key.state is DELETE:
+            return Change(name, b"", "delete", key.sequence, key.known.revision, stamp)
+        value = json.dumps(key.state, separators=(",", ":"), sort_keys=True).encode()
+        return Change(name, value, "put", key.sequence, key.known.revision, stamp)
+
+
+def other_write(keys: Collection[str]) -> UsageError:
+    return UsageError(
+        f"jetstream_fold: another write of the same micro-batch has stored other events of {_some(keys)}: events that "
+        "are older than those would be lost. Fold all events of a key by one write (unionByName), or into a bucket for "
+        "each write; values that two writes have met in have to be deleted and folded from their first event"
+    )
+
+
+def check_apart(parts: Iterable[tuple[int, Iterable[str]]]) -> None:
+    """Whether each key is in one part only, given as (partition, keys).
+
+    Raises:
+        UsageError: One is in two.
+    """
+    owner: dict[str, int] = {}
+    both: dict[str, tuple[int, int]] = {}
+    for partition, keys in parts:
+        for key in keys:
+            first = owner.setdefault(key, partition)
+            if first != partition:
+                both.setdefault(key, (first, partition))
+    if not both:
+        return
+    one, other = next(iter(both.values()))
+    raise UsageError(
+        f"jetstream_fold: events of {_some(both)} are in two tasks (partitions {one} and {other}), so neither can tell "
+        'what comes first; nothing is stored. Bring them together, with frame.repartition(n, "key") before write or '
+        "with jetspark.spark.fold(frame, ...), and write again"
+    )
+
+
+def _some(keys: Collection[str]) -> str:
+    named = [repr(key) for key, _ in zip(keys, range(MAX_NAMED), strict=False)]
+    more = len(keys) - len(named)
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(named)}{f' and {more} more' if more else ''}"
+
+
+# ---- doing -----------------------------------------------------------------------------------------------------------
+
+
+class _Bucket:
+    """A bucket to fold into, and how."""
+
+    def __init__(self, js: JetStream, name: str, fold: Fold, *, patience_s: float, max_keys: int | None = None) -> None:
+        self._js, self.name, self._fold = js, name, fold
+        self._patience_s, self._max_keys = patience_s, max_keys
+
+    def load(self, keys: Iterable[str]) -> dict[str, Current]:
+        return patiently(partial(load, self._js, self.name, keys), self._patience_s)
+
+    def store(self, changes: list[Change]) -> Outcome:
+        return patiently(partial(store, self._js, self.name, changes, patience_s=self._patience_s), self._patience_s)
+
+    def fold(
+        self,
+        pieces: Iterable[Piece],
+        *,
+        batch: str | None = None,
+        parse: Callable[[Any], Any] = json.loads,
+        only: Collection[str] | None = None,
+    ) -> States:
+        """What the rows make of the present values; of some keys, if they are given."""
+        states = States(self._fold, batch)
+        for piece in pieces:
+            rows: Iterable[tuple[str, int, Any]] = zip(*piece, strict=True)
+            names: Iterable[str] = piece.keys
+            if only is not None:
+                rows = [row for row in rows if row[0] in only]
+                names = [row[0] for row in rows]
+            if unknown := states.unknown(names):
+                if self._max_keys is not None and len(states) + len(unknown) > self._max_keys:
+                    raise ConfigError(
+                        f"maxKeys={self._max_keys}: a task has more keys than that, and holds their states in memory: "
+                        "make more partitions, or raise it"
+                    )
+                states.add(unknown, self.load(unknown))
+            states.apply(rows, parse)
+        return states
+
+    def fold_and_store(self, pieces: Callable[[], Iterable[Piece]], **how: Any) -> Outcome:
+        """Keys that others write meanwhile are folded again; ``pieces`` is called for each round."""
+        written = dropped = 0
+        left: frozenset[str] | None = None
+        for attempt in range(MAX_ROUNDS):
+            states = self.fold(pieces(), only=left, **how)
+            outcome = self.store(states.changes())
+            written += outcome.written
+            dropped += states.dropped if attempt == 0 else 0
+            left = frozenset(outcome.conflicts)
+            if not left:
+                return Outcome(written, (), dropped)
+            time.sleep(0.01 * (attempt + 1))
+        raise Conflict(self.name, tuple(sorted(left or ())))
+
+    def store_once(self, changes: list[Change]) -> Outcome:
+        """Without the events, so that keys that others have written meanwhile cannot be folded again."""
+        outcome = self.store(changes)
+        if not outcome.conflicts:
+            return outcome
+        present, of_key = self.load(outcome.conflicts), {change.key: change for change in changes}
+        clashing, behind = [], []
+        for key in outcome.conflicts:
+            change, found = of_key[key], present.get(key, Current(None, 0, 0))
+            ours, theirs = Stamp.read(change.stamp), Stamp.read(found.stamp)
+            if ours is not None and theirs is not None and ours.batch == theirs.batch and ours != theirs:
+                clashing.append(key)
+            elif found.sequence < (change.sequence or 0):
+                behind.append(key)
+        if clashing:
+            raise other_write(clashing)
+        if behind:
+            raise Conflict(self.name, tuple(behind[:MAX_NAMED]))
+        return Outcome(outcome.written, (), len(outcome.conflicts))
+
+
 def fold_into(
     js: JetStream, bucket: str, fold: Fold, events: Mapping[str, list[Applied]], *, patience_s: float = PATIENCE_S
 ) -> Outcome:
@@ -76,41 +342,10 @@ def fold_into(
         Conflict: Others write the same keys faster than this.
         JetSparkError: As :func:`~jetspark.spark.kv_writing.store`; or nobody answers for ``patience_s`` seconds.
     """
-    ordered = {key: sorted(each, key=lambda applied: applied.sequence) for key, each in events.items()}
-    written = dropped = 0
-    left: Iterable[str] = ordered
-    for attempt in range(MAX_ROUNDS):
-        present = patiently(partial(load, js, bucket, left), patience_s)
-        changes = []
-        for key in left:
-            change, skipped = _next(key, present.get(key), ordered[key], fold)
-            dropped += skipped if attempt == 0 else 0
-            if change is not None:
-                changes.append(change)
-        outcome = patiently(partial(store, js, bucket, changes, patience_s=patience_s), patience_s)
-        written += outcome.written
-        left = outcome.conflicts
-        if not left:
-            return Outcome(written, (), dropped)
-        time.sleep(0.01 * (attempt + 1))
-    raise Conflict(bucket, tuple(left))
-
-
-def _next(key: str, present: Current | None, events: list[Applied], fold: Fold) -> tuple[Change | None, int]:
-    """The change that brings a key up to date, and how many events it had already."""
-    known = Current(None, 0, 0) if present is None else present
-    new = [applied for applied in events if applied.sequence > known.sequence]
-    skipped = len(events) - len(new)
-    if not new:
-        return None, skipped
-    state = None if known.value is None else json.loads(known.value)
-    for applied in new:
-        state = fold.apply(None if state is DELETE else state, applied.event, applied.sequence)
-    last = new[-1].sequence
-    if state is DELETE:
-        return Change(key, b"", "delete", last, known.revision), skipped
-    value = json.dumps(state, separators=(",", ":"), sort_keys=True).encode()
-    return Change(key, value, "put", last, known.revision), skipped
+    rows = sorted(((key, *each) for key, listed in events.items() for each in listed), key=lambda row: row[1])
+    piece = Piece([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    target = _Bucket(js, bucket, fold, patience_s=patience_s)
+    return target.fold_and_store(lambda: [piece] if rows else [], parse=lambda event: event)
 
 
 # ---- as a Spark sink -------------------------------------------------------------------------------------------------
@@ -121,6 +356,20 @@ class FoldOptions(Connecting):
     bucket: str = option(text, "the bucket to fold into; it must exist", default="")
     fold: str = option(
         text, "where the fold is, `package.module:name`: a class without arguments, or an object", default=""
+    )
+    stored_by: str = option(
+        choice("driver", "tasks"),
+        "`driver`: when all tasks have finished, and no key is in two of them; `tasks`: by themselves, which needs the "
+        "partitions that `jetspark.spark.fold` makes",
+        default="driver",
+    )
+    max_held_rows: int = option(
+        count, "rows of a task in memory; what is more is sorted through temporary files", default=1_000_000
+    )
+    max_held_bytes: int = option(size, "bytes of such rows", default=128 << 20)
+    max_keys: int = option(count, "keys of a task, whose states are in memory; more are an error", default=1_000_000)
+    max_returned_bytes: int = option(
+        size, "bytes of values a task returns to the driver; more are an error", default=256 << 20
     )
     patience_s: float = option(
         milliseconds, "longest wait for a server that is away", default=PATIENCE_S, name="patienceMs"
@@ -143,6 +392,10 @@ class FoldOptions(Connecting):
         made: Fold = found() if isinstance(found, type) else found
         return made
 
+    def target(self, fold: Fold) -> _Bucket:
+        js = patiently(partial(jetstream_for, self), self.patience_s)
+        return _Bucket(js, self.bucket, fold, patience_s=self.patience_s, max_keys=self.max_keys)
+
 
 class FoldFormat(DataSource):
     """``df.repartition(n, "key").write.format("jetstream_fold")``: columns ``key``, ``sequence``, ``event`` (JSON)."""
@@ -154,18 +407,51 @@ class FoldFormat(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise ConfigError("jetstream_fold: expected mode 'append': a fold goes on from the present state")
+        options = read_options(FoldOptions, "jetstream_fold", self.options)
         kinds = {"key": StringType(), "sequence": LongType(), "event": StringType()}
+        if options.stored_by == "tasks":
+            kinds["partition"] = IntegerType()
         found = {field.name: field.dataType for field in schema.fields}
         if found != kinds:
             wanted = ", ".join(f"{name} {kind.simpleString()}" for name, kind in kinds.items())
             raise ConfigError(f"jetstream_fold: columns {schema.simpleString()}: expected {wanted}")
-        return _FoldWriter(read_options(FoldOptions, "jetstream_fold", self.options))
+        return _FoldWriter(options)
+
+
+def fold(frame: DataFrame, *, partitions: int | None = None, **options: str) -> None:
+    """Fold a frame with the columns ``key``, ``sequence`` and ``event`` into a bucket, for any number of keys.
+
+    It brings the events of each key into one of ``partitions`` tasks (by default ``spark.sql.shuffle.partitions``),
+    which store what they have folded themselves. The other options are those of the format ``jetstream_fold``, such as
+    ``servers``, ``bucket`` and ``fold``. In structured streaming it goes into ``foreachBatch``.
+
+    Raises:
+        ConfigError: The frame is a streaming one, or ``partitions`` is below 1.
+    """
+    from pyspark.sql import functions as F
+
+    if frame.isStreaming:
+        raise ConfigError("jetspark.spark.fold: a streaming frame: call it within foreachBatch")
+    number = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1) if partitions is None else partitions
+    if number < 1:
+        raise ConfigError(f"partitions={number}: expected 1 or more")
+    rows = frame.select(F.col("key").cast("string").alias("key"), "sequence", "event").repartition(number, "key")
+    # What Spark itself partitions by. Tasks compare it with where they are.
+    rows = rows.withColumn("partition", F.pmod(F.hash("key"), F.lit(number)))
+    rows.write.format("jetstream_fold").options(**options, storedBy="tasks").mode("append").save()
 
 
 @dataclass
 class _Folded(WriterCommitMessage):
-    written: int
-    dropped: int
+    """What a task has come to. Spark carries it to the driver."""
+
+    partition: int
+    written: int = 0
+    dropped: int = 0
+    changes: list[Change] = field(default_factory=list)
+    """Not stored yet."""
+    keys: list[str] = field(default_factory=list)
+    """All the task had events of: some may have nothing new, and still be another task's."""
 
 
 class _FoldWriter(DataSourceArrowWriter):
@@ -174,16 +460,71 @@ class _FoldWriter(DataSourceArrowWriter):
 
     @seldom_collecting()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        events: dict[str, list[Applied]] = defaultdict(list)
-        for batch in iterator:
-            columns = [batch.column(name).to_pylist() for name in ("key", "sequence", "event")]
-            for key, sequence, event in zip(*columns, strict=True):
-                if key is None or sequence is None or event is None:
-                    raise ConfigError(
-                        f"key={key!r}, sequence={sequence}: expected key, sequence and event in every row"
-                    )
-                events[key].append(Applied(sequence, json.loads(event)))
-        options = self._options
-        js = patiently(partial(jetstream_for, options), options.patience_s)
-        outcome = fold_into(js, options.bucket, options.load(), events, patience_s=options.patience_s)
-        return _Folded(outcome.written, outcome.dropped)
+        options, (partition, batch_name) = self._options, _place()
+        with SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes) as rows:
+            for batch in iterator:
+                rows.add(_checked(batch, partition))
+            if not rows.rows:
+                return _Folded(partition)
+            target = options.target(options.load())
+            if options.stored_by == "tasks":
+                outcome = target.fold_and_store(rows.pieces, batch=batch_name)
+                return _Folded(partition, outcome.written, outcome.dropped)
+            states = target.fold(rows.pieces(), batch=batch_name)
+        return self._returned(partition, states)
+
+    def _returned(self, partition: int, states: States) -> _Folded:
+        changes = states.changes()
+        limit = self._options.max_returned_bytes
+        total = sum(len(change.key) + len(change.value) for change in changes)
+        if total > limit:
+            raise ConfigError(
+                f"maxReturnedBytes={limit}: the values of a task have {total} bytes, too many for the driver to store; "
+                "nothing is stored. Use jetspark.spark.fold(frame, ...), whose tasks store themselves, or raise it"
+            )
+        return _Folded(partition, 0, states.dropped, changes, states.names())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have finished: store what they have come to, if no two have the same key."""
+        folded = [message for message in messages if isinstance(message, _Folded)]
+        check_apart((each.partition, each.keys) for each in folded)
+        changes = [change for each in folded for change in each.changes]
+        if changes:
+            self._options.target(_NoFold()).store_once(changes)
+
+
+class _NoFold:
+    def apply(self, state: Any, event: Any, sequence: int) -> Any:
+        raise AssertionError("the driver has no events")
+
+
+def _place() -> tuple[int, str | None]:
+    """The task's partition, and the micro-batch it is part of, if it is one."""
+    context = TaskContext.get()
+    if context is None:
+        return 0, None
+    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    return context.partitionId(), f"{query}:{batch}" if query and batch else None
+
+
+def _checked(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    """Rows that can be folded, and belong here.
+
+    Raises:
+        ConfigError: A value is missing.
+        UsageError: A row was made for another partition.
+    """
+    columns = [batch.column(name) for name in ("key", "sequence", "event")]
+    if any(column.null_count for column in columns):
+        for key, sequence, event in zip(*(column.to_pylist() for column in columns), strict=True):
+            if key is None or sequence is None or event is None:
+                raise ConfigError(f"key={key!r}, sequence={sequence}: expected key, sequence and event in every row")
+    if "partition" in batch.schema.names:
+        strangers = batch.filter(pc.not_equal(batch.column("partition"), partition))
+        if strangers.num_rows:
+            key, place = (strangers.column(name)[0].as_py() for name in ("key", "partition"))
+            raise UsageError(
+                f"jetstream_fold: storedBy=tasks, and key {key!r} is in partition {partition} instead of {place}: let "
+                "jetspark.spark.fold(frame, ...) make the partitions"
+            )
+    return pa.RecordBatch.from_arrays(columns, names=["key", "sequence", "event"])

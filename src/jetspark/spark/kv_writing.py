@@ -57,6 +57,7 @@ from jetspark.jetstream.operations import Request
 
 __all__ = [
     "SEQUENCE_HEADER",
+    "STAMP_HEADER",
     "WRITER_HEADER",
     "Change",
     "Current",
@@ -72,6 +73,7 @@ __all__ = [
 ]
 
 SEQUENCE_HEADER = "JetSpark-Sequence"
+STAMP_HEADER = "JetSpark-Batch"
 WRITER_HEADER = "JetSpark-Writer"
 
 # What the server answers for at most in one request.
@@ -98,6 +100,8 @@ class Current(NamedTuple):
     value: bytes | None
     sequence: int
     revision: int
+    stamp: str | None = None
+    """What its writer noted with it (``JetSpark-Batch``)."""
 
 
 class Change(NamedTuple):
@@ -110,6 +114,8 @@ class Change(NamedTuple):
     """Of the event this is the result of; stored with it."""
     revision: int | None = None
     """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
+    stamp: str | None = None
+    """A note to those who write the key next, stored as the header ``JetSpark-Batch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +268,7 @@ class Stored(NamedTuple):
     operation: Operation
     sequence: int | None
     writer: str | None
+    stamp: str | None = None
 
 
 def _field(raw: bytes, name: bytes) -> str | None:
@@ -335,6 +342,7 @@ def _stored(raw: bytes, message: CoreMessage) -> Stored:
         operation_of(message.headers) if is_mark else "put",
         _number(_field(raw, SEQUENCE_HEADER.encode())),
         _field(raw, WRITER_HEADER.encode()),
+        _field(raw, STAMP_HEADER.encode()),
     )
 
 
@@ -364,6 +372,8 @@ def _fields(change: Change, writer: str) -> dict[str, str] | None:
         fields |= marker_headers(change.operation)
     if change.sequence is not None:
         fields[SEQUENCE_HEADER] = str(change.sequence)
+    if change.stamp is not None:
+        fields[STAMP_HEADER] = change.stamp
     if change.revision is not None:
         fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
         if change.sequence is None:
@@ -372,7 +382,8 @@ def _fields(change: Change, writer: str) -> dict[str, str] | None:
 
 
 def _current(stored: Stored) -> Current:
-    return Current(stored.value if stored.operation == "put" else None, stored.sequence or 0, stored.revision)
+    value = stored.value if stored.operation == "put" else None
+    return Current(value, stored.sequence or 0, stored.revision, stored.stamp)
 
 
 def _is_written(change: Change, stored: Stored | None, writer: str) -> bool:
@@ -541,6 +552,7 @@ class _Target:
                         operation_of(headers),
                         _number(headers.get(SEQUENCE_HEADER)),
                         headers.get(WRITER_HEADER),
+                        headers.get(STAMP_HEADER),
                     )
                 except MessageNotFound:
                     present.pop(change.key, None)

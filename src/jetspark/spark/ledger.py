@@ -7,6 +7,8 @@ keeps a ledger, with two kinds of entries for each query (or batch write), each 
                                last sequence the stream had. Everything that any attempt stored of it is after that.
     <query>.committed          written when all partitions of a batch are stored: which batch, and how many rows
 
+``<query>`` is the query's id, the name of a batch write, or for a write within ``foreachBatch`` both.
+
 When Spark runs a batch, there are three cases.
 
 - It is committed here: Spark did not get to note it itself. The rows are read and not sent.
@@ -78,6 +80,10 @@ class Committed:
 
     batch: int
     rows: int
+    run: str = ""
+    """Within ``foreachBatch``: the run of the query that has seen it last, for it is the same batch in the next one."""
+    write: str = ""
+    """And the write: another one of the same run is not a repetition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +134,8 @@ class Ledger:
         found = self._get("committed")
         return None if found is None else _read(Committed, found[0])
 
-    def commit(self, batch: int, rows: int) -> None:
-        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows)))
+    def commit(self, batch: int, rows: int, *, run: str = "", write: str = "") -> None:
+        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write)))
 
     def open(self, batch: int, partition: int, info: StreamInfo) -> Opening:
         """Note that a partition is about to be written to a stream, or find that it was noted before.
@@ -232,8 +238,8 @@ def _json(entry: Committed | Opened) -> bytes:
 def _read(kind: type[T], value: bytes) -> T:
     try:
         fields = json.loads(value)
-        # Unknown fields are a later version's, which knows these, too.
-        return kind(**{name: fields[name] for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+        # Unknown fields are a later version's, which knows these, too. Those with a default are not in every entry.
+        return kind(**{name: fields[name] for name in kind.__dataclass_fields__ if name in fields})  # type: ignore[attr-defined]
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"ledger entry {value[:80]!r}: expected a {kind.__name__} as JSON") from error
 

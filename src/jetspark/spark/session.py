@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jetspark.errors import ConfigError
+from jetspark.spark.logs import logging_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["check_java", "session"]
 
 JAVA_VERSION = 17
-
-_LOGGING = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 
 
 def session(app_name: str = "jetspark", *, cores: int | str = "*", conf: dict[str, str] | None = None) -> SparkSession:
@@ -56,7 +46,7 @@ def session(app_name: str = "jetspark", *, cores: int | str = "*", conf: dict[st
         "spark.sql.shuffle.partitions": partitions,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_logging_file()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
     }
     builder = SparkSession.builder.appName(app_name).master(f"local[{cores}]")
     for name, value in (settings | (conf or {})).items():
@@ -93,11 +83,3 @@ def _major(shown: str) -> int | None:
     if not quote or not parts[0].isdecimal():
         return None
     return int(parts[1]) if parts[0] == "1" and len(parts) > 1 and parts[1].isdecimal() else int(parts[0])
-
-
-def _logging_file() -> Path:
-    """The JVM reads it while it starts, so it has to outlast this call; one for each content is enough."""
-    path = Path(tempfile.gettempdir()) / f"jetspark-log4j2-{os.getuid()}.properties"
-    if not path.exists() or path.read_text(encoding="utf-8") != _LOGGING:
-        path.write_text(_LOGGING, encoding="utf-8")
-    return path

@@ -9,6 +9,7 @@ see to it that every row is stored once. What is promised, and what is not, is i
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import time
@@ -54,11 +55,14 @@ _logger = logging.getLogger("jetspark.spark")
 
 # Names that Spark does not document; `test_spark_sink` sees to it that they are there.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+# The run of a query, another one after each start; unless somebody has put a job group of their own in its place.
+RUN_ID = "spark.jobGroup.id"
 
 # What a set of ids may take in memory: some gigabyte. A micro-batch is a small part of it.
 MAX_RECOVERED_IDS = 10_000_000
 
 _is_write_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
+_is_run_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,9 @@ class SinkOptions(Connecting):
     )
     msg_id_column: str | None = option(text, "column with message ids; by default `msg_id`, if there is one")
     write_id: str | None = option(
-        text, "name of a batch write: with the same name, the same rows are not stored twice (`df.write` only)"
+        text,
+        "name of a batch write: with the same name, the same rows are not stored twice (`df.write` only); in "
+        "`foreachBatch`, of a write among those of a batch",
     )
     exactly_once: bool = option(
         boolean, "`false`: no ids and no ledger; half as fast again, and rows may be stored twice", default=True
@@ -121,6 +127,10 @@ class SinkOptions(Connecting):
     def keeps_ledger(self) -> bool:
         return self.ledger and self.exactly_once
 
+    def target_name(self) -> str:
+        """A short name for where the rows go, to tell the writes of a batch apart."""
+        return hashlib.sha256(f"{self.stream}\n{self.subject}".encode()).hexdigest()[:12]
+
     def connecting(self) -> Connecting:
         """The part that says how to connect, by which connections are kept."""
         return Connecting(**{entry.name: getattr(self, entry.name) for entry in fields(Connecting)})
@@ -162,12 +172,37 @@ class Place(NamedTuple):
     """Which rows a task writes: the same in every attempt."""
 
     query: str
-    """The query's id, or that of a batch write."""
+    """The query's id, or that of a batch write; within ``foreachBatch`` both."""
     batch: int
     partition: int
 
     def id_prefix(self) -> str:
         return f"{self.query}:{self.batch}:{self.partition}:"
+
+
+class Unnamed(NamedTuple):
+    """A write within ``foreachBatch`` that is known by its target alone.
+
+    In another run of the query, a write of the same batch to the same target is the same write, repeated. In the same
+    run it is a second one: Spark repeats no batch within a run.
+    """
+
+    run: str
+    write: str
+
+    def check_is_alone(self, committed: Committed | None, place: Place) -> None:
+        """
+        Raises:
+            UsageError: Another write of this run has written the batch to the same target.
+        """
+        if committed is None or committed.batch != place.batch:
+            return
+        if committed.run == self.run and committed.write != self.write:
+            raise UsageError(
+                f"jetstream: batch {place.batch} of query {place.query} has written to the same subject or stream "
+                "already, by another write of the same foreachBatch, and nothing tells the two apart when the batch is "
+                "repeated. Leave the first as it is and give each other one a name of its own, with the option writeId"
+            )
 
 
 @dataclass(frozen=True)
@@ -180,6 +215,7 @@ class Written(WriterCommitMessage):
     """Of them, those handed to the stream, which may know some; the others were found to be stored."""
     replicas: int | None = None
     is_committed_already: bool = False
+    unnamed: Unnamed | None = None
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -187,31 +223,55 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self._options, self._layout = options, layout
-        self._job = options.write_id or uuid.uuid4().hex
+        self._write = uuid.uuid4().hex
+        self._job = options.write_id or self._write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        place = Place(self._job, 0, _context().partitionId())
-        return Task(self._options, self._layout, place).run(iterator)
+        return self._task(_context()).run(iterator)
+
+    def _task(self, context: TaskContext) -> Task:
+        """Within ``foreachBatch`` it is a part of a query, whose batches may be run again by another process."""
+        options, partition = self._options, context.partitionId()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            return Task(options, self._layout, Place(self._job, 0, partition))
+        if options.write_id is not None:
+            return Task(options, self._layout, Place(f"{query}-{options.write_id}", int(batch), partition))
+        run = context.getLocalProperty(RUN_ID) or ""
+        if options.keeps_ledger and _is_run_id(run):
+            place = Place(f"{query}-{options.target_name()}", int(batch), partition)
+            return Task(options, self._layout, place, Unnamed(run, self._write))
+        # Two writes to the same target could not be told from one that is repeated. Rather stored twice than lost.
+        task = Task(options, self._layout, Place(self._write, 0, partition))
+        if options.exactly_once:
+            why = f"the job group is {run!r}, not Spark's own" if options.keeps_ledger else "ledger=false"
+            task.complain(
+                f"a write within foreachBatch without writeId ({why}): if the batch is repeated, its rows are stored "
+                "twice; give it the option writeId, a name among the writes of the batch"
+            )
+        return task
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = _written(messages)
-        if self._options.write_id is not None:
+        is_in_query = any(each.place.query != self._job for each in written)
+        if self._options.write_id is not None or is_in_query:
             _commit(self._options, written)
-        if any(each.rows for each in written):
-            self._forget()
+        # Of a query and target the next batch takes the place of this one.
+        if any(each.rows for each in written) and (self._options.write_id is not None or not is_in_query):
+            self._forget(written[0].place.query)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """What is stored stays: a stream cannot take it back. With ``writeId`` the next attempt goes on from it."""
         _logger.warning("write %s was given up; rows it has stored stay in the stream", self._job)
         if self._options.write_id is None:
-            self._forget()
+            self._forget(self._write)
 
-    def _forget(self) -> None:
+    def _forget(self, name: str) -> None:
         """Nobody will ask what is open. If that fails, some entries stay; the rows are stored all the same."""
         if not self._options.keeps_ledger:
             return
         try:
-            Ledger.of(jetstream_for(self._options.connecting()), self._options.ledger_bucket, self._job).forget()
+            Ledger.of(jetstream_for(self._options.connecting()), self._options.ledger_bucket, name).forget()
         except JetSparkError as error:
             _logger.info("%s", error)
 
@@ -256,16 +316,22 @@ def _commit(options: SinkOptions, written: list[Written]) -> None:
     filled = [each for each in written if each.rows]
     if not filled or not options.keeps_ledger:
         return
-    place, rows = filled[0].place, sum(each.rows for each in filled)
+    place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
+    marks = {} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
 
     def note() -> None:
         js = jetstream_for(options.connecting())
         ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
-        if not any(each.is_committed_already for each in filled):
-            ledger.commit(place.batch, rows)
+        known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
+        if unnamed is not None:
+            unnamed.check_is_alone(known, place)
+        if known is None or known.batch != place.batch:
+            ledger.commit(place.batch, rows, **marks)
             return
-        known = ledger.committed()
-        if known is not None and known.rows != rows:
+        if unnamed is not None:
+            # Of the writes of this run it is the first; a second one has to see that.
+            ledger.commit(place.batch, known.rows, **marks)
+        if known.rows != rows:
             _logger.warning(
                 "batch %d of %s was written with %d rows and now has %d: its input is not deterministic; what was "
                 "written stays",
@@ -352,8 +418,8 @@ _NEEDS = {"fast": "allow_batched", "atomic": "allow_atomic", "async": ""}
 class Task:
     """One attempt to write one partition."""
 
-    def __init__(self, options: SinkOptions, layout: Layout, place: Place) -> None:
-        self.options, self.layout, self.place = options, layout, place
+    def __init__(self, options: SinkOptions, layout: Layout, place: Place, unnamed: Unnamed | None = None) -> None:
+        self.options, self.layout, self.place, self.unnamed = options, layout, place, unnamed
         self.patience_s = options.patience_s
 
     @seldom_collecting()
@@ -370,7 +436,8 @@ class Task:
         encoder = self._encoder(target)
         earlier = self._look_up(js, target)
         if earlier is None:
-            return Written(self.place, sum(batch.num_rows for batch in chain([first], filled)), 0, None, True)
+            rows = sum(batch.num_rows for batch in chain([first], filled))
+            return Written(self.place, rows, 0, None, True, self.unnamed)
         sent = 0
         pace = Pace(
             max_messages=self.options.max_pending_messages,
@@ -379,11 +446,11 @@ class Task:
         )
         with self._publisher(js, earlier, pace) as publisher:
             for batch in chain([first], filled):
-                rows = earlier.missing(encoder.encode(batch))
-                sent += len(rows)
-                if len(rows):
-                    publisher.send(rows)
-        return Written(self.place, encoder.rows, sent, target.info.config.replicas)
+                missing = earlier.missing(encoder.encode(batch))
+                sent += len(missing)
+                if len(missing):
+                    publisher.send(missing)
+        return Written(self.place, encoder.rows, sent, target.info.config.replicas, False, self.unnamed)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:
@@ -429,6 +496,8 @@ class Task:
             return Earlier(self, js, target, None)
         ledger = self.patiently(lambda: Ledger.of(js, options.ledger_bucket, place.query, target.info.config.replicas))
         committed = self.patiently(ledger.committed)
+        if self.unnamed is not None:
+            self.unnamed.check_is_alone(committed, place)
         if committed is not None and committed.batch >= place.batch:
             self._check_not_rewound(committed)
             _logger.info("batch %d of query %s is written already: nothing is sent", place.batch, place.query)
