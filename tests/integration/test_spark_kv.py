@@ -8,7 +8,8 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from support.folds import Chain
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
 from jetspark.blocking import JetStream, KeyValue
-from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamRecreated
+from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamNotFound, StreamRecreated
 from jetspark.server import NatsServer
 from jetspark.spark import kv, kv_reading, kv_writing
 from jetspark.spark.folding import Applied, fold_into
@@ -409,23 +410,38 @@ def test_the_sink_loses_nothing_when_the_server_dies_while_a_task_writes(guard: 
         writer = kv.batch_writer(
             {"servers": server.url, "bucket": name, "guard": guard, "batchSize": "2000"}, schema, False
         )
-        written: list[Any] = []
-        thread = threading.Thread(target=lambda: written.append(writer.write(batches())))
-        thread.start()
         stored = js.stream(f"KV_{name}")
-        while stored.info().state.last_sequence < 3000:
-            pass
-        server.kill()
-        assert thread.is_alive()
-        server.start()
-        thread.join()
-        assert [(each.rows, each.written, each.conflicts) for each in written] == [(count, count, 0)]
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(writer.write, batches())
+            while stored.info().state.last_sequence < 3000:
+                assert not writing.done(), writing.exception()
+            server.kill()
+            assert not writing.done()
+            server.start()
+            written: Any = writing.result()
+        assert (written.rows, written.written, written.conflicts) == (count, count, 0)
         state = stored.info().state
         assert state.subject_count == count
         # Only what is written whatever is there may be there twice, with the same value.
         assert (state.messages == count) or guard == "none"
         found = {message.subject.partition(f"{name}.")[2]: message.data for message in stored.get_messages()}
         assert found == {f"k.{number}": b"v%d" % number for number in range(count)}
+
+
+@pytest.mark.parametrize("how", [kv_writing.store, kv_writing.store_newest])
+def test_storing_waits_for_a_server_that_is_away_from_the_start(how: Callable[..., Outcome]) -> None:
+    with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
+        js = client.jetstream(timeout=0.3)
+        bucket = new_bucket(js)
+        changes = [Change(f"k.{key}", b"1", sequence=1, revision=0) for key in range(10)]
+        server.kill()
+        with ThreadPoolExecutor(1) as pool:
+            storing = pool.submit(how, js, bucket.bucket, changes)
+            assert not wait([storing], timeout=1.0).done, storing.exception()  # longer than a request takes to fail
+            server.start()
+            assert storing.result() == Outcome(written=10)
+        with pytest.raises(StreamNotFound):
+            how(js, "no_such_bucket", changes)
 
 
 def test_a_fold_waits_for_a_server_that_is_away() -> None:

@@ -156,8 +156,7 @@ def store(
         ServerError: The bucket refuses a change for good: it is full, or the value too large. Others may be written.
         JetSparkError: No progress for ``patience_s`` seconds.
     """
-    target = _Target(js, bucket)
-    target.check_may_write()
+    target = _open_patiently(js, bucket, _Patience(patience_s))
     seen: set[str] = set()
     total = Outcome()
     stamp = writer or uuid.uuid4().hex
@@ -188,8 +187,7 @@ def store_newest(
         Conflict: A key was changed by others again and again, for ``patience_s`` seconds.
         JetSparkError: As :func:`store`.
     """
-    target = _Target(js, bucket)
-    target.check_may_write()
+    target = _open_patiently(js, bucket, _Patience(patience_s))
     total = Outcome()
     for batch in _batches(newest(changes).values(), BATCH_CHANGES):
         left = batch
@@ -620,6 +618,18 @@ def _conflicting(change: Change, error: ServerError) -> Change:
     if isinstance(error, WrongLastSequence) and change.revision is not None:
         return change
     raise type(error)(error.code, error.err_code, f"key {change.key!r}: {error.description}")
+
+
+def _open_patiently(js: JetStream, bucket: str, patience: _Patience) -> _Target:
+    """To write to. Asking what the bucket is like is a request as any other: the server may be away."""
+    while True:
+        try:
+            target = _Target(js, bucket)
+        except _PASSING as error:
+            patience.pause(error)
+        else:
+            target.check_may_write()
+            return target
 
 
 def _load_patiently(target: _Target, changes: Iterable[Change], patience: _Patience) -> dict[str, Current]:
