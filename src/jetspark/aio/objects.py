@@ -181,11 +181,19 @@ class ObjectStore:
         limit = _now() - datetime.timedelta(seconds=older_than)
         # Chunks first: an object that becomes visible in between is then seen to own them.
         state = (await self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
-        owned = {chunk_subject(self.bucket, info.nuid) async for info in self._initial() if not info.is_deleted}
+        owned = {
+            chunk_subject(self.bucket, info.nuid)
+            async for info in self._initial("purge_orphans")
+            if not info.is_deleted
+        }
         removed = 0
         for subject in state.subjects.keys() - owned:
-            if (await self._stream.get_message(last_for=subject, direct=False)).timestamp < limit:
-                removed += await self._stream.purge(subject=subject)
+            try:
+                last = await self._stream.get_message(last_for=subject, direct=False)
+            except MessageNotFound:
+                continue  # removed meanwhile by the put that sent them
+            if last.timestamp < limit:
+                removed += await self._stream.purge(subject=subject, up_to_sequence=last.sequence)
         return removed
 
     # ---- reading -----------------------------------------------------------------------------------------------
@@ -259,10 +267,18 @@ class ObjectStore:
                 yield chunk
 
     async def list(self) -> AsyncIterator[ObjectInfo]:
-        """Every object, links included."""
-        async with aclosing(self._initial()) as infos:
+        """Every object, links included, each once. Their names are kept in memory meanwhile.
+
+        Raises:
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; the listing as a whole may take
+                longer.
+            StreamRecreated: The bucket was deleted and made again in the middle.
+        """
+        seen: set[str] = set()
+        async with aclosing(self._initial("list")) as infos:
             async for info in infos:
-                if not info.is_deleted:
+                if not info.is_deleted and info.name not in seen:
+                    seen.add(info.name)
                     yield info
 
     @overload
@@ -287,6 +303,12 @@ class ObjectStore:
             initial_marker: Yield None once, where the present ends and changes begin.
             updates_only: Begin with the next change.
             ignore_deletes: Leave out deletions.
+
+        Raises (while iterating):
+            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
+                watch again.
+            RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(self.bucket, updates_only=updates_only)
         return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
@@ -444,34 +466,32 @@ class ObjectStore:
         self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
     ) -> AsyncIterator[ObjectInfo | None]:
         reading = Reading(self._js, self._stream.name, options)
+        is_initial = True
         try:
             await reading.start()
-            is_initial = True
-            if not reading.initial_pending:
-                is_initial = False
-                if initial_marker:
-                    yield None
-            while (message := await reading.next()) is not None:
-                info, pending = info_of_delivery(message)
-                if not (ignore_deletes and info.is_deleted):
-                    yield info
-                if is_initial and not pending:
+            while True:
+                message = await reading.next(until_idle=is_initial)
+                if message is not None:
+                    info = info_of_delivery(message)
+                    if not (ignore_deletes and info.is_deleted):
+                        yield info
+                elif is_initial and reading.is_caught_up:
                     is_initial = False
                     if initial_marker:
                         yield None
+                else:
+                    return
         finally:
             await reading.close()
 
-    async def _initial(self) -> AsyncGenerator[ObjectInfo, None]:
+    async def _initial(self, what: str) -> AsyncGenerator[ObjectInfo, None]:
         """What a watch begins with, and no more."""
-        reading = Reading(self._js, self._stream.name, watch_options(self.bucket))
+        listing = f"{what} of object store {self.bucket!r}"
+        reading = Reading(self._js, self._stream.name, watch_options(self.bucket), listing=listing)
         try:
             await reading.start()
-            while reading.initial_pending and (message := await reading.next(until_idle=True)) is not None:
-                info, pending = info_of_delivery(message)
-                yield info
-                if not pending:
-                    return
+            while (message := await reading.next(until_idle=True)) is not None:
+                yield info_of_delivery(message)
         finally:
             await reading.close()
 

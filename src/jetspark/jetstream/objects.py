@@ -306,10 +306,10 @@ class ObjectInfo:
         return cls.decode(message.data, message.timestamp, message.sequence)
 
 
-def info_of_delivery(message: AckableMessage) -> tuple[ObjectInfo, int]:
-    """From a consumer; and how many of the beginning are still to come."""
+def info_of_delivery(message: AckableMessage) -> ObjectInfo:
+    """From a consumer."""
     metadata = message.metadata
-    return ObjectInfo.decode(message.data, metadata.timestamp, metadata.stream_sequence), metadata.pending
+    return ObjectInfo.decode(message.data, metadata.timestamp, metadata.stream_sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
