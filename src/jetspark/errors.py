@@ -510,14 +510,14 @@ class DataLoss(JetSparkError):
 class StreamRecreated(JetSparkError):
     """The stream has the name of the one that was read before, and is another."""
 
-    def __init__(self, stream: str, known: str, found: str) -> None:
-        super().__init__(stream, known, found)
-        self.stream, self.known, self.found = stream, known, found
+    def __init__(self, stream: str, known: str, found: str, remedy: str = "start with a new checkpoint") -> None:
+        super().__init__(stream, known, found, remedy)
+        self.stream, self.known, self.found, self.remedy = stream, known, found, remedy
 
     def __str__(self) -> str:
         return (
-            f"stream {self.stream!r} was deleted and created anew: the offsets are of the one created at {self.known}, "
-            f"and this one was created at {self.found}; start with a new checkpoint"
+            f"stream {self.stream!r} was deleted and created anew: what was read is of the one created at {self.known},"
+            f" and this one was created at {self.found}; {self.remedy}"
         )
 
 

@@ -222,6 +222,114 @@ async def test_a_watch_misses_nothing_over_cuts_and_a_restart(driver: Driver, js
             assert [int(entry.value) for entry in await watching] == list(range(200))
 
 
+async def _fill(kv: Any, js: Any, alive: int, doomed: int) -> set[str]:
+    """Write keys that stay, then keys that are deleted; returns those that stay."""
+    # Padded, so that the server stops after a part of them to hear whether we keep up.
+    padding = {"Padding": "-" * 6000}
+    names = [f"k{number:05}" for number in range(alive + doomed)]
+    for headers, chosen in ((padding, names), (padding | {"KV-Operation": "DEL"}, names[alive:])):
+        for name in chosen:
+            await js.publish_async(f"$KV.{kv.bucket}.{name}", b"", headers=headers)
+    await js.publish_async_complete()
+    return set(names[:alive])
+
+
+@on_both_drivers
+async def test_a_listing_through_a_restart_shows_no_deleted_key(driver: Driver, js_server: NatsServer) -> None:
+    """The first consumer begins with the last of each key; the one after the restart must do so, too."""
+    async with driver.connect(js_server.url, reconnect_wait_s=0.01) as nc:
+        js = nc.jetstream(timeout=20)
+        kv = await js.create_kv(KVConfig(bucket="listed", history=3))
+        alive = await _fill(kv, js, alive=2000, doomed=200)
+        listed: list[str] = []
+        async for key in kv.keys():
+            listed.append(key)
+            if len(listed) == 1:  # the server has sent no more than a first window, and waits for our answer
+                js_server.kill()
+                await asyncio.to_thread(js_server.start)
+        assert (len(listed), set(listed)) == (len(alive), alive)
+
+
+@on_both_drivers
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
+    driver: Driver, js_server: NatsServer, is_cut: bool
+) -> None:
+    """Whether the connection is lost, or messages are dropped because the reader is slow."""
+    limits = {} if is_cut else {"max_pending_messages": 100}
+    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as other:
+        js = other.jetstream()
+        kv = await js.create_kv(KVConfig(bucket="watched", history=3))
+        alive = await _fill(kv, js, alive=2000, doomed=200)
+        options = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01} | limits
+        async with driver.connect(proxy.url, **options) as nc, asyncio.timeout(40):
+            state: dict[str, str] = {}
+            revisions = []
+            async for entry in (await nc.jetstream().kv("watched")).watch(initial_marker=True):
+                if entry is None:
+                    break
+                assert entry.key not in state
+                state[entry.key] = entry.operation
+                revisions.append(entry.revision)
+                if is_cut and len(state) in (10, 1000):
+                    proxy.cut()
+        assert {key for key, operation in state.items() if operation == "put"} == alive
+        assert len(state) == 2200
+        assert revisions == sorted(revisions)
+
+
+@on_both_drivers
+async def test_a_key_that_changes_while_keys_are_listed_is_listed_once(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        kv = await js.create_kv(KVConfig(bucket="changing", history=2))
+        alive = await _fill(kv, js, alive=2000, doomed=1)
+        listed: list[str] = []
+        async for key in kv.keys():
+            listed.append(key)
+            if len(listed) == 1:
+                await kv.put(key, b"another value")
+        assert (len(listed), set(listed)) == (len(alive), alive)
+
+
+@on_both_drivers
+async def test_a_listing_ends_with_an_error_and_never_short(driver: Driver, js_server: NatsServer) -> None:
+    """Whether the server stops answering in the middle of it, or the connection is closed."""
+    async with driver.connect(js_server.url) as nc:
+        js = nc.jetstream(timeout=1.0)
+        kv = await js.create_kv(KVConfig(bucket="cut"))
+        await _fill(kv, js, alive=2000, doomed=1)
+        listing = kv.keys()
+        await anext(listing)
+        js_server.pause()
+        try:
+            with pytest.raises(jetspark.RequestTimeout, match="keys of bucket 'cut': no answer within 1 s"):
+                await _take(listing, 2000)
+        finally:
+            js_server.resume()
+        listing = kv.keys()
+        await anext(listing)
+        await nc.close()
+        with pytest.raises(jetspark.ConnectionClosed):
+            await _take(listing, 2000)
+
+
+@on_both_drivers
+async def test_a_listing_whose_rest_was_purged_ends_when_the_server_has_no_more(driver: Driver, url: str) -> None:
+    """No message says then that nothing is pending; the heartbeat has to come before the time-out."""
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        js = nc.jetstream(timeout=1.0)
+        kv = await js.create_kv(KVConfig(bucket="purged"))
+        alive = await _fill(kv, js, alive=2000, doomed=1)
+        listed: list[str] = []
+        async with asyncio.timeout(30):
+            async for key in kv.keys():
+                listed.append(key)
+                if len(listed) == 1:
+                    await (await other.jetstream().stream("KV_purged")).purge()
+        assert len(listed) < len(alive)
+
+
 @on_both_drivers
 async def test_a_snapshot_is_one_moment_now_or_then(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:

@@ -515,9 +515,8 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
 
 @on_both_drivers
 async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(
-    driver: Driver, url: str, js_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, url: str, js_server: NatsServer
 ) -> None:
-    monkeypatch.setattr("jetspark.jetstream.objects.PATIENCE_S", 1.0)
     async with driver.connect(url) as nc, driver.connect(url) as other:
         js = nc.jetstream()
         store = await _store(js, "fast")
@@ -529,14 +528,47 @@ async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(
 
             asyncio.run_coroutine_threadsafe(update(), loop).result(20)
 
-        with pytest.raises(jetspark.BatchInDoubt):
-            await store.put("a", _interrupted(driver, 3000, refuse), chunk_bytes=CHUNK)
+        with pytest.raises(
+            jetspark.RequestTimeout, match=r"put of object 'a' into bucket 'files' .*within 1 s"
+        ) as caught:
+            await store.put("a", _interrupted(driver, 3000, refuse), chunk_bytes=CHUNK, timeout=1.0)
+        assert isinstance(caught.value.__cause__, jetspark.BatchInDoubt)
         assert await _subjects(js, "files") == {}
 
 
 @on_both_drivers
+@pytest.mark.parametrize("way", ["fast", "plain"])
+async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
+    driver: Driver, url: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be visible, and damaged."""
+    monkeypatch.setattr("jetspark.aio.objects.LONG_PUT_S", 0.0)
+    monkeypatch.setattr("jetspark.blocking.objects.LONG_PUT_S", 0.0)
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        js = nc.jetstream()
+        store = await _store(js, way)
+        await store.put("a", b"before")
+        loop = asyncio.get_running_loop()
+        removed: list[int] = []
+
+        def purge() -> None:
+            async def remove() -> None:
+                async with asyncio.timeout(20):
+                    while not removed or not removed[-1]:  # until some have arrived
+                        removed.append(await (await other.jetstream().object_store("files")).purge_orphans(0.0))
+
+            asyncio.run_coroutine_threadsafe(remove(), loop).result(20)
+
+        with pytest.raises(
+            jetspark.ConnectionLost, match=r"3000 chunks became \d+ before .* purged them; put it again"
+        ):
+            await store.put("a", _interrupted(driver, 3000, purge), chunk_bytes=CHUNK)
+        assert await store.get_bytes("a") == b"before"
+        assert sum((await _subjects(js, "files")).values()) == 2  # what was there before
+
+
+@on_both_drivers
 async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.jetstream.objects.PATIENCE_S", 1.0)
     monkeypatch.setattr("jetspark.aio.objects.FLUSH_EVERY_S", 0.2)
     monkeypatch.setattr("jetspark.blocking.objects.FLUSH_EVERY_S", 0.2)
 
@@ -552,7 +584,8 @@ async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch
 
     async with driver.connect(url) as nc:
         store = await _store(nc.jetstream(), "fast")
-        await store.put("a", pieces() if driver.name == "blocking" else async_pieces(), chunk_bytes=CHUNK)
+        source = pieces() if driver.name == "blocking" else async_pieces()
+        await store.put("a", source, chunk_bytes=CHUNK, timeout=1.0)
         assert await store.get_bytes("a") == bytes(25 * CHUNK)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
 from support.peers import Proxy
 
 import jetspark
-from jetspark import StreamConfig
+from jetspark import ConsumerConfig, KVConfig, StreamConfig
 from jetspark.server import NatsServer
 
 
@@ -142,3 +143,119 @@ async def test_closing_the_connection_ends_the_iteration(driver: Driver, js_serv
     await nc.close()
     async with asyncio.timeout(20):
         await reading
+
+
+# ---- a stream that is another, or none -----------------------------------------------------------------------------
+
+
+async def _delete(js: Any, stream: str) -> None:
+    """And give the server a moment: what is created at once may get the old one's messages."""
+    await js.delete_stream(stream)
+    await asyncio.sleep(0.2)
+
+
+async def _readers(js: Any) -> dict[str, AsyncIterator[Any]]:
+    """Everything that reads on without end, each of a stream of its own with some content."""
+    stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+    await _fill(js, 0, 20)
+    kv = await js.create_kv(KVConfig(bucket="b"))
+    await kv.put("k", b"1")
+    store = await js.create_object_store("s")
+    await store.put("o", b"1")
+    return {
+        "O": stream.ordered_consumer().messages(),
+        "KV_b": kv.watch(),
+        "OBJ_s": store.watch(),
+    }
+
+
+@on_both_drivers
+@pytest.mark.parametrize("is_made_again", [True, False])
+async def test_a_reader_whose_stream_was_deleted_says_so(
+    driver: Driver, js_server: NatsServer, is_made_again: bool
+) -> None:
+    """Asked to go on after its last sequence, the new stream would be silent until it has as many messages."""
+    options: dict[str, Any] = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01}
+    async with (
+        Proxy(js_server.port) as proxy,
+        driver.connect(js_server.url) as other,
+        driver.connect(proxy.url, **options) as nc,
+        asyncio.timeout(40),
+    ):
+        readers = await _readers(nc.jetstream())
+        for name, reader in readers.items():
+            for _ in range(20 if name == "O" else 1):
+                await anext(reader)
+        js = other.jetstream()
+        for name in readers:
+            await _delete(js, name)
+        if is_made_again:
+            await _readers(js)
+        proxy.cut()  # a heartbeat that does not come would have the same effect, later
+        for name, reader in readers.items():
+            with pytest.raises(jetspark.StreamRecreated if is_made_again else jetspark.StreamNotFound) as caught:
+                await anext(reader)
+            if is_made_again:
+                assert f"stream {name!r} was deleted and created anew" in str(caught.value)
+                assert name != "O" or "the last sequence read is 20" in str(caught.value)
+
+
+@pytest.mark.slow
+@on_both_drivers
+async def test_silence_alone_shows_that_the_stream_is_another(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        js = nc.jetstream()
+        readers = await _readers(js)
+        for reader in readers.values():
+            await anext(reader)
+        for name in readers:
+            await _delete(js, name)
+        await _readers(js)
+
+        async def read_on(reader: AsyncIterator[Any]) -> None:
+            async for _ in reader:
+                pass
+
+        async with asyncio.timeout(60):
+            ends = await asyncio.gather(*map(read_on, readers.values()), return_exceptions=True)
+        assert [type(end) for end in ends] == [jetspark.StreamRecreated] * 3
+
+
+@on_both_drivers
+async def test_a_purged_stream_is_still_the_same(driver: Driver, js_server: NatsServer) -> None:
+    """It keeps its sequences, so a reader goes on behind what was purged."""
+    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as other:
+        js = other.jetstream()
+        await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+        await _fill(js, 0, 20)
+        async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.01) as nc:
+            messages = (await nc.jetstream().stream("O")).ordered_consumer().messages()
+            async with asyncio.timeout(40):
+                assert int((await anext(messages)).data) == 0
+                await (await js.stream("O")).purge()
+                proxy.cut()
+                await _fill(js, 20, 5)
+                while (number := int((await anext(messages)).data)) < 20:
+                    pass  # what was on its way when the stream was purged
+                assert [number] + [int((await anext(messages)).data) for _ in range(4)] == list(range(20, 25))
+
+
+@on_both_drivers
+async def test_pull_and_push_readers_hear_that_their_stream_was_deleted(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+        pull = await stream.create_consumer(ConsumerConfig(durable_name="pull"))
+        push = await stream.create_consumer(
+            ConsumerConfig(durable_name="push", deliver_subject="to.us", idle_heartbeat_s=0.2)
+        )
+        await _fill(js, 0, 1)
+        pulled, pushed = aiter(pull.messages()), aiter(push.pushed_messages())
+        async with asyncio.timeout(40):
+            for reader in (pulled, pushed):
+                await (await anext(reader)).ack()
+            await _delete(js, "O")
+            with pytest.raises(jetspark.ConsumerNotFound):
+                await anext(pulled)
+            with pytest.raises((jetspark.ConsumerNotFound, jetspark.StreamNotFound)):
+                await anext(pushed)

@@ -6,10 +6,11 @@ import asyncio
 import datetime
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
-from support.peers import scripted_server
+from support.peers import Proxy, scripted_server
 
 import jetspark
 from jetspark import ConsumerConfig, Expect, StreamConfig
@@ -466,3 +467,28 @@ async def test_reading_a_stream_that_does_not_allow_direct_gets_says_so(driver: 
         )
         with pytest.raises(jetspark.JetStreamUnavailable):
             [message async for message in stream.get_messages()]
+
+
+@on_both_drivers
+async def test_a_bulk_read_asks_again_as_soon_as_the_connection_is_back(driver: Driver, shared: NatsServer) -> None:
+    """The time-out here is longer than the test may take."""
+    name = f"CUT_{driver.name}"
+    async with Proxy(shared.port) as proxy, driver.connect(shared.url) as other:
+        js = other.jetstream()
+        await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], allow_direct=True))
+        for number in range(3000):
+            await js.publish_async(f"{name}.{number % 1000}", b"%d" % number + bytes(1000))
+        await js.publish_async_complete()
+        options: dict[str, Any] = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01}
+        async with driver.connect(proxy.url, **options) as nc, asyncio.timeout(30):
+            stream = await nc.jetstream(timeout=60).stream(name)
+            read: list[int] = []
+            async for message in stream.get_messages():
+                read.append(message.sequence)
+                if len(read) in (10, 1500):
+                    proxy.cut()
+            assert read == list(range(1, 3001))
+            asking = asyncio.ensure_future(stream.get_last_messages([f"{name}.>"]))
+            await asyncio.sleep(0)
+            proxy.cut()
+            assert [message.sequence for message in await asking] == list(range(2001, 3001))

@@ -85,13 +85,18 @@ def test_a_count_is_kept() -> None:
     assert get.is_done
 
 
-def test_silence_is_borne_only_so_often() -> None:
+def test_what_is_lost_with_the_connection_is_asked_for_again() -> None:
     get = reading()
-    outcomes = []
-    for _ in range(3):
-        get.request()
-        outcomes.append(get.stalled())
-    assert outcomes == [True, True, False]
+    get.request()
+    get.accept(stored(1, 0))
+    get.lost()
+    assert (get.is_over, get.is_done) == (True, False)
+    assert body(get)["seq"] == 2
+    last = LastGet("$JS.API", "S", [">"], None)
+    last.request()
+    last.accept(stored(1, 0))
+    last.lost()
+    assert (last.is_over, last.is_broken) == (True, True)
 
 
 def test_nothing_there_and_nobody_there_are_told_apart() -> None:

@@ -11,7 +11,16 @@ import pytest
 
 from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, DigestMismatch, KeyExists, ObjectNotFound, ProtocolError
+from jetspark.errors import (
+    BatchInDoubt,
+    ConfigError,
+    DigestMismatch,
+    KeyExists,
+    ObjectNotFound,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+)
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.objects import (
     FAST_WINDOW_BYTES,
@@ -23,6 +32,7 @@ from jetspark.jetstream.objects import (
     ObjectMeta,
     Objects,
     ObjectStoreConfig,
+    Progress,
     Upload,
     fast_options,
     lag_pauses,
@@ -63,12 +73,12 @@ def test_a_new_bucket_allows_fast_ingest_where_the_server_has_it() -> None:
 def test_the_chunks_in_flight_fit_into_a_window_whatever_their_size() -> None:
     config = StreamConfig(name="OBJ_files", allow_batched=True)
     for chunk_bytes in (1, 1000, 128 * 1024, 1 << 20, 8 << 20, 60 << 20):
-        options = FastPublisherOptions.of(dict(fast_options(config, Upload("N1", chunk_bytes), 64 << 20) or {}))
+        options = FastPublisherOptions.of(dict(fast_options(config, Upload("N1", chunk_bytes), 64 << 20, 60.0) or {}))
         in_flight_bytes = options.flow * options.max_outstanding_acks * chunk_bytes
         assert in_flight_bytes <= max(FAST_WINDOW_BYTES, 2 * chunk_bytes)
         assert options.flow == 1 or options.flow * (chunk_bytes + 300) < options.max_pending_bytes
         assert (options.message_ids, options.id_prefix) == (True, "N1")
-    assert fast_options(config, Upload("N1", 128 * 1024), 1 << 20) == {
+    assert fast_options(config, Upload("N1", 128 * 1024), 1 << 20, 60.0) == {
         "message_ids": True,
         "id_prefix": "N1",
         "max_pending_bytes": 16 << 20,
@@ -80,18 +90,39 @@ def test_the_chunks_in_flight_fit_into_a_window_whatever_their_size() -> None:
 
 def test_a_put_gives_up_before_the_stream_forgets_its_ids() -> None:
     config = StreamConfig(name="OBJ_files", allow_batched=True, duplicate_window_s=10.0)
-    options = fast_options(config, Upload("N1", 4), 1 << 20)
+    options = fast_options(config, Upload("N1", 4), 1 << 20, 60.0)
     assert options is not None
-    assert (options["patience_s"], options["batch_timeout_s"]) == (5.0, 1.25)
+    assert (options["patience_s"], options["batch_timeout_s"]) == (5.0, 2.5)
+
+
+def test_a_put_gives_up_after_its_time_out() -> None:
+    config = StreamConfig(name="OBJ_files", allow_batched=True)
+    options = fast_options(config, Upload("N1", 4), 1 << 20, 3.0)
+    assert options is not None
+    assert (options["patience_s"], options["batch_timeout_s"]) == (3.0, 1.5)
+
+
+def test_whatever_says_that_nothing_was_acknowledged_names_the_put() -> None:
+    progress = Progress("files", "a", 3.0)
+    assert progress.clean_up_s(5.0) == (5.0, 5.0)
+    with pytest.raises(ServerError, match="full"), progress.awaited():
+        raise ServerError(503, 10047, "full")
+    assert not progress.is_missed
+    for error in (RequestTimeout("chunk", 1.0), BatchInDoubt("b", "no answer")):
+        expected = "put of object 'a' into bucket 'files'.*within 3 s"
+        with pytest.raises(RequestTimeout, match=expected) as caught, progress.awaited():
+            raise error
+        assert caught.value.__cause__ is error
+    assert progress.clean_up_s(5.0) == (0.0, 1.0)  # one who did not answer is not waited for much longer
 
 
 def test_chunks_go_the_plain_way_where_fast_ingest_or_an_id_is_impossible() -> None:
     batched = StreamConfig(name="OBJ_files", allow_batched=True)
-    assert fast_options(StreamConfig(name="OBJ_files"), Upload("N1", 4), 1 << 20) is None
-    assert fast_options(batched, Upload("N1", 1 << 20), 1 << 20) is None
+    assert fast_options(StreamConfig(name="OBJ_files"), Upload("N1", 4), 1 << 20, 60.0) is None
+    assert fast_options(batched, Upload("N1", 1 << 20), 1 << 20, 60.0) is None
     small = StreamConfig(name="OBJ_files", allow_batched=True, max_message_bytes=1000)
-    assert fast_options(small, Upload("N1", 1000), 1 << 20) is None
-    assert fast_options(small, Upload("N1", 900), 1 << 20) is not None
+    assert fast_options(small, Upload("N1", 1000), 1 << 20, 60.0) is None
+    assert fast_options(small, Upload("N1", 900), 1 << 20, 60.0) is not None
 
 
 def test_a_name_is_base64_with_padding_in_the_subject() -> None:

@@ -394,8 +394,9 @@ class Client(ClientFace):
         self._pass_on(self._machine.events())
         self._link.schedule_flush()
 
-    async def _drain_subscription(self, state: SubscriptionState) -> None:
-        await self._waited(lambda handle: self._machine.drain(state, handle), self.options.drain_timeout_s, "drain")
+    async def _drain_subscription(self, state: SubscriptionState, timeout: float | None = None) -> None:
+        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        await self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
 
 
 def _expire(future: asyncio.Future[Any], what: str, timeout: float) -> None:

@@ -17,10 +17,11 @@ from jetspark.aio.objects import ObjectStores
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.publisher import AckFuture
 from jetspark.aio.subscription import Subscription
+from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.errors import JetStreamUnavailable, NoResponders, RequestTimeout
+from jetspark.errors import ConnectionClosed, JetStreamUnavailable, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
-from jetspark.jetstream.batchget import MAX_FRUITLESS_REQUESTS, BatchGet, LastGet
+from jetspark.jetstream.batchget import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
 from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
@@ -35,7 +36,7 @@ from jetspark.jetstream.operations import (
     api_prefix,
     message_query,
 )
-from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.jetstream.ordered import OrderedOptions, Patience
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
 from jetspark.publish.endless import FastPublisherOptions
 from jetspark.publish.fast_options import FastBatchOptions, GapMode
@@ -306,11 +307,36 @@ class JetStream(ObjectStores):
 
     @asynccontextmanager
     async def _asked(self, request: Request) -> AsyncIterator[Subscription]:
-        """The answers to a request that has many."""
+        """The answers to a request that has many. They end when the connection is lost: the rest will not come."""
         inbox = self._client._new_inbox()
+
+        def on_event(event: ConnectionEvent) -> None:
+            if isinstance(event, Reconnected):
+                self._client._unsubscribe(answers._state, 0)
+
         async with self._client._subscribe(inbox, answers_to=request.subject) as answers:
-            await self._client.publish(request.subject, request.data, reply=inbox)
-            yield answers
+            self._client._listeners.append(on_event)
+            try:
+                await self._client.publish(request.subject, request.data, reply=inbox)
+                yield answers
+            finally:
+                self._client._listeners.remove(on_event)
+
+    async def _next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
+        """None when the rest will not come, and may be asked for again.
+
+        Raises:
+            RequestTimeout: Nothing came for too long.
+        """
+        try:
+            return await answers.next(patience.left_s(asyncio.get_running_loop().time(), self._timeout_s))
+        except RequestTimeout:
+            patience.check(asyncio.get_running_loop().time())
+        except ConnectionClosed:
+            if self._client.is_closed:
+                raise
+            patience.check(asyncio.get_running_loop().time())
+        return None
 
     async def _pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
         seen = 0
@@ -399,7 +425,7 @@ class Stream:
 
         Raises:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
-            RequestTimeout: No answer, several times.
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
         """
         await self._js._run(self._js._api.require(BATCH_GET))
         reading = BatchGet(
@@ -409,17 +435,17 @@ class Stream:
             subject=subject,
             max_messages=max_messages,
         )
+        js = self._js
+        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, asyncio.get_running_loop().time())
         while not reading.is_done:
-            async with self._js._asked(reading.request()) as answers:
+            async with js._asked(reading.request()) as answers:
                 while not reading.is_over:
-                    try:
-                        stored = reading.accept(await answers.next(self._js._timeout_s))
-                    except RequestTimeout:
-                        if not reading.stalled():
-                            raise
-                    else:
-                        if stored is not None:
-                            yield stored
+                    answer = await js._next_answer(answers, patience)
+                    if answer is None:
+                        reading.lost()
+                    elif (stored := reading.accept(answer)) is not None:
+                        yield stored
+                        patience.renew(asyncio.get_running_loop().time())  # who reads slowly is not kept waiting by us
 
     async def get_last_messages(
         self, filters: Sequence[str], *, up_to_sequence: int | None = None
@@ -428,16 +454,28 @@ class Stream:
 
         With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
         ``allow_direct``.
+
+        Raises:
+            ConfigError: More subjects match, or more bytes than the server answers with at a time.
+            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
+            RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
         """
         await self._js._run(self._js._api.require(LAST_GET))
         reading = LastGet(self._js._api.prefix, self.name, filters, up_to_sequence)
-        for _ in range(MAX_FRUITLESS_REQUESTS):
-            async with self._js._asked(reading.request()) as answers:
+        js = self._js
+        patience = Patience(f"last messages of stream {self.name!r}", js._timeout_s, asyncio.get_running_loop().time())
+        for _ in range(MAX_LAST_REQUESTS):
+            async with js._asked(reading.request()) as answers:
                 while not reading.is_over:
-                    reading.accept(await answers.next(self._js._timeout_s))
+                    answer = await js._next_answer(answers, patience)
+                    if answer is None:
+                        reading.lost()
+                    else:
+                        reading.accept(answer)
+                        patience.renew(asyncio.get_running_loop().time())
             if not reading.is_broken:
                 return reading.messages
-        raise RequestTimeout(f"the last messages of {self.name}", self._js._timeout_s)
+        raise RequestTimeout(f"last messages of stream {self.name!r}", js._timeout_s)
 
     async def delete_message(self, sequence: int, *, erase: bool = False) -> None:
         """Remove one message; with ``erase`` its bytes are overwritten on disk."""

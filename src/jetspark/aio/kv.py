@@ -87,9 +87,14 @@ class KeyValue:
         await self._js._run(self._bucket.mark(key, "purge", revision, ttl))
 
     async def history(self, key: str) -> list[KVEntry]:
-        """Every revision the bucket has of a key, deletions included, oldest first."""
+        """Every revision the bucket has of a key, deletions included, oldest first.
+
+        Raises:
+            RequestTimeout: Nothing came for as long as the context's ``timeout``.
+            StreamRecreated: The bucket was deleted and made again in the middle.
+        """
         options = watch_options(self._bucket.origin, (check_key(key),), include_history=True)
-        return [entry async for entry in self._initial(options)]
+        return [entry async for entry in self._initial(options, f"history of {key!r}")]
 
     async def get_at(self, key: str, sequence: int) -> KVEntry:
         """The value a key had when the bucket was at ``sequence``.
@@ -126,9 +131,19 @@ class KeyValue:
     # ---- many keys ---------------------------------------------------------------------------------------------
 
     async def keys(self, *filters: str) -> AsyncIterator[str]:
-        """The keys that have a value, all or those that match; the server does the filtering."""
-        async for entry in self._initial(watch_options(self._bucket.origin, filters, meta_only=True)):
-            if entry.operation == "put":
+        """The keys that have a value, all or those that match, each once; the server does the filtering.
+
+        Survives reconnects and restarts. The names of the keys listed are kept in memory meanwhile.
+
+        Raises:
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; the listing as a whole may take
+                longer.
+            StreamRecreated: The bucket was deleted and made again in the middle.
+        """
+        seen: set[str] = set()
+        async for entry in self._initial(watch_options(self._bucket.origin, filters, meta_only=True), "keys"):
+            if entry.operation == "put" and entry.key not in seen:
+                seen.add(entry.key)
                 yield entry.key
 
     async def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
@@ -180,7 +195,8 @@ class KeyValue:
     ) -> AsyncIterator[KVEntry | None]:
         """The present value of every key that matches (all, without ``filters``), then every change, for ever.
 
-        Survives reconnects and restarts; no change that the bucket still has is missed, repeated or out of order.
+        Survives reconnects and restarts; no change that the bucket still has is missed, repeated or out of order. If
+        the connection is lost before the present was shown, the rest of it is that of the moment when it is back.
 
         Args:
             initial_marker: Yield None once, where the present ends and changes begin.
@@ -189,6 +205,12 @@ class KeyValue:
             meta_only: Without the values.
             ignore_deletes: Leave out deletions and purges.
             from_revision: Begin with what was written at or after this revision, to go on where another watch ended.
+
+        Raises (while iterating):
+            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
+                watch again.
+            RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(
             self._bucket.origin,
@@ -201,11 +223,16 @@ class KeyValue:
         return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     async def purge_deletes(self, older_than: float = 1800.0) -> int:
-        """Remove the marks of deleted keys, but keep those younger than so many seconds; returns how many went."""
+        """Remove the marks of deleted keys, but keep those younger than so many seconds; returns how many went.
+
+        Raises:
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; some marks may be removed.
+            StreamRecreated: The bucket was deleted and made again in the middle.
+        """
         removed = 0
         options = watch_options(self._bucket.origin, (), meta_only=True)
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than)
-        for entry in [entry async for entry in self._initial(options) if entry.operation != "put"]:
+        for entry in [entry async for entry in self._initial(options, "purge_deletes") if entry.operation != "put"]:
             # Up to what was seen and no further: the key may have a new value by now.
             last = entry.revision if entry.created < limit else entry.revision - 1
             [subject] = self._bucket.subjects([entry.key])
@@ -226,34 +253,31 @@ class KeyValue:
         self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
     ) -> AsyncIterator[KVEntry | None]:
         reading = Reading(self._js, self._stream.name, options)
+        is_initial = True
         try:
             await reading.start()
-            is_initial = True
-            if not reading.initial_pending:
-                is_initial = False
-                if initial_marker:
-                    yield None
-            while (message := await reading.next()) is not None:
-                entry = entry_of_delivery(self.bucket, message)
-                if not (ignore_deletes and entry.operation != "put"):
-                    yield entry
-                if is_initial and not entry.pending:
+            while True:
+                message = await reading.next(until_idle=is_initial)
+                if message is not None:
+                    entry = entry_of_delivery(self.bucket, message)
+                    if not (ignore_deletes and entry.operation != "put"):
+                        yield entry
+                elif is_initial and reading.is_caught_up:
                     is_initial = False
                     if initial_marker:
                         yield None
+                else:
+                    return
         finally:
             await reading.close()
 
-    async def _initial(self, options: OrderedOptions) -> AsyncIterator[KVEntry]:
+    async def _initial(self, options: OrderedOptions, what: str) -> AsyncIterator[KVEntry]:
         """What a watch begins with, and no more."""
-        reading = Reading(self._js, self._stream.name, options)
+        reading = Reading(self._js, self._stream.name, options, listing=f"{what} of bucket {self.bucket!r}")
         try:
             await reading.start()
-            while reading.initial_pending and (message := await reading.next(until_idle=True)) is not None:
-                entry = entry_of_delivery(self.bucket, message)
-                yield entry
-                if not entry.pending:
-                    return
+            while (message := await reading.next(until_idle=True)) is not None:
+                yield entry_of_delivery(self.bucket, message)
         finally:
             await reading.close()
 

@@ -16,9 +16,10 @@ from jetspark.jetstream.ordered import (
     SILENCE_S,
     OrderedOptions,
     OrderedReader,
+    Patience,
     Verdict,
+    heartbeat_for,
     retry_pauses,
-    will_pass,
 )
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ __all__ = ["OrderedConsumer"]
 class OrderedConsumer:
     """Reads a stream in order, without acknowledgements, through reconnects, restarts and leader changes.
 
-    Never skips, repeats or reorders what the stream still has. Make one with :meth:`Stream.ordered_consumer`; each call
-    of :meth:`messages` begins where the options say.
+    Never skips, repeats or reorders what the stream still has, and never goes on in another stream of the same name.
+    Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` begins where the options say.
     """
 
     def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions) -> None:
@@ -42,8 +43,14 @@ class OrderedConsumer:
     async def messages(self) -> AsyncIterator[JetStreamMessage]:
         """Every message, then every new one as it comes; ends only when the connection is closed.
 
+        Once it has begun it waits for a server that is away for as long as that takes.
+
         Raises:
-            StreamNotFound: There is no such stream, or no more.
+            StreamNotFound: There is no such stream, or no more; found out within 13 seconds.
+            StreamRecreated: The stream was deleted, and there is another of its name.
+            StreamWentBack: The stream lost messages that were read: it was restored from an older state, or kept in
+                memory only.
+            RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
         """
         reading = Reading(self._js, self.stream_name, self.options)
         try:
@@ -54,42 +61,46 @@ class OrderedConsumer:
 
 
 class Reading:
-    """One pass over a stream: the present consumer, and the next one when that is lost."""
+    """One pass over a stream: the present consumer, and the next one when that is lost.
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions) -> None:
+    ``listing`` names what is read by somebody who wants to see its end: then going on for longer than the context's
+    time-out without any progress is an error. Without it one waits for ever, once there was a first consumer.
+    """
+
+    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
         self._js, self._client, self._stream_name = js, js._client, stream_name
-        self._reader = OrderedReader(options)
+        self._listing = listing
+        self._reader = OrderedReader(options, heartbeat_for(js._timeout_s)) if listing else OrderedReader(options)
         self._subscription: Subscription | None = None
         self._consumer = ""
+        self._is_given_up = False
         self.initial_pending: int | None = None
         """How many messages were waiting when the first consumer was made."""
         self._client._listeners.append(self._on_event)
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Everything that was there when this began was read."""
+        return self._reader.is_caught_up
+
     async def start(self) -> None:
         """Make the first consumer now, not at the first message."""
         if self._subscription is None:
-            await self._restart()
+            await self._restart(self._patience())
 
     async def next(self, *, until_idle: bool = False) -> JetStreamMessage | None:
-        """The next message; None when the connection is closed.
+        """The next message; None when the connection is closed, which is an error in a listing.
 
-        With ``until_idle`` also None when the server says that it has nothing: what was counted as waiting may be gone.
+        With ``until_idle`` also None when everything was read that was there in the beginning, or the server says that
+        it has nothing: what was counted as waiting may be gone.
         """
+        patience = self._patience()
         try:
-            while True:
-                if self._subscription is None:
-                    await self._restart()
-                assert self._subscription is not None
-                if self._subscription.dropped and not self._subscription.pending_messages:
-                    await self._drop()  # we were too slow; the next heartbeat would tell, but we know already
+            while not (until_idle and self._reader.is_caught_up):
+                message = await self._receive(patience)
+                if message is None:
                     continue
-                try:
-                    message = cast(JetStreamMessage, await self._subscription.next(SILENCE_S))
-                except (RequestTimeout, ConnectionClosed):
-                    if self._client.is_closed:
-                        return None
-                    await self._drop()
-                    continue
+                patience.renew(_now())
                 match self._reader.accept(message):
                     case Verdict.DELIVER:
                         return message
@@ -97,40 +108,70 @@ class Reading:
                         await self._client.publish(self._reader.respond_to)
                     case Verdict.RESTART:
                         await self._drop()
-                    case Verdict.IGNORE:
-                        if until_idle:
-                            return None
+                    case Verdict.IGNORE | Verdict.IDLE:
+                        pass
         except ConnectionClosed:
-            return None
+            if self._listing:
+                raise
+        return None
 
     async def close(self) -> None:
         if self._on_event in self._client._listeners:
             self._client._listeners.remove(self._on_event)
         await self._drop()
 
-    async def _restart(self) -> None:
+    def _patience(self) -> Patience:
+        is_bounded = self._listing or not self._reader.has_begun
+        what = self._listing or f"ordered consumer of stream {self._stream_name!r}"
+        return Patience(what, self._js._timeout_s if is_bounded else None, _now())
+
+    async def _receive(self, patience: Patience) -> JetStreamMessage | None:
+        """What comes next; None when the consumer was lost instead."""
+        if self._subscription is None:
+            await self._restart(patience)
+        assert self._subscription is not None
+        # We were too slow; the next heartbeat would tell, but we know already.
+        if not self._subscription.dropped or self._subscription.pending_messages:
+            try:
+                return cast(JetStreamMessage, await self._subscription.next(patience.left_s(_now(), SILENCE_S)))
+            except RequestTimeout:
+                self._check(patience)
+            except ConnectionClosed:
+                if self._client.is_closed:
+                    raise
+        await self._drop()
+        return None
+
+    async def _restart(self, patience: Patience) -> None:
         for pause_s in retry_pauses():
             inbox = self._client._new_inbox()
-            subscription = self._client._subscribe(inbox)
+            subscription = self._client._subscribe(inbox, **self._reader.bounds())
             subscription._state.message_class = JetStreamMessage
             try:
-                info = await self._create(inbox)
+                info = await self._open(inbox, patience)
             except BaseException as error:
                 await subscription.unsubscribe()
-                if not (isinstance(error, JetSparkError) and will_pass(error)):
+                if not (isinstance(error, JetSparkError) and self._reader.may_pass(error)):
                     raise
-                await asyncio.sleep(pause_s)
+                self._check(patience, error)
+                await asyncio.sleep(patience.left_s(_now(), pause_s))
             else:
                 self._subscription, self._consumer = subscription, info.name
-                self._reader.created(info.delivered)
                 if self.initial_pending is None:
                     self.initial_pending = info.pending + info.delivered.consumer_sequence
                 return
 
-    async def _create(self, inbox: str) -> ConsumerInfo:
+    async def _open(self, inbox: str, patience: Patience) -> ConsumerInfo:
         js = self._js
-        config = self._reader.config(inbox)
-        return await js._run(js._api.create_consumer(self._stream_name, config, *js._server()))
+        operation = self._reader.open(js._api, self._stream_name, inbox, *js._server())
+        return await js._run(operation, patience.left_s(_now(), js._timeout_s))
+
+    def _check(self, patience: Patience, error: JetSparkError | None = None) -> None:
+        try:
+            patience.check(_now(), error)
+        except JetSparkError:
+            self._is_given_up = True
+            raise
 
     async def _drop(self) -> None:
         """Give the present consumer up; the server would forget it by itself, only later."""
@@ -141,7 +182,8 @@ class Reading:
         if self._client.is_connected:
             try:
                 operation = self._js._api.delete_consumer(self._stream_name, self._consumer)
-                await self._js._run(operation, CLEAN_UP_TIMEOUT_S)
+                # One who did not answer before will not do so now.
+                await self._js._run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
 
@@ -149,3 +191,7 @@ class Reading:
         # What was sent meanwhile is lost, and the consumer may be: do not wait for its silence.
         if isinstance(event, Reconnected) and self._subscription is not None:
             self._client._unsubscribe(self._subscription._state, 0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -127,7 +127,11 @@ class PullConsumer:
         return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
 
     async def close(self) -> None:
-        """Give back what fetches left behind. The consumer itself stays, and this object may be used again."""
+        """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
+
+        A server that does not answer within the context's ``timeout`` is not waited for; what was left behind is
+        delivered again when its ``ack_wait`` is over.
+        """
         source, self._source = self._source, None
         if source is not None:
             await source.close()
@@ -206,6 +210,7 @@ class Source:
         self.state.follows_sessions = True
         self.state.handle = _Gate(client, self.state, self)
         self._has_acks = info.config.ack_policy != "none"
+        self._timeout_s = js._timeout_s
         self._waiters: list[asyncio.Future[bool]] = []
         self._is_closed = False
 
@@ -271,7 +276,7 @@ class Source:
                 await self.wait(Wait(self.loop.time() + QUIET_S))
                 if state.received == before:
                     break
-            await self._client._drain_subscription(state)
+            await self._client._drain_subscription(state, self._timeout_s)
             if state.pending:
                 self.on_arrival()
             await self._give_back()

@@ -17,10 +17,11 @@ from jetspark.blocking.objects import ObjectStores
 from jetspark.blocking.ordered import OrderedConsumer
 from jetspark.blocking.publisher import AckFuture
 from jetspark.blocking.subscription import Subscription
+from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.errors import JetStreamUnavailable, NoResponders, RequestTimeout
+from jetspark.errors import ConnectionClosed, JetStreamUnavailable, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
-from jetspark.jetstream.batchget import MAX_FRUITLESS_REQUESTS, BatchGet, LastGet
+from jetspark.jetstream.batchget import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
 from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
@@ -35,7 +36,7 @@ from jetspark.jetstream.operations import (
     api_prefix,
     message_query,
 )
-from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.jetstream.ordered import OrderedOptions, Patience
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
 from jetspark.publish.endless import FastPublisherOptions
 from jetspark.publish.fast_options import FastBatchOptions, GapMode
@@ -304,11 +305,36 @@ class JetStream(ObjectStores):
 
     @contextmanager
     def _asked(self, request: Request) -> Iterator[Subscription]:
-        """The answers to a request that has many."""
+        """The answers to a request that has many. They end when the connection is lost: the rest will not come."""
         inbox = self._client._new_inbox()
+
+        def on_event(event: ConnectionEvent) -> None:
+            if isinstance(event, Reconnected):
+                self._client._unsubscribe(answers._state, 0)
+
         with self._client._subscribe(inbox, answers_to=request.subject) as answers:
-            self._client.publish(request.subject, request.data, reply=inbox)
-            yield answers
+            self._client._listeners.append(on_event)
+            try:
+                self._client.publish(request.subject, request.data, reply=inbox)
+                yield answers
+            finally:
+                self._client._listeners.remove(on_event)
+
+    def _next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
+        """None when the rest will not come, and may be asked for again.
+
+        Raises:
+            RequestTimeout: Nothing came for too long.
+        """
+        try:
+            return answers.next(patience.left_s(time.monotonic(), self._timeout_s))
+        except RequestTimeout:
+            patience.check(time.monotonic())
+        except ConnectionClosed:
+            if self._client.is_closed:
+                raise
+            patience.check(time.monotonic())
+        return None
 
     def _pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> Iterator[T]:
         seen = 0
@@ -394,7 +420,7 @@ class Stream:
 
         Raises:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
-            RequestTimeout: No answer, several times.
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
         """
         self._js._run(self._js._api.require(BATCH_GET))
         reading = BatchGet(
@@ -404,33 +430,45 @@ class Stream:
             subject=subject,
             max_messages=max_messages,
         )
+        js = self._js
+        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, time.monotonic())
         while not reading.is_done:
-            with self._js._asked(reading.request()) as answers:
+            with js._asked(reading.request()) as answers:
                 while not reading.is_over:
-                    try:
-                        stored = reading.accept(answers.next(self._js._timeout_s))
-                    except RequestTimeout:
-                        if not reading.stalled():
-                            raise
-                    else:
-                        if stored is not None:
-                            yield stored
+                    answer = js._next_answer(answers, patience)
+                    if answer is None:
+                        reading.lost()
+                    elif (stored := reading.accept(answer)) is not None:
+                        yield stored
+                        patience.renew(time.monotonic())  # who reads slowly is not kept waiting by us
 
     def get_last_messages(self, filters: Sequence[str], *, up_to_sequence: int | None = None) -> list[StoredMessage]:
         """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
 
         With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
         ``allow_direct``.
+
+        Raises:
+            ConfigError: More subjects match, or more bytes than the server answers with at a time.
+            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
+            RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
         """
         self._js._run(self._js._api.require(LAST_GET))
         reading = LastGet(self._js._api.prefix, self.name, filters, up_to_sequence)
-        for _ in range(MAX_FRUITLESS_REQUESTS):
-            with self._js._asked(reading.request()) as answers:
+        js = self._js
+        patience = Patience(f"last messages of stream {self.name!r}", js._timeout_s, time.monotonic())
+        for _ in range(MAX_LAST_REQUESTS):
+            with js._asked(reading.request()) as answers:
                 while not reading.is_over:
-                    reading.accept(answers.next(self._js._timeout_s))
+                    answer = js._next_answer(answers, patience)
+                    if answer is None:
+                        reading.lost()
+                    else:
+                        reading.accept(answer)
+                        patience.renew(time.monotonic())
             if not reading.is_broken:
                 return reading.messages
-        raise RequestTimeout(f"the last messages of {self.name}", self._js._timeout_s)
+        raise RequestTimeout(f"last messages of stream {self.name!r}", js._timeout_s)
 
     def delete_message(self, sequence: int, *, erase: bool = False) -> None:
         """Remove one message; with ``erase`` its bytes are overwritten on disk."""

@@ -31,6 +31,7 @@ from jetspark.jetstream.objects import (
     COMMIT_ATTEMPTS,
     DEFAULT_CHUNK_BYTES,
     FLUSH_EVERY_S,
+    LONG_PUT_S,
     READ_ATTEMPTS,
     WINDOW_BYTES,
     BinaryReader,
@@ -43,6 +44,7 @@ from jetspark.jetstream.objects import (
     Objects,
     ObjectStoreConfig,
     ObjectStoreStatus,
+    Progress,
     Upload,
     chunk_subject,
     create_bucket,
@@ -57,7 +59,7 @@ from jetspark.jetstream.objects import (
     write_chunks,
 )
 from jetspark.jetstream.operations import Operation
-from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.jetstream.ordered import OrderedOptions, Patience
 
 if TYPE_CHECKING:
     from jetspark.blocking.fast import FastPublisher
@@ -98,6 +100,7 @@ class ObjectStore:
         headers: HeadersLike | None = None,
         metadata: Mapping[str, str] | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        timeout: float | None = None,
     ) -> ObjectInfo:
         """Store an object under a name, in place of what was there; returns when all of it is stored.
 
@@ -108,25 +111,33 @@ class ObjectStore:
             source: Bytes, a :class:`pathlib.Path`, a file opened in binary mode (read from where it stands, and left
                 open), or an iterator of bytes in pieces of any size.
             chunk_bytes: Size of the messages it is cut into; at most the server's ``max_payload``.
+            timeout: Longest time the server may take to acknowledge anything (default: the context's); all of it may
+                take longer. A restart takes seconds, the election of a leader up to ten.
 
         Raises:
             ConfigError: There are no bytes to be had from ``source``.
             ServerError: The bucket is full, or sealed.
-            ConnectionLost, RequestTimeout, BatchInDoubt: It is unknown whether a message was stored.
+            RequestTimeout: Nothing was acknowledged for ``timeout`` seconds.
+            ConnectionLost: The connection went away, and so did chunks; put it again.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        sending = self._sending(upload)
+        progress = Progress(self.bucket, name, self._js._timeout_s if timeout is None else timeout)
+        sending = self._sending(upload, progress)
+        began = time.monotonic()
         try:
             with closing(_chunks(upload, source)) as chunks:
                 for chunk in chunks:
                     sending.send(chunk)
             sending.complete()
+            if time.monotonic() >= began + LONG_PUT_S:
+                with progress.awaited():
+                    self._js._run(self._objects.check_chunks(upload), progress.timeout_s)
         except BaseException:
-            self._abandon(upload, sending)
+            self._abandon(upload, sending, progress)
             raise
-        return self._commit(upload, meta)
+        return self._commit(upload, meta, progress)
 
     def update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
         """Change what is said about an object, all of it, and its name if ``meta`` has another.
@@ -170,15 +181,28 @@ class ObjectStore:
         """Remove chunks that belong to no object: what a put left whose process died. Returns how many.
 
         Chunks are kept if there are some of the same object younger than so many seconds: its put may be under way.
+        Nobody else removes them, and this reads the metadata of every object: call it now and then. A put whose source
+        stands still for longer than ``older_than`` finds out that its chunks are gone, and fails, if that is 60 seconds
+        or more.
+
+        Raises:
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; some may be removed.
+            StreamRecreated: The bucket was deleted and made again in the middle.
         """
         limit = _now() - datetime.timedelta(seconds=older_than)
         # Chunks first: an object that becomes visible in between is then seen to own them.
         state = (self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
-        owned = {chunk_subject(self.bucket, info.nuid) for info in self._initial() if not info.is_deleted}
+        owned = {
+            chunk_subject(self.bucket, info.nuid) for info in self._initial("purge_orphans") if not info.is_deleted
+        }
         removed = 0
         for subject in state.subjects.keys() - owned:
-            if (self._stream.get_message(last_for=subject, direct=False)).timestamp < limit:
-                removed += self._stream.purge(subject=subject)
+            try:
+                last = self._stream.get_message(last_for=subject, direct=False)
+            except MessageNotFound:
+                continue  # removed meanwhile by the put that sent them
+            if last.timestamp < limit:
+                removed += self._stream.purge(subject=subject, up_to_sequence=last.sequence)
         return removed
 
     # ---- reading -----------------------------------------------------------------------------------------------
@@ -252,10 +276,18 @@ class ObjectStore:
             yield from chunks
 
     def list(self) -> Iterator[ObjectInfo]:
-        """Every object, links included."""
-        with closing(self._initial()) as infos:
+        """Every object, links included, each once. Their names are kept in memory meanwhile.
+
+        Raises:
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; the listing as a whole may take
+                longer.
+            StreamRecreated: The bucket was deleted and made again in the middle.
+        """
+        seen: set[str] = set()
+        with closing(self._initial("list")) as infos:
             for info in infos:
-                if not info.is_deleted:
+                if not info.is_deleted and info.name not in seen:
+                    seen.add(info.name)
                     yield info
 
     @overload
@@ -280,6 +312,12 @@ class ObjectStore:
             initial_marker: Yield None once, where the present ends and changes begin.
             updates_only: Begin with the next change.
             ignore_deletes: Leave out deletions.
+
+        Raises (while iterating):
+            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
+                watch again.
+            RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(self.bucket, updates_only=updates_only)
         return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
@@ -290,14 +328,17 @@ class ObjectStore:
 
     # ---- steps of writing --------------------------------------------------------------------------------------
 
-    def _commit(self, upload: Upload, meta: ObjectMeta) -> ObjectInfo:
+    def _commit(self, upload: Upload, meta: ObjectMeta, progress: Progress) -> ObjectInfo:
         info = upload.info(self.bucket, meta, _now())
+        patience = Patience(progress.what, progress.timeout_s, time.monotonic())
         for attempt in range(COMMIT_ATTEMPTS):
             try:
-                stored = self._js._run(self._objects.commit(upload, info))
+                committing = self._objects.commit(upload, info)
+                stored = self._js._run(committing, patience.left_s(time.monotonic(), progress.timeout_s))
                 break
-            except (RequestTimeout, ConnectionLost):
+            except (RequestTimeout, ConnectionLost) as error:
                 # Perhaps it is stored, perhaps it will be: removing its chunks now would leave a damaged object.
+                patience.check(time.monotonic(), error)
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
             except JetSparkError:
@@ -307,25 +348,26 @@ class ObjectStore:
             self._purge(upload.replaced_nuid)
         return stored
 
-    def _sending(self, upload: Upload) -> _Sending | _FastSending:
+    def _sending(self, upload: Upload, progress: Progress) -> _Sending | _FastSending:
         subject = chunk_subject(self.bucket, upload.nuid)
         config = self._stream.cached_info.config
-        options = fast_options(config, upload, self._js._client.max_payload_bytes)
+        options = fast_options(config, upload, self._js._client.max_payload_bytes, progress.timeout_s)
         if options is None:
-            return _Sending(self._js, subject)
-        return _FastSending(self._js, subject, options, self._objects.check_chunks(upload))
+            return _Sending(self._js, subject, progress)
+        return _FastSending(self._js, subject, progress, options, self._objects.check_chunks(upload))
 
-    def _abandon(self, upload: Upload, sending: _Sending | _FastSending) -> None:
-        if sending.settle():
-            self._purge(upload.nuid)
+    def _abandon(self, upload: Upload, sending: _Sending | _FastSending, progress: Progress) -> None:
+        settle_s, purge_s = progress.clean_up_s(self._js._timeout_s)
+        if sending.settle(settle_s):
+            self._purge(upload.nuid, purge_s)
 
     def _delete(self, name: str) -> None:
         self._purge(self._js._run(self._objects.delete(name)))
 
-    def _purge(self, nuid: str) -> None:
+    def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
         try:
-            self._js._run(self._objects.purge_chunks(nuid))
+            self._js._run(self._objects.purge_chunks(nuid), timeout)
         except JetSparkError as error:
             _logger.warning(
                 "chunks %s are left in bucket %r (purge_orphans removes them): %s", nuid, self.bucket, error
@@ -403,34 +445,32 @@ class ObjectStore:
         self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
     ) -> Iterator[ObjectInfo | None]:
         reading = Reading(self._js, self._stream.name, options)
+        is_initial = True
         try:
             reading.start()
-            is_initial = True
-            if not reading.initial_pending:
-                is_initial = False
-                if initial_marker:
-                    yield None
-            while (message := reading.next()) is not None:
-                info, pending = info_of_delivery(message)
-                if not (ignore_deletes and info.is_deleted):
-                    yield info
-                if is_initial and not pending:
+            while True:
+                message = reading.next(until_idle=is_initial)
+                if message is not None:
+                    info = info_of_delivery(message)
+                    if not (ignore_deletes and info.is_deleted):
+                        yield info
+                elif is_initial and reading.is_caught_up:
                     is_initial = False
                     if initial_marker:
                         yield None
+                else:
+                    return
         finally:
             reading.close()
 
-    def _initial(self) -> Generator[ObjectInfo, None, None]:
+    def _initial(self, what: str) -> Generator[ObjectInfo, None, None]:
         """What a watch begins with, and no more."""
-        reading = Reading(self._js, self._stream.name, watch_options(self.bucket))
+        listing = f"{what} of object store {self.bucket!r}"
+        reading = Reading(self._js, self._stream.name, watch_options(self.bucket), listing=listing)
         try:
             reading.start()
-            while reading.initial_pending and (message := reading.next(until_idle=True)) is not None:
-                info, pending = info_of_delivery(message)
-                yield info
-                if not pending:
-                    return
+            while (message := reading.next(until_idle=True)) is not None:
+                yield info_of_delivery(message)
         finally:
             reading.close()
 
@@ -476,15 +516,18 @@ class ObjectStores:
 class _Sending:
     """The chunks of one put on their way: so many bytes at a time wait for their acknowledgement."""
 
-    def __init__(self, js: JetStream, subject: str) -> None:
-        self._js, self._subject = js, subject
+    def __init__(self, js: JetStream, subject: str, progress: Progress) -> None:
+        self._js, self._subject, self._progress = js, subject, progress
         self._waiting: deque[tuple[AckFuture, int]] = deque()
         self._waiting_bytes = 0
         self._is_anything_stored = False
 
     def send(self, chunk: bytes) -> None:
-        while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
+        # A network that takes no more is waited for here, where there is a time-out, and not by publishing.
+        is_clogged = self._js._client._link.is_clogged
+        while self._waiting and (is_clogged or self._waiting_bytes + len(chunk) > WINDOW_BYTES):
             self._take_one()
+            is_clogged = self._js._client._link.is_clogged
         self._waiting.append((self._js.publish_async(self._subject, chunk), len(chunk)))
         self._waiting_bytes += len(chunk)
 
@@ -492,9 +535,9 @@ class _Sending:
         while self._waiting:
             self._take_one()
 
-    def settle(self) -> bool:
+    def settle(self, timeout: float) -> bool:
         """After a failure: wait until nothing is on its way any more; whether something may be stored."""
-        deadline = time.monotonic() + self._js._timeout_s
+        deadline = time.monotonic() + timeout
         for future, _ in self._waiting:
             try:
                 error = future.exception(max(deadline - time.monotonic(), 0.0))
@@ -505,7 +548,8 @@ class _Sending:
 
     def _take_one(self) -> None:
         future, size_bytes = self._waiting[0]
-        future.result()
+        with self._progress.awaited():
+            future.result(self._progress.timeout_s)
         self._is_anything_stored = True
         self._waiting.popleft()
         self._waiting_bytes -= size_bytes
@@ -517,8 +561,11 @@ class _FastSending:
     A single chunk goes the plain way: a fast batch takes one round trip more.
     """
 
-    def __init__(self, js: JetStream, subject: str, options: Mapping[str, Any], check: Operation[None]) -> None:
-        self._js, self._subject, self._options, self._check = js, subject, options, check
+    def __init__(
+        self, js: JetStream, subject: str, progress: Progress, options: Mapping[str, Any], check: Operation[None]
+    ) -> None:
+        self._js, self._subject, self._progress = js, subject, progress
+        self._options, self._check = options, check
         self._first: bytes | None = None
         self._single: _Sending | None = None
         self._publisher: FastPublisher | None = None
@@ -532,31 +579,35 @@ class _FastSending:
             self._publisher = self._js.fast_publisher(**self._options)._enter()
             self._flushed_at = time.monotonic()
             first, self._first = self._first, None
-            self._publisher.publish(self._subject, first)
-        self._publisher.publish(self._subject, chunk)
+            with self._progress.awaited():
+                self._publisher.publish(self._subject, first)
+        with self._progress.awaited():
+            self._publisher.publish(self._subject, chunk)
         if (now := time.monotonic()) >= self._flushed_at + FLUSH_EVERY_S:
             self._flushed_at = now
-            self._publisher.flush()
+            with self._progress.awaited():
+                self._publisher.flush()
 
     def complete(self) -> None:
         if self._publisher is not None:
-            self._publisher.close()
-            if self._publisher.batches > 1:
-                self._js._run(self._check)
+            with self._progress.awaited():
+                self._publisher.close()
+                if self._publisher.batches > 1:
+                    self._js._run(self._check)
         elif self._first is not None:
-            self._single = _Sending(self._js, self._subject)
+            self._single = _Sending(self._js, self._subject, self._progress)
             self._single.send(self._first)
             self._single.complete()
 
-    def settle(self) -> bool:
+    def settle(self, timeout: float) -> bool:
         """After a failure: wait until nothing is on its way any more; whether something may be stored."""
         if self._single is not None:
-            return self._single.settle()
+            return self._single.settle(timeout)
         if self._publisher is None:
             return False
         try:
             # The end of the batch is acknowledged after everything before it.
-            self._publisher.close(self._js._timeout_s)
+            self._publisher.close(timeout)
         except (ServerError, JetStreamUnavailable):
             return self._publisher.published() > 0
         except JetSparkError as error:

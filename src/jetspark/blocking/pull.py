@@ -132,7 +132,11 @@ class PullConsumer:
         return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
 
     def close(self) -> None:
-        """Give back what fetches left behind. The consumer itself stays, and this object may be used again."""
+        """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
+
+        A server that does not answer within the context's ``timeout`` is not waited for; what was left behind is
+        delivered again when its ``ack_wait`` is over.
+        """
         source, self._source = self._source, None
         if source is not None:
             source.close()
@@ -210,6 +214,7 @@ class Source:
             self.state.follows_sessions = True
             self.state.handle = _Gate(client, self.state, self)
         self._has_acks = info.config.ack_policy != "none"
+        self._timeout_s = js._timeout_s
         self._waiters: list[Waiter] = []
         self._is_closed = False
 
@@ -312,7 +317,7 @@ class Source:
                 self._wait(waiter, time.monotonic() + QUIET_S, is_reading=is_reading)
                 if state.received == before:
                     break
-            self._client._drain_subscription(state, self._client.options.drain_timeout_s)
+            self._client._drain_subscription(state, self._timeout_s)
             self._give_back()
         except JetSparkError as error:
             _logger.warning("leaving %s: %s", puller.subject, error)

@@ -260,6 +260,13 @@ class Link:
         except OSError:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
 
+    @property
+    def is_clogged(self) -> bool:
+        """The network takes no more at present: who publishes waits."""
+        with self.lock:
+            self.flush()
+            return bool(self._unsent) and self._machine.is_connected
+
     def make_room(self) -> None:
         """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
         self.flush()

@@ -21,15 +21,16 @@ __all__ = ["BatchGet", "LastGet"]
 # What one request asks for; the server also stops at 64 MB.
 BATCH_MESSAGES = 1000
 
-# So many times in a row a request may bring nothing at all before that is an error.
-MAX_FRUITLESS_REQUESTS = 3
+# How often all of an answer may be asked for again because some of it was lost on the way.
+MAX_LAST_REQUESTS = 3
 
 
 class BatchGet:
     """The messages from a sequence on, in order, over as many requests as it takes.
 
     The driver sends :meth:`request`, gives every answer to :meth:`accept` until the batch ``is_over``, calls
-    :meth:`stalled` when an answer does not come, and asks again until everything ``is_done``.
+    :meth:`lost` when the connection is lost meanwhile, and asks again until everything ``is_done``. How long nothing
+    may come is the driver's to say.
     """
 
     def __init__(
@@ -43,7 +44,6 @@ class BatchGet:
         self._filter = None if subject is None else validate_filter(subject)
         self._next_sequence = start_sequence
         self._left = max_messages
-        self._fruitless = 0
         self._last_sequence: int | None = None
         self.is_over = False
         self.is_done = False
@@ -51,7 +51,6 @@ class BatchGet:
     def request(self) -> Request:
         self.is_over = False
         self._last_sequence = 0
-        self._fruitless += 1
         batch = BATCH_MESSAGES if self._left is None else min(BATCH_MESSAGES, self._left)
         body: dict[str, Any] = {"batch": batch, "seq": self._next_sequence}
         if self._filter is not None:
@@ -81,7 +80,6 @@ class BatchGet:
             self.is_over = True
             return None
         stored = StoredMessage.from_direct(message)
-        self._fruitless = 0
         self._last_sequence = stored.sequence
         self._next_sequence = stored.sequence + 1
         if self._left is not None:
@@ -89,10 +87,9 @@ class BatchGet:
             self.is_done = self.is_over = not self._left
         return stored
 
-    def stalled(self) -> bool:
-        """No answer came; whether asking again is still worth it."""
+    def lost(self) -> None:
+        """The rest of the batch will not come."""
         self.is_over = True
-        return self._fruitless < MAX_FRUITLESS_REQUESTS
 
     def _is_unbroken(self, message: CoreMessage) -> bool:
         """Whether the message before this one is the last we have; the first of a batch has none."""
@@ -132,6 +129,10 @@ class LastGet:
         self.messages = []
         self.is_over = self.is_broken = False
         return Request(self._subject, json.dumps(self._body).encode())
+
+    def lost(self) -> None:
+        """The rest of the answer will not come."""
+        self.is_over = self.is_broken = True
 
     def accept(self, message: CoreMessage) -> None:
         status = message.status

@@ -23,11 +23,13 @@ import datetime
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.errors import (
+    BatchInDoubt,
     ConfigError,
     Conflict,
     ConnectionLost,
@@ -36,6 +38,7 @@ from jetspark.errors import (
     MessageNotFound,
     ObjectNotFound,
     ProtocolError,
+    RequestTimeout,
     StreamNameInUse,
     WrongLastSequence,
 )
@@ -91,9 +94,16 @@ MAX_FLOW = 500
 # The level of nats-server 2.14, the first with fast ingest.
 FAST_INGEST_API_LEVEL = 4
 
-# Longest time a put waits without progress. A restart takes seconds, the election of a leader up to ten. Half of the
-# usual duplicate window, see below.
-PATIENCE_S = 60.0
+# Longest time without an answer before a fast batch is given up for the next.
+BATCH_TIMEOUT_S = 15.0
+
+# The chunks of a put that took this long are counted before it becomes visible: somebody may have taken them for those
+# of a put that died.
+LONG_PUT_S = 60.0
+
+# A server that acknowledged nothing for a put's whole time-out will hardly do so now. What it receives when it is back
+# includes the request to remove the chunks.
+CLEAN_UP_S = 1.0
 
 # A slow source sends too little to be acknowledged by itself; the server is asked this often, so that chunks in doubt
 # are always young enough for their ids to be known.
@@ -307,10 +317,10 @@ class ObjectInfo:
         return cls.decode(message.data, message.timestamp, message.sequence)
 
 
-def info_of_delivery(message: AckableMessage) -> tuple[ObjectInfo, int]:
-    """From a consumer; and how many of the beginning are still to come."""
+def info_of_delivery(message: AckableMessage) -> ObjectInfo:
+    """From a consumer."""
     metadata = message.metadata
-    return ObjectInfo.decode(message.data, metadata.timestamp, metadata.stream_sequence), metadata.pending
+    return ObjectInfo.decode(message.data, metadata.timestamp, metadata.stream_sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,13 +454,15 @@ def _pieces(source: BytesLike | BinaryReader | Iterable[BytesLike], block_bytes:
         raise ConfigError(f"source is {type(source).__name__}: expected bytes, a path, a binary file or an iterator")
 
 
-def fast_options(config: StreamConfig, upload: Upload, max_payload_bytes: int) -> Mapping[str, Any] | None:
+def fast_options(
+    config: StreamConfig, upload: Upload, max_payload_bytes: int, timeout_s: float
+) -> Mapping[str, Any] | None:
     """How to send the chunks over fast ingest; None where they cannot be."""
     limits = [limit for limit in (max_payload_bytes, config.max_message_bytes or 0) if limit > 0]
     if not config.allow_batched or upload.chunk_bytes + ID_HEADER_BYTES > min(limits):
         return None
     # A chunk in doubt must be sent again while its id is still known.
-    patience_s = min(PATIENCE_S, (config.duplicate_window_s or 120.0) / 2)
+    patience_s = min(timeout_s, (config.duplicate_window_s or 120.0) / 2)
     return {
         "message_ids": True,
         "id_prefix": upload.nuid,
@@ -458,8 +470,36 @@ def fast_options(config: StreamConfig, upload: Upload, max_payload_bytes: int) -
         # Acknowledgements come after so many, so they must be few enough to fit into what may be pending.
         "flow": min(MAX_FLOW, max(1, FAST_WINDOW_BYTES // upload.chunk_bytes // 2)),
         "patience_s": patience_s,
-        "batch_timeout_s": patience_s / 4,
+        # Time for a second batch when the first is lost.
+        "batch_timeout_s": min(BATCH_TIMEOUT_S, patience_s / 2),
     }
+
+
+class Progress:
+    """What a put waits for: that something is acknowledged within its time-out."""
+
+    def __init__(self, bucket: str, name: str, timeout_s: float) -> None:
+        self.what = f"put of object {name!r} into bucket {bucket!r}"
+        self.timeout_s = timeout_s
+        self.is_missed = False
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Around each wait for the server.
+
+        Raises:
+            RequestTimeout: In place of what says the same of a chunk, or of a batch of them.
+        """
+        try:
+            yield
+        except (RequestTimeout, BatchInDoubt) as error:
+            self.is_missed = True
+            why = f" ({error})" if isinstance(error, BatchInDoubt) else ""
+            raise RequestTimeout(self.what + why, self.timeout_s) from error
+
+    def clean_up_s(self, timeout_s: float) -> tuple[float, float]:
+        """After a failure: how long to wait for what is on its way, and for the removal of the chunks."""
+        return (0.0, min(CLEAN_UP_S, timeout_s)) if self.is_missed else (timeout_s, timeout_s)
 
 
 def write_chunks(file: BinaryWriter, chunks: Iterable[bytes]) -> None:
@@ -566,15 +606,20 @@ class Objects:
         raise Conflict(self.name, (info.name,))
 
     def check_chunks(self, upload: Upload) -> Operation[None]:
-        """After chunks had to be sent again.
+        """After chunks had to be sent again, or somebody may have purged them.
 
         Raises:
-            ConnectionLost: Some are stored twice: their ids were forgotten meanwhile.
+            ConnectionLost: Some are stored twice, as their ids were forgotten meanwhile; or they are gone.
         """
         subject = chunk_subject(self.name, upload.nuid)
         stored = (yield from self._api.stream_info(self._stream, subject)).state.subjects.get(subject, 0)
         if stored != upload.chunks:
-            raise ConnectionLost(f"{upload.chunks} chunks became {stored} when the connection was lost; put it again")
+            why = (
+                "when the connection was lost"
+                if stored > upload.chunks
+                else "before all were sent: somebody purged them"
+            )
+            raise ConnectionLost(f"{upload.chunks} chunks became {stored} {why}; put it again")
 
     def delete(self, name: str) -> Operation[str]:
         """Returns the nuid whose chunks nobody needs any more."""

@@ -207,7 +207,7 @@ def stored_ids(
     options = OrderedOptions(
         start_sequence=after + 1, headers_only=True, filter_subjects=() if subject is None else (subject,)
     )
-    reading = Reading(js, info.config.name, options)
+    reading = Reading(js, info.config.name, options, listing=f"message ids of stream {info.config.name!r}")
     try:
         reading.start()
         if not reading.initial_pending:
