@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.certificates import Certificates
 from support.credentials import STRANGER, USER, credentials_text, operator_config
-from support.drivers import Driver, Recorder, on_both_drivers
+from support.drivers import Driver, Recorder, on_both_drivers, until
 from support.peers import INFO, behave, greet, scripted_server, stay_silent
 
 import jetspark
@@ -291,6 +291,59 @@ async def test_wanting_tls_never_falls_back_to_plain_text(driver: Driver, url: s
     for address, tls in ((url.replace("nats://", "tls://"), None), (url, jetspark.TLSConfig())):
         with pytest.raises(jetspark.NoServersAvailable, match="does not offer TLS"):
             await driver.connect(address, tls=tls)
+
+
+@on_both_drivers
+@pytest.mark.parametrize("pieces", ["one write", "two writes"])
+async def test_a_peer_without_a_certificate_is_believed_nothing(
+    driver: Driver, certificates: Certificates, pieces: str
+) -> None:
+    """It takes the server's place, speaks first and in plain text, and cannot do TLS."""
+    heard = bytearray()
+    connections = 0
+
+    async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        greeting = b'INFO {"tls_required":true,"max_payload":1,"connect_urls":["127.0.0.1:1"]}\r\n'
+        # 1 is the sid of the subscription and 3 that of the inbox, whose name the peer may have seen before.
+        forged = b"MSG orders.paid 1 6\r\nFORGED\r\nMSG %b.1 3 6\r\nFORGED\r\nPONG\r\n" % nc_inbox.encode()
+        writer.write(greeting if pieces == "two writes" else greeting + forged)
+        if pieces == "two writes":
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            writer.write(forged)
+        while data := await reader.read(4096):
+            heard.extend(data)
+
+    tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
+    with NatsServer(jetstream=False, tls=tls, token="s3cret") as server:
+        events = Recorder()
+        options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "auth": jetspark.Token("s3cret")}
+        async with driver.connect(server.url, on_event=events, reconnect_wait_s=0.01, **options) as nc:
+            nc_inbox = nc._machine._inbox
+            paid = await nc.subscribe("orders.paid")
+            service = await nc.subscribe("price")
+            await service.unsubscribe(1)
+            await nc.flush()
+            asking = asyncio.ensure_future(nc.request("price", timeout=60))
+            await until(lambda: service.received == 1)
+            await asyncio.to_thread(server.kill)
+            await events.wait_for(jetspark.Disconnected)
+            async with scripted_server(forge, port=server.port):
+                await until(lambda: connections >= 3)
+            assert paid.received == 0
+            assert not asking.done()
+            assert b"CONNECT" not in heard
+            assert b"s3cret" not in heard
+            assert nc.servers == [server.url]
+            assert nc.max_payload_bytes > 1
+            await asyncio.to_thread(server.start)
+            await events.wait_for(jetspark.Reconnected)
+            await nc.publish("orders.paid", b"genuine")
+            assert (await paid.next(5)).data == b"genuine"
+            await nc.publish(f"{nc_inbox}.1", b"genuine")
+            assert (await asking).data == b"genuine"
 
 
 @on_both_drivers

@@ -60,6 +60,8 @@ def log_in(connection: Connection, server: Server = A, auth: Auth | None = None,
     """Up to CONNECTED; returns the fields of CONNECT."""
     connection.begin(server)
     connection.receive_data(info(**fields))
+    if connection.awaits_tls:
+        connection.secured()
     connection.login(auth)
     sent = connection.data_to_send()
     connection.receive_data(b"PONG\r\n")
@@ -233,6 +235,155 @@ def test_any_other_error_before_the_login_is_complete_is_a_refusal() -> None:
     with pytest.raises(ServerRefused, match="maximum connections exceeded") as failure:
         connection.receive_data(info() + b"-ERR 'maximum connections exceeded'\r\n")
     assert failure.value.server == URL
+
+
+# ---- before the session is established -------------------------------------------------------------------------
+
+TLS = Server("a", 4222, requires_tls=True)
+FORGED = [b"MSG orders 1 6\r\nFORGED\r\n", b"HMSG orders 1 12 18\r\nNATS/1.0\r\n\r\nFORGED\r\n"]
+
+
+def feed(connection: Connection, data: bytes, *, byte_by_byte: bool) -> None:
+    for chunk in [data[place : place + 1] for place in range(len(data))] if byte_by_byte else [data]:
+        connection.receive_data(chunk)
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+@pytest.mark.parametrize("state", [State.GREETING, State.READY, State.LOGGING_IN])
+@pytest.mark.parametrize("forged", FORGED)
+def test_no_message_is_believed_before_the_session_is_established(
+    forged: bytes, state: State, byte_by_byte: bool
+) -> None:
+    connection = connected()
+    subscription = connection.subscribe("orders")
+    connection.request("asked", "question", b"", None)
+    connection.end("gone")
+    connection.events()
+    connection.begin(A)
+    before = b"PING\r\n+OK\r\n"
+    if state is State.READY:
+        before += info()
+    elif state is State.LOGGING_IN:
+        connection.receive_data(info())
+        connection.login(None)
+    answered = forged.replace(b"orders 1 ", f"{INBOX}.1 2 ".encode())
+    for stream in (before + forged, before + answered):
+        with pytest.raises(ProtocolError, match="a message before the session is established"):
+            feed(connection, stream, byte_by_byte=byte_by_byte)
+        assert connection.events() == []
+        assert subscription.received == 0
+        connection.end("not NATS")
+        connection.begin(A)
+        if state is State.LOGGING_IN:
+            connection.receive_data(info())
+            connection.login(None)
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+def test_what_may_come_before_the_session_is_read_in_any_pieces(byte_by_byte: bool) -> None:
+    connection = new()
+    connection.begin(A)
+    feed(connection, b"PING\r\n+OK\r\nPONG\r\n" + info() + b"PONG\r\n", byte_by_byte=byte_by_byte)
+    assert connection.state is State.READY
+    connection.login(None)
+    assert connection.data_to_send().startswith(b"CONNECT ")
+    subscription = connection.subscribe("orders")
+    feed(connection, b"PING\r\nPONG\r\nPING\r\n" + FORGED[0], byte_by_byte=byte_by_byte)
+    assert connection.is_connected
+    # Behind the server's answer to our login a message is as good as any later one.
+    assert unread(subscription) == [b"FORGED"]
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"PING\r\n",
+        b"PONG\r\n",
+        b"+OK\r\n",
+        b"-ERR 'Authorization Violation'\r\n",
+        info(connect_urls=["evil:4222"]),
+        b"\x16\x03",
+        *FORGED,
+    ],
+)
+@pytest.mark.parametrize("server", [A, TLS])
+def test_any_byte_behind_the_greeting_is_refused_when_tls_follows(
+    server: Server, behind: bytes, byte_by_byte: bool
+) -> None:
+    connection = new(server)
+    connection.begin(server)
+    with pytest.raises(ProtocolError, match="in plain text, where TLS must begin"):
+        feed(connection, info(tls_required=True) + behind, byte_by_byte=byte_by_byte)
+    assert connection.events() == []
+    assert connection.data_to_send() == b""
+
+
+@pytest.mark.parametrize("server", [A, TLS])
+def test_a_login_is_never_made_before_tls_is_up(server: Server) -> None:
+    connection = new(server)
+    connection.begin(server)
+    connection.receive_data(info(tls_required=True))
+    assert connection.awaits_tls
+    with pytest.raises(ProtocolError, match="TLS"):
+        connection.login(Token("secret"))
+    assert connection.data_to_send() == b""
+    connection.secured()
+    connection.login(Token("secret"))
+    assert b"secret" in connection.data_to_send()
+
+
+def test_a_tls_config_makes_any_server_one_that_must_speak_tls() -> None:
+    connection = new()
+    connection.begin(A, wants_tls=True)
+    connection.receive_data(info())
+    assert connection.awaits_tls
+    connection.end("it does not offer TLS")
+    connection.begin(A, wants_tls=True, is_secure=True)  # from the first byte
+    connection.receive_data(info())
+    assert not connection.awaits_tls
+
+
+def test_a_refusal_in_plain_text_is_nobodys_refusal_of_our_credentials() -> None:
+    """Or anybody on the way could make us believe that our secret is no longer good, and give up."""
+    connection = new(TLS)
+    connection.begin(TLS)
+    with pytest.raises(ServerRefused, match="Authorization Violation"):
+        connection.receive_data(b"-ERR 'Authorization Violation'\r\n")
+
+
+def test_nothing_of_a_greeting_counts_before_the_session_is_established() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.events()
+    connection.begin(TLS)
+    connection.receive_data(info(max_payload=1, tls_required=True, connect_urls=["evil:4222"], server_name="evil"))
+    connection.end("its certificate is not good")
+    assert connection.info.name == "a"
+    connection.publish("a", b"more than one byte")
+    assert connection.pool.servers == [A]
+    assert connection.events() == []
+
+
+def test_servers_named_in_plain_text_are_dialled_only_after_a_session_over_tls() -> None:
+    connection = new(TLS)
+    connection.begin(TLS)
+    connection.receive_data(info(tls_required=True, connect_urls=["b:4222"]))
+    connection.secured()
+    connection.login(None)
+    assert connection.pool.servers == [TLS]
+    connection.receive_data(b"PONG\r\n")
+    assert connection.events() == [ServersDiscovered(("tls://b:4222",)), Connected("tls://a:4222")]
+
+
+def test_an_answer_on_another_subject_is_no_answer() -> None:
+    connection = connected()
+    connection.request("asked", "question", b"", None)
+    other = "_INBOX.mx.1"
+    connection.receive_data(b"MSG %b 1 1\r\nx\r\n" % other.encode())
+    assert done(connection.events()) == []
+    connection.receive_data(answer("1"))
+    assert done(connection.events()) == ["asked"]
 
 
 def test_a_failed_attempt_leaves_the_machine_ready_for_the_next_one() -> None:
@@ -1230,11 +1381,11 @@ def test_flushes_that_were_just_sent_are_no_sign_of_a_dead_connection() -> None:
 def test_closing_tells_everyone_who_waits(error: Exception | None, is_connected: bool) -> None:
     connection = connected()
     subscription, draining = connection.subscribe("a"), connection.subscribe("b")
+    connection.receive_data(message(1, b"1"))
     if not is_connected:
         connection.end("gone")
     else:
         connection.drain(draining, "drain")
-    connection.receive_data(message(1, b"1"))
     connection.flush("flush")
     connection.request("request", "svc", b"", None)
     connection.events()

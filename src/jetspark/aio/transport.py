@@ -181,7 +181,7 @@ class Link:
     async def _upgrade(self, tls_name: str) -> None:
         session = self._session
         if session is None or session.transport is None:
-            raise ConnectionLost("the server closed the connection before TLS")
+            raise (session and session.failure) or ConnectionLost("the server closed the connection before TLS")
         transport = await self._loop.start_tls(
             session.transport, session, tls_context(self._tls), server_hostname=tls_name
         )
@@ -192,9 +192,12 @@ class Link:
     async def _converse(self, is_done: Callable[[], bool]) -> None:
         session = self._session
         self.flush()
-        while not is_done():
+        while True:
+            # Looked at first: what made the machine ready may have come together with what it must not go on from.
             if session is None or session.failure is not None:
                 raise (session and session.failure) or ConnectionLost("the connection was dropped")
+            if is_done():
+                return
             session.progress = self._loop.create_future()
             await session.progress
 

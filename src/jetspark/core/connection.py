@@ -2,10 +2,14 @@
 
 States, and who moves them::
 
-    IDLE ──begin()──> GREETING ──INFO──> READY ──login()──> LOGGING_IN ──PONG──> CONNECTED
-      ^                                                                              │
-      └────────────────────────── end(): the transport is gone ──────────────────────┘
+    IDLE ──begin()──> GREETING ──INFO──> READY ──(TLS, secured())──login()──> LOGGING_IN ──PONG──> CONNECTED
+      ^                                                                                                │
+      └──────────────────────────────────── end(): the transport is gone ──────────────────────────────┘
     any ──close()──> CLOSED
+
+Before CONNECTED the peer may be anybody. A message is then a ``ProtocolError`` and reaches no subscription; where TLS
+follows the greeting, so is any byte behind it (it would be plain text that counts as part of the secure session), and
+there is no login without TLS. What a greeting says (limits, addresses) counts once the session is established.
 
 The driver dials (see :mod:`jetspark.core.lifecycle`), hands every received chunk to :meth:`Connection.receive_data`,
 sends what :meth:`~Connection.data_to_send` returns, and acts on :meth:`~Connection.events`. An exception from
@@ -45,7 +49,7 @@ from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
-from jetspark.core.parser import Err, Info, Parser, Ping, Pong
+from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
 from jetspark.core.subscription import SubscriptionState
@@ -140,6 +144,9 @@ class Connection:
         self.state = State.IDLE
         self.server: Server | None = None
         self.info = ServerInfo()
+        """What the server of the present session, or of the last one, says of itself."""
+        self.greeting = ServerInfo()
+        """The same of the server we are talking to, which may not be the one we want."""
         self.sessions = 0
         """How many there have been, the present one included."""
         self.published = 0
@@ -151,6 +158,8 @@ class Connection:
         self._events: list[Event] = []
         self._routes: dict[bytes, SubscriptionState] = {}
         self._parser = Parser(self._routes, message_class, client)
+        self._handshake = HandshakeReader()
+        self._wants_tls = self._is_secure = False
         self._out: list[bytes] = []
         self._login = b""
         self._addresses: dict[str, bytes] = {}
@@ -206,18 +215,41 @@ class Connection:
         prefix, _, token = self._inbox.rpartition(".")
         return prefix, f"{token}-{self._last_token}"
 
-    def begin(self, server: Server) -> None:
-        """A transport to ``server`` is being opened; its greeting is expected."""
+    def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
+        """A transport to ``server`` is being opened; its greeting is expected.
+
+        ``wants_tls`` requires TLS also of a server whose address does not; ``is_secure`` says that TLS comes first and
+        the greeting over it.
+        """
         assert self.state is State.IDLE, self.state
         self.state = State.GREETING
         self.server = server
+        self.greeting = ServerInfo()
+        self._wants_tls, self._is_secure = wants_tls or server.requires_tls, is_secure
         self._parser = Parser(self._routes, self._message_class, self._client)
+        self._handshake = HandshakeReader()
         self._last_complaint = None
 
+    @property
+    def awaits_tls(self) -> bool:
+        """Whether TLS has to be put on the transport before we log in."""
+        return not self._is_secure and (self._wants_tls or self.greeting.requires_tls)
+
+    def secured(self) -> None:
+        """TLS is on, and the server's certificate is good."""
+        assert self.state is State.READY, self.state
+        self._is_secure = True
+
     def login(self, auth: Auth | None) -> None:
-        """Answer the greeting. ``auth`` is used for this session only; it may be another one next time."""
+        """Answer the greeting. ``auth`` is used for this session only; it may be another one next time.
+
+        Raises:
+            ProtocolError: TLS is not on yet, and secrets are not sent in plain text.
+        """
         assert self.state is State.READY, self.state
         assert self.server is not None
+        if self.awaits_tls:  # not an assertion: those can be turned off
+            raise ProtocolError(f"{self.server}: no login before TLS is on")
         fields: dict[str, object] = {
             "verbose": False,
             "pedantic": False,
@@ -227,11 +259,11 @@ class Connection:
             "headers": True,
             "no_responders": True,
             "echo": self.options.echo,
-            "tls_required": self.info.requires_tls,
+            "tls_required": self.greeting.requires_tls,
         }
         if self.options.name:
             fields["name"] = self.options.name
-        fields |= connect_fields(auth or self.server.auth, self.info.nonce)
+        fields |= connect_fields(auth or self.server.auth, self.greeting.nonce)
         self._login = frames.connect(fields) + frames.PING
         self.state = State.LOGGING_IN
 
@@ -243,6 +275,10 @@ class Connection:
             AuthenticationFailed: It does not accept us.
             ServerRefused: It ended the session for another reason.
         """
+        if self.state is not State.CONNECTED:
+            data = self._receive_before_session(data)
+            if not data:
+                return
         parser = self._parser
         try:
             parser.receive_data(data)
@@ -256,6 +292,26 @@ class Connection:
             control, parser.control = parser.control, []
             for frame in control:
                 self._on_control(frame)
+
+    def _receive_before_session(self, data: bytes) -> bytes:
+        """Take the part of a chunk that comes before the session is established; returns the rest."""
+        if self.state in (State.IDLE, State.CLOSED):
+            return b""  # a late chunk of a session that is over
+        self._handshake.receive_data(data)
+        while self.state is not State.CONNECTED:
+            if self.state is State.READY and self.awaits_tls:
+                self._refuse_plain_text()
+            frame = self._handshake.next_frame()
+            if frame is None:
+                return b""
+            self._on_control(frame)
+        return self._handshake.take_rest()
+
+    def _refuse_plain_text(self) -> None:
+        if self._handshake.has_more:
+            self.state = State.GREETING  # it never was a greeting to go on from
+            rest = self._handshake.take_rest()
+            raise ProtocolError(f"{len(rest)} bytes in plain text, where TLS must begin: {rest[:80]!r}")
 
     def end(self, reason: str) -> None:
         """The transport is gone. Safe to call in any state."""
@@ -568,9 +624,11 @@ class Connection:
         self._events.append(Ready(subscription))
 
     def _answer(self, replies: SubscriptionState) -> None:
-        skip = len(self._reply_subject)
+        prefix = self._reply_subject
+        skip = len(prefix)
         for message in replies.arrived:
-            waiting = self._requests.pop(message.subject[skip:], None)
+            # The server chooses the subscription a message goes to; whose answer it is, the subject must say in full.
+            waiting = self._requests.pop(message.subject[skip:], None) if message.subject.startswith(prefix) else None
             if waiting is None:
                 continue  # timed out or cancelled before the answer came, or a second answer
             handle, subject = waiting
@@ -580,7 +638,7 @@ class Connection:
                 self._events.append(Done(handle, message))
         replies.arrived.clear()
 
-    def _on_control(self, frame: Info | Err | Ping | Pong) -> None:
+    def _on_control(self, frame: Control) -> None:
         if isinstance(frame, Ping):
             self._send_control(frames.PONG)
         elif isinstance(frame, Pong):
@@ -613,6 +671,7 @@ class Connection:
     def _on_connected(self) -> None:
         self.state = State.CONNECTED
         self.sessions += 1
+        self._take_info(self.greeting)
         restored: list[bytes] = []
         for subscription in self._routes.values():
             restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
@@ -636,27 +695,41 @@ class Connection:
             info = ServerInfo.of(frame.fields)
         except (TypeError, ValueError, OverflowError) as error:
             raise ServerRefused(str(self.server), f"INFO we cannot read: {error}") from None
-        was_lame_duck = self.info.is_lame_duck and self.state is not State.GREETING
-        self.info = info
-        self._max_payload_bytes = info.max_payload_bytes
-        urls = frame.fields.get("connect_urls")
-        if isinstance(urls, list) and not self.options.ignore_discovered_servers:
-            new = self.pool.discovered(
-                urls,
-                requires_tls=info.requires_tls or (self.server is not None and self.server.requires_tls),
-                auth=self.server.auth if self.server is not None else None,
-            )
-            if new:
-                self._events.append(ServersDiscovered(new))
+        if self.state is State.CONNECTED:
+            was_lame_duck = self.info.is_lame_duck
+            self._take_info(info)
+            if info.is_lame_duck and not was_lame_duck:
+                self._events.append(LameDuck(str(self.server)))
+            return
+        self.greeting = info
         if self.state is State.GREETING:
             self.state = State.READY
-        elif info.is_lame_duck and not was_lame_duck:
-            self._events.append(LameDuck(str(self.server)))
+        if not self.awaits_tls:
+            self._discover(info)  # also of a server that will refuse us: others of its cluster may not
+
+    def _take_info(self, info: ServerInfo) -> None:
+        """The server of this session says so."""
+        self.info = info
+        self._max_payload_bytes = info.max_payload_bytes
+        self._discover(info)
+
+    def _discover(self, info: ServerInfo) -> None:
+        urls = info.fields.get("connect_urls")
+        if not isinstance(urls, list) or self.options.ignore_discovered_servers:
+            return
+        new = self.pool.discovered(
+            urls,
+            requires_tls=info.requires_tls or (self.server is not None and self.server.requires_tls),
+            auth=self.server.auth if self.server is not None else None,
+        )
+        if new:
+            self._events.append(ServersDiscovered(new))
 
     def _on_error(self, text: str) -> None:
         server = str(self.server)
         if self.state is not State.CONNECTED:
-            if is_about_credentials(text):
+            # In plain text anybody may have said so, and our secrets are no worse for it.
+            if is_about_credentials(text) and (self._is_secure or not self._wants_tls):
                 raise AuthenticationFailed(server, text)
             raise ServerRefused(server, text)
         denied = parse_permission_denied(text)

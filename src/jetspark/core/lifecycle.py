@@ -125,16 +125,15 @@ def _attempt(
 ) -> Generator[Step, Any, None]:
     tls_name = (tls.hostname if tls is not None else None) or server.host
     tls_first = tls is not None and tls.handshake_first
-    connection.begin(server)  # before dialling: the greeting may arrive before we are resumed
+    # Before dialling: the greeting may arrive before we are resumed.
+    connection.begin(server, wants_tls=tls is not None, is_secure=tls_first)
     yield Dial(server, tls_name if tls_first else None)
     yield Converse(lambda: connection.state is State.READY, "the server's greeting")
-    if not tls_first:
-        wants_tls = tls is not None or server.requires_tls
-        offers_tls = connection.info.requires_tls or bool(connection.info.fields.get("tls_available"))
-        if wants_tls and not offers_tls:
+    if connection.awaits_tls:
+        if not (connection.greeting.requires_tls or connection.greeting.fields.get("tls_available")):
             raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
-        if wants_tls or connection.info.requires_tls:
-            yield UpgradeToTLS(tls_name)
+        yield UpgradeToTLS(tls_name)
+        connection.secured()
     secret = yield from _secret(auth)
     connection.login(secret)
     yield Converse(lambda: connection.is_connected, "the server's answer to our login")
