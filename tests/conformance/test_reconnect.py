@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers, until
-from support.peers import Proxy, behave, greet, scripted_server, stay_silent
+from support.peers import INFO, Proxy, behave, greet, scripted_server, stay_silent
 
 import jetspark
 from jetspark.server import NatsCluster, NatsServer
@@ -418,6 +418,32 @@ async def test_a_lame_duck_is_announced(driver: Driver) -> None:
         announced = await events.wait_for(jetspark.LameDuck)
         assert announced.server == server.url
         await nc.close()
+
+
+@on_both_drivers
+async def test_servers_the_cluster_no_longer_names_are_forgotten(driver: Driver) -> None:
+    async def change_addresses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        for number in range(50):
+            urls = ",".join(f'"10.{number}.{high}.{low}:4222"' for high in range(4) for low in range(100))
+            writer.write(INFO.replace(b"}", b',"connect_urls":[%b]}' % urls.encode()))
+        writer.write(INFO.replace(b"}", b',"connect_urls":["10.0.0.1:4222"]}'))
+        await reader.read()
+
+    async with scripted_server(change_addresses) as url:
+        events = Recorder()
+        most = 0
+
+        def on_event(event: jetspark.ConnectionEvent) -> None:
+            nonlocal most
+            most = max(most, len(nc.servers)) if isinstance(event, jetspark.ServersDiscovered) and nc else most
+            events(event)
+
+        nc = None
+        nc = await driver.connect(url, on_event=on_event)
+        await until(lambda: set(nc.servers) == {url, "nats://10.0.0.1:4222"})
+        assert most <= 257
+        await nc.close(timeout=0)
 
 
 @on_both_drivers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from jetspark.core.auth import Token, UserPassword
-from jetspark.core.reconnect import Server, ServerPool, parse_servers
+from jetspark.core.reconnect import MAX_DISCOVERED_SERVERS, Server, ServerPool, parse_servers
 from jetspark.errors import AuthenticationFailed, ConfigError, NoServersAvailable
 
 A, B, C = (Server(host, 4222) for host in "abc")
@@ -262,7 +262,7 @@ def test_refusals_are_counted_in_succession_and_for_every_server() -> None:
 def test_announced_servers_join_at_the_end_once() -> None:
     servers = pool(A)
     assert servers.discovered(["a:4222", "b:4222", "[::1]:5"], requires_tls=True) == ("tls://b:4222", "tls://[::1]:5")
-    assert servers.discovered(["b:4222"], requires_tls=True) == ()
+    assert servers.discovered(["b:4222", "[::1]:5"], requires_tls=True) == ()
     assert servers.servers == [A, Server("b", 4222, True), Server("::1", 5, True)]
 
 
@@ -279,3 +279,57 @@ def test_a_server_announced_during_an_attempt_does_not_disturb_it() -> None:
     servers.succeeded()
     servers.proven()
     assert attempts(servers, 2) == [("b", 0.0), ("a", 0.0)]
+
+
+def test_an_announcement_is_the_whole_list_so_servers_that_are_gone_are_forgotten() -> None:
+    servers = pool(A)
+    servers.next()
+    servers.succeeded()
+    servers.discovered(["a:4222", "b:4222", "c:4222"], requires_tls=False)
+    assert servers.servers == [B, C, A]
+    assert servers.discovered(["c:4222", "d:4222"], requires_tls=False) == ("nats://d:4222",)
+    assert servers.servers == [C, Server("d", 4222), A]
+
+
+def test_the_server_in_use_is_not_forgotten_before_it_is_left() -> None:
+    servers = pool(A)
+    servers.next()
+    servers.succeeded()
+    servers.discovered(["b:4222"], requires_tls=False)
+    assert servers.next()[0] == B
+    servers.discovered(["c:4222"], requires_tls=False)  # by B, during the attempt
+    servers.succeeded()
+    assert servers.servers == [A, C, B]
+    servers.discovered(["c:4222"], requires_tls=False)
+    assert servers.servers == [A, C, B]
+    assert servers.next()[0] == A
+    servers.succeeded()
+    servers.discovered(["c:4222"], requires_tls=False)
+    assert servers.servers == [C, A]
+
+
+@pytest.mark.parametrize("urls", [[], ["http://nonsense"], [None, 5]])
+def test_a_server_that_announces_nobody_says_nothing_about_the_others(urls: list[object]) -> None:
+    servers = pool(A)
+    servers.discovered(["b:4222"], requires_tls=False)
+    assert servers.discovered(urls, requires_tls=False) == ()
+    assert servers.servers == [A, B]
+
+
+def test_the_number_of_announced_servers_is_bounded_however_often_they_change() -> None:
+    servers = pool(A, max_attempts=1)
+    for number in range(50):
+        addresses = [f"10.{number}.{high}.{low}:4222" for high in range(4) for low in range(256)]
+        assert len(servers.discovered(addresses, requires_tls=False)) == MAX_DISCOVERED_SERVERS
+        assert len(servers.servers) <= 1 + MAX_DISCOVERED_SERVERS
+        attempts(servers, 1 if number == 0 else 10)
+    assert len(servers._given_up) <= 1 + 10
+    servers.discovered(["b:4222"], requires_tls=False)
+    assert servers.servers == [B]
+    assert list(servers._given_up) == ["nats://a:4222"]
+
+
+def test_an_address_is_looked_for_under_the_name_it_was_discovered_through() -> None:
+    servers = pool(A)
+    servers.discovered(["10.0.0.1:4222", "[fe80::1%25eth0]:4222", "b:4222"], requires_tls=True, tls_name="nats.example")
+    assert [server.tls_name for server in servers.servers] == [None, "nats.example", "nats.example", None]

@@ -717,10 +717,13 @@ class Connection:
         urls = info.fields.get("connect_urls")
         if not isinstance(urls, list) or self.options.ignore_discovered_servers:
             return
+        server = self.server
+        assert server is not None
         new = self.pool.discovered(
             urls,
-            requires_tls=info.requires_tls or (self.server is not None and self.server.requires_tls),
-            auth=self.server.auth if self.server is not None else None,
+            requires_tls=info.requires_tls or server.requires_tls,
+            auth=server.auth,
+            tls_name=server.host if server.has_name else server.tls_name,
         )
         if new:
             self._events.append(ServersDiscovered(new))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +15,10 @@ __all__ = ["Server", "ServerPool", "parse_servers"]
 
 DEFAULT_PORT = 4222
 
+# Of one list a cluster announces, so many addresses are used. Clusters have a few nodes with a few addresses each; a
+# longer list is a mistake or an attack, and each address would be dialled with our credentials.
+MAX_DISCOVERED_SERVERS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -23,6 +28,17 @@ class Server:
     port: int
     requires_tls: bool = False
     auth: Auth | None = field(default=None, repr=False, compare=False)
+    tls_name: str | None = field(default=None, compare=False)
+    """Name to find in its certificate first; None for ``host`` alone."""
+
+    @property
+    def has_name(self) -> bool:
+        """Whether ``host`` is a name, not an address."""
+        try:
+            ip_address(self.host.partition("%")[0])
+        except ValueError:
+            return True
+        return False
 
     def __str__(self) -> str:
         """The address without its secrets, fit for logs and errors."""
@@ -75,6 +91,8 @@ def _without_secrets(url: str) -> str:
 @dataclass(slots=True)
 class _Candidate:
     server: Server
+    is_given: bool = False
+    """Named to ``connect``, so it is never forgotten."""
     failures: int = 0
     last_error: Exception | None = None
     refusals: int = 0
@@ -87,6 +105,9 @@ class ServerPool:
     A round visits every server once. The first round starts at once (a restarted server or a surviving cluster
     member is back as soon as possible); between rounds the pause doubles up to its maximum. Each pause is jittered
     over its upper half, so that the clients of a lost server do not return in step.
+
+    The servers named to ``connect`` stay. Those the cluster announces come and go with its announcements, each of
+    which is the whole list; the server in use stays until it is left.
     """
 
     def __init__(
@@ -98,7 +119,11 @@ class ServerPool:
         max_attempts: int | None,
         jitter: Callable[[], float],
     ) -> None:
-        self._candidates = [_Candidate(server) for server in dict.fromkeys(servers)]
+        self._candidates = [_Candidate(server, is_given=True) for server in dict.fromkeys(servers)]
+        self._given = {str(server) for server in self.servers}
+        self._current: _Candidate | None = None
+        """Last returned by :meth:`next`; until its attempt is over it is the first of the candidates."""
+        self._is_in_use = False
         self._wait_s, self._wait_max_s = wait_s, wait_max_s
         self._max_attempts = max_attempts
         self._jitter = jitter
@@ -124,7 +149,8 @@ class ServerPool:
             self._round += 1
             pause = min(self._wait_s * 2 ** min(self._round - 1, 32), self._wait_max_s)
             delay = pause * (0.5 + 0.5 * self._jitter())
-        return self._candidates[0].server, delay
+        self._current, self._is_in_use = self._candidates[0], False
+        return self._current.server, delay
 
     def failed(self, error: Exception) -> None:
         """The server last returned by :meth:`next` could not be used."""
@@ -133,6 +159,7 @@ class ServerPool:
         candidate.last_error = error
         candidate.refusals = candidate.refusals + 1 if isinstance(error, AuthenticationFailed) else 0
         if self._max_attempts is not None and candidate.failures >= self._max_attempts:
+            self._current = None
             self._given_up[str(candidate.server)] = error
         else:
             self._candidates.append(candidate)
@@ -147,6 +174,7 @@ class ServerPool:
         candidate = self._candidates.pop(0)
         candidate.failures = candidate.refusals = 0
         self._candidates.append(candidate)
+        self._current, self._is_in_use = candidate, True
         self._tried += 1
 
     def proven(self) -> None:
@@ -156,21 +184,37 @@ class ServerPool:
         """
         self._tried = self._round = 0
 
-    def discovered(self, urls: Iterable[Any], *, requires_tls: bool, auth: Auth | None = None) -> tuple[str, ...]:
-        """Add servers the cluster announced; returns those that were new."""
-        known = {(candidate.server.host, candidate.server.port) for candidate in self._candidates}
-        new: list[str] = []
-        for url in urls:
+    def discovered(
+        self, urls: Sequence[Any], *, requires_tls: bool, auth: Auth | None = None, tls_name: str | None = None
+    ) -> tuple[str, ...]:
+        """The cluster announced its servers: add the new ones, forget those that are gone; returns the new ones.
+
+        ``tls_name`` is for those announced by address: few certificates have addresses in them.
+        """
+        announced: dict[tuple[str, int], Server] = {}
+        for url in urls[:MAX_DISCOVERED_SERVERS]:
             try:
                 server = Server.parse(url)
             except (ConfigError, TypeError, AttributeError):
                 continue  # an address we cannot read is one we cannot use; it must not cost us the session
-            if (server.host, server.port) not in known:
-                known.add((server.host, server.port))
-                server = Server(server.host, server.port, requires_tls, auth)
-                self._candidates.append(_Candidate(server))
-                new.append(str(server))
-        return tuple(new)
+            name = None if server.has_name else tls_name
+            announced[server.host, server.port] = Server(server.host, server.port, requires_tls, auth, name)
+        if not announced:
+            return ()  # a server without a cluster, or one that does not advertise it
+        self._candidates = [
+            each
+            for each in self._candidates
+            if each.is_given or each is self._current or (each.server.host, each.server.port) in announced
+        ]
+        known = {(each.server.host, each.server.port) for each in self._candidates}
+        new = [server for address, server in announced.items() if address not in known]
+        self._tried = min(self._tried, len(self._candidates))
+        self._candidates += map(_Candidate, new)
+        if self._is_in_use and self._current is not None:
+            # After it, the others get their turn first.
+            self._candidates = [each for each in self._candidates if each is not self._current] + [self._current]
+        self._given_up = {name: error for name, error in self._given_up.items() if name in self._given}
+        return tuple(map(str, new))
 
     def exhausted(self) -> JetSparkError:
         """The error that says why nothing is left to try."""
