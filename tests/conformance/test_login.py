@@ -14,7 +14,7 @@ from support.peers import INFO, behave, greet, scripted_server, stay_silent
 
 import jetspark
 from jetspark.core.auth import public_key
-from jetspark.server import NatsServer, ServerTLS, User
+from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
 
 
 async def _works(driver: Driver, url: str, **options: object) -> None:
@@ -282,8 +282,47 @@ async def test_a_certificate_of_our_own(driver: Driver, certificates: Certificat
             ca_file=certificates.ca_file, cert_file=certificates.client_cert, key_file=certificates.client_key
         )
         await _works(driver, server.url, tls=with_certificate)
-        with pytest.raises(jetspark.JetSparkError):
-            await driver.connect(server.url, tls=jetspark.TLSConfig(ca_file=certificates.ca_file))
+        without = jetspark.TLSConfig(ca_file=certificates.ca_file)
+        with pytest.raises(jetspark.NoServersAvailable, match=r"requires a certificate of ours: pass tls=") as missing:
+            await driver.connect(server.url, tls=without)
+        assert "_ssl.c" not in str(missing.value)
+
+
+@on_both_drivers
+async def test_who_speaks_first_is_told_when_both_wait_or_both_speak(
+    driver: Driver, certificates: Certificates, url: str
+) -> None:
+    after = jetspark.TLSConfig(ca_file=certificates.ca_file)
+    first = jetspark.TLSConfig(ca_file=certificates.ca_file, handshake_first=True)
+    tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key, handshake_first=True)
+    with NatsServer(jetstream=False, tls=tls) as server:
+        for config in (after, None):
+            with pytest.raises(jetspark.NoServersAvailable, match=r"TLSConfig\(handshake_first=True\)"):
+                await driver.connect(server.url, tls=config, connect_timeout_s=0.3)
+    tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
+    with NatsServer(jetstream=False, tls=tls) as server:
+        for address in (server.url, url):
+            with pytest.raises(jetspark.NoServersAvailable, match="leave out handshake_first=True") as failure:
+                await driver.connect(address, tls=first)
+            assert "_ssl.c" not in str(failure.value)
+
+
+@on_both_drivers
+async def test_discovered_servers_are_known_by_the_name_first_dialled(
+    driver: Driver, certificates: Certificates
+) -> None:
+    tls = ServerTLS(cert_file=certificates.named_cert, key_file=certificates.named_key)
+    with NatsCluster(2, jetstream=False, tls=tls) as cluster:
+        first, second = cluster.nodes
+        events = Recorder()
+        trusting = jetspark.TLSConfig(ca_file=certificates.ca_file)
+        address = f"tls://localhost:{first.port}"
+        async with driver.connect(address, tls=trusting, on_event=events, reconnect_wait_s=0.01) as nc:
+            assert f"tls://127.0.0.1:{second.port}" in nc.servers
+            await asyncio.to_thread(first.kill)
+            again = await events.wait_for(jetspark.Reconnected)
+            assert again.server == f"tls://127.0.0.1:{second.port}"
+            await nc.flush()
 
 
 @on_both_drivers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -258,6 +259,51 @@ def test_the_secret_is_asked_for_after_the_upgrade() -> None:
     world = World(new("a"), a=({"tls_required": True}, b"PONG\r\n"))
     world.run(lambda: Token("t"))
     assert world.log == ["dial a", "upgrade a", "ask"]
+
+
+class Nodes(World):
+    """Whose certificates have these names."""
+
+    names: tuple[str, ...] = ()
+
+    def perform(self, step: Step) -> Any:
+        answer = super().perform(step)
+        if isinstance(step, UpgradeToTLS) and step.tls_name not in self.names:
+            error = ssl.SSLCertVerificationError(1, "mismatch")
+            error.verify_code, error.verify_message = 64, "mismatch"
+            raise error
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (("nats.example",), ["upgrade nats.example"]),
+        (("10.0.0.1",), ["upgrade nats.example", "hang up", "dial 10.0.0.1", "upgrade 10.0.0.1"]),
+        (("other",), ["upgrade nats.example", "hang up", "dial 10.0.0.1", "upgrade 10.0.0.1", "hang up"]),
+    ],
+)
+def test_a_server_announced_by_address_is_known_by_the_clusters_name_or_its_address(
+    names: tuple[str, ...], steps: list[str]
+) -> None:
+    connection = new("tls://10.0.0.1")
+    connection.pool._candidates[0].server = Server("10.0.0.1", 4222, True, tls_name="nats.example")
+    world = Nodes(connection, **{"10.0.0.1": ({"tls_required": True}, b"PONG\r\n")})
+    world.names = names
+    if names == ("other",):
+        with pytest.raises(NoServersAvailable, match="its certificate was not accepted: mismatch"):
+            world.run()
+    else:
+        world.run()
+    assert world.log == ["dial 10.0.0.1", *steps]
+
+
+def test_the_name_in_a_tls_config_is_the_only_one() -> None:
+    connection = new("tls://10.0.0.1")
+    connection.pool._candidates[0].server = Server("10.0.0.1", 4222, True, tls_name="nats.example")
+    world = World(connection, **{"10.0.0.1": ({"tls_required": True}, b"PONG\r\n")})
+    world.run(tls=TLSConfig(hostname="given"))
+    assert world.log == ["dial 10.0.0.1", "upgrade given"]
 
 
 # ---- secrets ---------------------------------------------------------------------------------------------------

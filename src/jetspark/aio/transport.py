@@ -23,7 +23,7 @@ from jetspark.core.lifecycle import (
     establish,
 )
 from jetspark.core.options import TLSConfig
-from jetspark.core.tls import tls_context
+from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
 
 __all__ = ["AsyncAuthSource", "Link"]
@@ -230,7 +230,7 @@ class Link:
             session.progress.set_result(None)
         if session is not self._session or not self._machine.is_connected:
             return  # an attempt's failure is its generator's to handle
-        self._machine.end(str(session.failure) or type(session.failure).__name__)
+        self._machine.end(describe_error(session.failure))
         self._hang_up()
         self._wake_publishers()
         self._settle()
@@ -241,7 +241,7 @@ class Link:
         if self._machine.options.reconnect:
             self._reconnecting = self._loop.create_task(self._reconnect(), name="jetspark-reconnect")
         else:
-            self.close(ConnectionLost(str(session.failure)))
+            self.close(ConnectionLost(describe_error(session.failure)))
 
     def on_writable(self, session: _Session) -> None:
         if session is self._session:

@@ -25,7 +25,7 @@ from jetspark.blocking.waiter import Waiter
 from jetspark.core.connection import Connection, Event
 from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Dial, Hangup, Pause, Step, UpgradeToTLS, establish
 from jetspark.core.options import TLSConfig
-from jetspark.core.tls import tls_context
+from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
 __all__ = ["Clock", "Link"]
@@ -286,12 +286,12 @@ class Link:
                 if self._closing.is_set():
                     break
                 with self.lock:
-                    self._machine.end(str(lost) or type(lost).__name__)
+                    self._machine.end(describe_error(lost))
                     self._hang_up()
                     self.room.notify_all()
                 self.settle()
                 if not self._machine.options.reconnect:
-                    error = ConnectionLost(str(lost))
+                    error = ConnectionLost(describe_error(lost))
                     break
         finally:
             with self.lock:

@@ -15,7 +15,8 @@ from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
 from jetspark.core.connection import Connection, State
 from jetspark.core.options import TLSConfig
 from jetspark.core.reconnect import Server
-from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
+from jetspark.core.tls import OUR_CERTIFICATE, describe_error, is_name_mismatch, is_plain_text
+from jetspark.errors import ConfigError, ConnectionLost, JetSparkError, RequestTimeout
 
 __all__ = [
     "AskSecret",
@@ -123,20 +124,65 @@ def establish(
 def _attempt(
     connection: Connection, server: Server, auth: AuthSource, tls: TLSConfig | None
 ) -> Generator[Step, Any, None]:
-    tls_name = (tls.hostname if tls is not None else None) or server.host
+    if tls is not None and tls.hostname is not None:
+        names = [tls.hostname]
+    else:
+        names = [server.host] if server.tls_name is None else [server.tls_name, server.host]
+    for name in names:
+        try:
+            yield from _attempt_under_name(connection, server, name, auth, tls)
+            return
+        except OSError as error:
+            # Of a server announced by address: its certificate has the cluster's name, its own address, or both.
+            if name == names[-1] or not is_name_mismatch(error):
+                raise
+        connection.end("its certificate has another name")
+        yield Hangup()
+
+
+def _attempt_under_name(
+    connection: Connection, server: Server, tls_name: str, auth: AuthSource, tls: TLSConfig | None
+) -> Generator[Step, Any, None]:
+    yield from _greeting(connection, server, tls_name, tls)
+    try:
+        if connection.awaits_tls:
+            if not (connection.greeting.requires_tls or connection.greeting.fields.get("tls_available")):
+                raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
+            yield UpgradeToTLS(tls_name)
+            connection.secured()
+        secret = yield from _secret(auth)
+        connection.login(secret)
+        yield Converse(lambda: connection.is_connected, "the server's answer to our login")
+    except ConnectionError as error:
+        # In TLS 1.3 a server that misses our certificate lets the handshake pass and hangs up; that it says why may get
+        # lost on the way.
+        has_certificate = tls is not None and (tls.cert_file is not None or tls.context is not None)
+        if connection.greeting.fields.get("tls_verify") and not has_certificate:
+            raise ConnectionLost(OUR_CERTIFICATE) from error
+        raise
+
+
+def _greeting(
+    connection: Connection, server: Server, tls_name: str, tls: TLSConfig | None
+) -> Generator[Step, Any, None]:
     tls_first = tls is not None and tls.handshake_first
     # Before dialling: the greeting may arrive before we are resumed.
     connection.begin(server, wants_tls=tls is not None, is_secure=tls_first)
-    yield Dial(server, tls_name if tls_first else None)
-    yield Converse(lambda: connection.state is State.READY, "the server's greeting")
-    if connection.awaits_tls:
-        if not (connection.greeting.requires_tls or connection.greeting.fields.get("tls_available")):
-            raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
-        yield UpgradeToTLS(tls_name)
-        connection.secured()
-    secret = yield from _secret(auth)
-    connection.login(secret)
-    yield Converse(lambda: connection.is_connected, "the server's answer to our login")
+    try:
+        yield Dial(server, tls_name if tls_first else None)
+    except OSError as error:
+        if tls_first and is_plain_text(error):
+            raise ConnectionLost(f"{describe_error(error)}; leave out handshake_first=True for this server") from error
+        raise
+    try:
+        yield Converse(lambda: connection.state is State.READY, "the server's greeting")
+    except (ConnectionError, RequestTimeout) as error:
+        if tls_first:
+            raise
+        raise ConnectionLost(
+            f"{describe_error(error)}; a server with handshake_first waits for us to begin: "
+            "if this is one, pass tls=TLSConfig(handshake_first=True)"
+        ) from error
 
 
 def _secret(auth: AuthSource) -> Generator[Step, Any, Auth | None]:

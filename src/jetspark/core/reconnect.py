@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from jetspark.core.auth import Auth, Token, UserPassword
+from jetspark.core.tls import describe_error
 from jetspark.errors import AuthenticationFailed, ConfigError, JetSparkError, NoServersAvailable
 
 __all__ = ["Server", "ServerPool", "parse_servers"]
@@ -225,12 +226,4 @@ class ServerPool:
         refusals = [error for error in errors.values() if isinstance(error, AuthenticationFailed)]
         if refusals and len(refusals) == len(errors):
             return refusals[0]
-        return NoServersAvailable({server: _describe(error) for server, error in errors.items()})
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"  # the drivers' own wordings differ, and asyncio's does not say this
-    if reason := getattr(error, "verify_message", None):
-        return f"its certificate was not accepted: {reason}"  # ssl's own text has the line number of its C source
-    return str(error) or type(error).__name__
+        return NoServersAvailable({server: describe_error(error) for server, error in errors.items()})
