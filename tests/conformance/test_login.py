@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 from support.certificates import Certificates
 from support.credentials import STRANGER, USER, credentials_text, operator_config
 from support.drivers import Driver, Recorder, on_both_drivers, until
-from support.peers import INFO, behave, greet, scripted_server, stay_silent
+from support.peers import INFO, Proxy, behave, greet, scripted_server, stay_silent
 
 import jetspark
 from jetspark.core.auth import public_key
@@ -222,6 +223,75 @@ async def test_a_fixed_secret_that_is_no_longer_good_ends_the_connection(driver:
                 await subscription.next(5)
             with pytest.raises(jetspark.ConnectionClosed, match="refused the credentials"):
                 await nc.publish("days")
+
+
+@on_both_drivers
+async def test_credentials_from_text_that_are_no_longer_good_end_the_connection(driver: Driver) -> None:
+    with NatsServer(operator_config()) as server:
+        events = Recorder()
+        auth = jetspark.Credentials(text=credentials_text(USER))
+        nc = await driver.connect(server.url, auth=auth, on_event=events, reconnect_wait_s=0.01)
+        await asyncio.to_thread(server.kill)
+        with NatsServer(jetstream=False, nkeys=[User(nkey=public_key(STRANGER))], port=server.port):
+            closed = await events.wait_for(jetspark.Closed)
+            assert isinstance(closed.error, jetspark.AuthenticationFailed)
+            told = events.of(jetspark.ReconnectFailed)
+            assert {failed.server for failed in told} == {server.url}
+            assert any(isinstance(failed.error, jetspark.AuthenticationFailed) for failed in told)
+            with pytest.raises(jetspark.ConnectionClosed, match="refused the credentials"):
+                await nc.publish("days")
+
+
+@on_both_drivers
+async def test_failed_attempts_to_reconnect_are_told(driver: Driver) -> None:
+    """Of a secret that can change: it is tried for ever, and nobody is left in the dark."""
+    with NatsServer(jetstream=False, token="monday") as server:
+        events = Recorder()
+        options = {"on_event": events, "reconnect_wait_s": 0.01, "reconnect_wait_max_s": 0.02}
+        nc = await driver.connect(server.url, auth=lambda: jetspark.Token("monday"), **options)
+        await asyncio.to_thread(server.kill)
+        with NatsServer(jetstream=False, token="tuesday", port=server.port):
+            await until(
+                lambda: any(
+                    isinstance(failed.error, jetspark.AuthenticationFailed)
+                    for failed in events.of(jetspark.ReconnectFailed)
+                )
+            )
+            assert not nc.is_closed
+            await nc.close(timeout=0)
+
+
+@on_both_drivers
+async def test_a_function_that_hangs_ends_its_attempt_and_is_asked_again(driver: Driver) -> None:
+    calls = 0
+    release = threading.Event()
+
+    def hang_at_first() -> jetspark.Auth:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            release.wait(20)
+        return jetspark.Token("s3cret")
+
+    async def hang_asynchronously() -> jetspark.Auth:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            await asyncio.sleep(60)
+        return jetspark.Token("s3cret")
+
+    async with scripted_server(behave, behave) as url:
+        events = Recorder()
+        options = {"on_event": events, "reconnect_wait_s": 0.01, "connect_timeout_s": 0.2}
+        auth = hang_at_first if driver.name == "blocking" else hang_asynchronously
+        async with Proxy(int(url.rpartition(":")[2])) as proxy, driver.connect(proxy.url, auth=auth, **options) as nc:
+            proxy.cut()
+            failed = await events.wait_for(jetspark.ReconnectFailed)
+            assert "the function that gives the credentials: no answer within 0.2 s" in str(failed.error)
+            release.set()
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
+            assert calls in (2, 3)
 
 
 # ---- TLS --------------------------------------------------------------------------------------------------------

@@ -168,6 +168,30 @@ async def test_a_peer_that_does_not_read_makes_the_publisher_wait(driver: Driver
 
 
 @on_both_drivers
+async def test_a_buffered_message_the_next_server_does_not_accept_takes_no_other_with_it(
+    driver: Driver, server: NatsServer
+) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events) as nc:
+        subscription = await nc.subscribe("sizes.*")
+        await asyncio.to_thread(server.kill)
+        await events.wait_for(jetspark.Disconnected)
+        for number in range(10):
+            await nc.publish(f"sizes.{number}", bytes(5000 if number == 5 else 50))
+        flushing = asyncio.ensure_future(nc.flush(timeout=30))
+        with NatsServer(jetstream=False, port=server.port, max_payload_bytes=1000):
+            await events.wait_for(jetspark.Reconnected)
+            with pytest.raises(jetspark.PayloadTooLarge, match=r"message to 'sizes\.5' of 5000 bytes"):
+                await flushing
+            arrived = [(await subscription.next(5)).subject for _ in range(9)]
+            assert arrived == [f"sizes.{number}" for number in range(10) if number != 5]
+            assert [event.error.subject for event in events.of(jetspark.ErrorReported)] == ["sizes.5"]
+            assert len(events.of(jetspark.Disconnected)) == 1
+            await nc.flush()
+            await nc.close()
+
+
+@on_both_drivers
 async def test_closing_releases_a_publisher_that_waits_for_room(driver: Driver, server: NatsServer) -> None:
     events = Recorder()
     nc = await driver.connect(server.url, on_event=events, send_buffer_bytes=1000)

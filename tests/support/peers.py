@@ -45,8 +45,9 @@ async def scripted_server(*scripts: Script, port: int = 0) -> AsyncIterator[str]
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A proper handshake, without the PINGs that follow it."""
     writer.write(INFO)
-    while await reader.readline() != b"PING\r\n":
-        pass
+    while (line := await reader.readline()) != b"PING\r\n":
+        if not line:
+            raise ConnectionResetError("the client left before its login was complete")
     writer.write(b"PONG\r\n")
 
 

@@ -400,6 +400,71 @@ def test_a_failed_attempt_leaves_the_machine_ready_for_the_next_one() -> None:
     assert connection.data_to_send() == b"PUB a 1\r\n1\r\n"
 
 
+# ---- what is buffered for a server that accepts less ----------------------------------------------------------------
+
+
+def test_a_message_too_large_for_the_next_server_is_dropped_alone() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.publish("small", b"1")
+    connection.flush("covers the small one only")
+    connection.publish("large", bytes(100), headers={"A": "1"})
+    connection.publish_frames([b"PUB small 1\r\n2\r\n", b"PUB large.too 11\r\n12345678901\r\n", b"PUB s 1\r\n3\r\n"])
+    connection.flush("covers all")
+    connection.events()
+    log_in(connection, max_payload=10)
+    events = connection.events()
+    dropped = [event.error for event in events if isinstance(event, ErrorReported)]
+    assert [(error.subject, error.size_bytes) for error in dropped if isinstance(error, PayloadTooLarge)] == [
+        ("large", 118),
+        ("large.too", 11),
+    ]
+    assert connection.out_bytes == len(data := connection.data_to_send())
+    assert data == b"PUB small 1\r\n1\r\nPUB small 1\r\n2\r\nPUB s 1\r\n3\r\nPING\r\nPING\r\n"
+    connection.receive_data(b"PONG\r\nPONG\r\n")
+    events = connection.events()
+    assert done(events) == ["covers the small one only"]
+    assert failures(events) == {"covers all": dropped[0]}
+    connection.flush("later")
+    connection.receive_data(b"PONG\r\n")
+    assert done(connection.events()) == ["later"]
+    assert connection.in_doubt == 0
+
+
+def test_without_a_flush_that_waits_the_next_one_tells_of_a_dropped_message() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.publish("large", bytes(100))
+    log_in(connection, max_payload=10)
+    assert connection.data_to_send() == b""
+    connection.flush("first")
+    connection.flush("second")
+    connection.receive_data(b"PONG\r\nPONG\r\n")
+    events = connection.events()
+    assert isinstance(failures(events)["first"], PayloadTooLarge)
+    assert done(events) == ["second"]
+
+
+def test_a_request_too_large_for_the_next_server_fails() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.request("asked", "question", bytes(100), None)
+    connection.publish("other", bytes(100), reply="1")
+    log_in(connection, max_payload=10)
+    error = failures(connection.events())["asked"]
+    assert isinstance(error, PayloadTooLarge)
+    assert "message to 'question' of 100 bytes" in str(error)
+
+
+def test_what_waits_is_measured_again_when_the_server_lowers_its_limit() -> None:
+    connection = connected()
+    connection.data_to_send()
+    subscription = connection.subscribe("a")
+    connection.publish("large", bytes(100))
+    connection.receive_data(info(max_payload=10))
+    assert connection.data_to_send() == b"SUB a %d\r\n" % subscription.sid
+
+
 def test_end_is_safe_in_any_state() -> None:
     connection = new()
     connection.end("nothing there")

@@ -246,17 +246,83 @@ def test_the_error_is_about_credentials_only_when_every_server_refused_them() ->
     assert isinstance(servers.exhausted(), AuthenticationFailed)
 
 
-def test_refusals_are_counted_in_succession_and_for_every_server() -> None:
+def test_a_server_that_refuses_a_fixed_secret_twice_in_succession_is_not_shown_it_again() -> None:
     servers = pool(A, B)
-    counts = []
-    for error in (refused(), refused(), refused(), OSError(), refused(), refused()):
+    servers.secret_is_fixed = True
+    dialled = []
+    for error in (refused(A), OSError("away"), OSError("away"), refused(B), refused(A), refused(B)):
+        dialled.append(servers.next()[0].host)
+        servers.failed(error)
+    assert dialled == ["a", "b"] * 3
+    assert servers.servers == [A]
+    servers.next()
+    servers.failed(refused(A))
+    with pytest.raises(AuthenticationFailed):
+        servers.next()
+
+
+def test_a_secret_that_can_change_is_shown_any_number_of_times() -> None:
+    servers = pool(A)
+    for _ in range(100):
+        servers.next()
+        servers.failed(refused(A))
+    assert servers.servers == [A]
+
+
+def test_a_server_that_refused_comes_back_when_another_has_been_of_use() -> None:
+    servers = pool(A, B)
+    servers.secret_is_fixed = True
+    for error in (refused(A), OSError("away"), refused(A)):
         servers.next()
         servers.failed(error)
-        counts.append(servers.refusals())
-    assert counts == [0, 1, 1, 0, 0, 1]
+    assert servers.next()[0] == B
+    servers.succeeded()
+    assert servers.servers == [B]
+    servers.discovered(["a:4222", "b:4222"], requires_tls=False)
+    assert servers.servers == [B]
+    servers.proven()
+    assert servers.servers == [A, B]
+    for _ in range(2):
+        assert servers.next()[0] == A
+        servers.failed(refused(A))
+        servers.next()
+        servers.failed(OSError("away"))
+    assert servers.servers == [B]
+
+
+def test_a_server_that_lets_us_in_and_then_refuses_us_has_refused_us() -> None:
+    servers = pool(A)
+    servers.secret_is_fixed = True
+    for _ in range(2):
+        servers.next()
+        servers.succeeded()
+        servers.refused_in_use(refused(A))
+    with pytest.raises(AuthenticationFailed):
+        servers.next()
+    servers = pool(A)
+    servers.secret_is_fixed = True
+    for _ in range(10):
+        servers.next()
+        servers.succeeded()
+        servers.proven()  # the secret was good for a while
+        servers.refused_in_use(refused(A))
+    assert servers.next()[0] == A
+
+
+def test_failures_are_news_when_they_are_the_first_of_their_kind_or_twice_as_many() -> None:
+    servers = pool(A)
+    told = []
+    for number in range(1, 70):
+        servers.next()
+        count, is_news = servers.failed(refused(A) if number in (3, 5) else OSError("away"))
+        assert count == number
+        if is_news:
+            told.append(number)
+    assert told == [1, 2, 3, 4, 8, 16, 32, 64]
     servers.next()
     servers.succeeded()
-    assert servers.refusals() == 0
+    servers.next()
+    assert servers.failed(OSError("away")) == (1, True)
 
 
 def test_announced_servers_join_at_the_end_once() -> None:

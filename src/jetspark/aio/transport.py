@@ -145,6 +145,9 @@ class Link:
             while True:
                 step = steps.send(answer) if problem is None else steps.throw(problem)
                 answer = problem = None
+                self._settle()  # an attempt that failed is told before the next
+                if self._machine.is_closed:
+                    raise ConnectionLost("closed while connecting")
                 try:
                     answer = await self._perform(step)
                 except Exception as error:  # establish() decides which errors end an attempt and which end it all
@@ -165,7 +168,9 @@ class Link:
                 self._hang_up()
             case AskSecret(source):
                 secret = source()
-                return await secret if inspect.isawaitable(secret) else secret
+                if not inspect.isawaitable(secret):
+                    return secret
+                return await _within(timeout_s, "the function that gives the credentials", secret)
             case Dial(server, tls_name):
                 await _within(timeout_s, f"dialling {server}", self._dial(server.host, server.port, tls_name))
             case UpgradeToTLS(tls_name):
@@ -318,10 +323,10 @@ class _Session(asyncio.Protocol):
         self._link.on_writable(self)
 
 
-async def _within(timeout_s: float, what: str, work: Any) -> None:
+async def _within(timeout_s: float, what: str, work: Any) -> Any:
     try:
         async with asyncio.timeout(timeout_s):
-            await work
+            return await work
     except TimeoutError as error:
         if isinstance(error, RequestTimeout):
             raise

@@ -42,6 +42,7 @@ from jetspark.core.events import (
     ErrorReported,
     LameDuck,
     Reconnected,
+    ReconnectFailed,
     ServersDiscovered,
     SlowConsumer,
 )
@@ -53,6 +54,7 @@ from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, P
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.tls import describe_error
 from jetspark.core.version import VERSION
 from jetspark.errors import (
     AuthenticationFailed,
@@ -60,6 +62,7 @@ from jetspark.errors import (
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
+    JetSparkError,
     NoResponders,
     PayloadTooLarge,
     PermissionDenied,
@@ -117,6 +120,8 @@ class _SentPing:
     draining: SubscriptionState | None = None
     is_liveness: bool = False
     """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
+    error: Exception | None = None
+    """Why it fails, whatever the server answers: one of the messages it waits for was not sent."""
 
 
 class Connection:
@@ -171,7 +176,7 @@ class Connection:
         self._pings: deque[_SentPing] = deque()
         self._ping_due: float | None = None
         self._has_been_connected = False
-        self._refused_publish: PermissionDenied | None = None
+        self._refused_publish: PermissionDenied | PayloadTooLarge | None = None
         self._last_complaint: ServerRefused | None = None
         self._inbox = inbox
         self._reply_subject = f"{inbox}."
@@ -324,7 +329,16 @@ class Connection:
         if was_connected:
             self._end_session(self._last_complaint.text if self._last_complaint is not None else reason)
 
+    def attempt_failed(self, server: Server, error: Exception, attempts: int) -> None:
+        """An attempt to reconnect failed, and its owner should know."""
+        if not isinstance(error, JetSparkError):
+            error = ConnectionLost(describe_error(error))
+        self._events.append(ReconnectFailed(str(server), error, attempts))
+
     def _end_session(self, reason: str) -> None:
+        complaint = self._last_complaint
+        if complaint is not None and is_about_credentials(complaint.text):
+            self.pool.refused_in_use(AuthenticationFailed(str(self.server), complaint.text))
         # Only publishes wait for the next session: subscriptions are sent again from their own table.
         self._out = [frame for frame in self._out if frame.startswith((b"PUB ", b"HPUB "))]
         self.out_bytes = sum(map(len, self._out))
@@ -341,7 +355,7 @@ class Connection:
             elif unconfirmed and ping.published > confirmed:
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
-                self._pings.append(_SentPing(ping.handle, self.published))
+                self._pings.append(_SentPing(ping.handle, self.published, error=ping.error))
         buffered = self.published - self._handed_over
         self._events.append(Disconnected(str(self.server), reason, unconfirmed, buffered, self.published))
 
@@ -662,7 +676,9 @@ class Connection:
             self._finish(ping.draining)
         if ping.handle is None:
             return
-        if self._refused_publish is not None and ping.draining is None:
+        if ping.error is not None:
+            self._events.append(Failed(ping.handle, ping.error))
+        elif self._refused_publish is not None and ping.draining is None:
             self._events.append(Failed(ping.handle, self._refused_publish))
             self._refused_publish = None
         else:
@@ -710,8 +726,45 @@ class Connection:
     def _take_info(self, info: ServerInfo) -> None:
         """The server of this session says so."""
         self.info = info
+        has_less_room = info.max_payload_bytes < self._max_payload_bytes
         self._max_payload_bytes = info.max_payload_bytes
+        if has_less_room and self._out:
+            self._drop_too_large()
         self._discover(info)
+
+    def _drop_too_large(self) -> None:
+        """Drop the messages that were accepted when more was allowed: for one of them the server ends the session, and
+        all that was sent with it is in doubt."""
+        kept: list[bytes] = []
+        number = self._handed_over
+        for entry in self._out:
+            if not entry.startswith((b"PUB ", b"HPUB ")):
+                kept.append(entry)
+                continue
+            for message in frames.published(entry):
+                number += 1
+                if message.size <= self._max_payload_bytes:
+                    kept.append(message.frame)
+                else:
+                    self._drop(message, number)
+        self._out = kept
+        self.out_bytes = sum(map(len, kept))
+
+    def _drop(self, message: frames.Published, number: int) -> None:
+        """Whoever waits for the ``number``-th of all messages is told that it was not sent."""
+        error = PayloadTooLarge(message.size, self._max_payload_bytes, message.subject.decode(errors="replace"))
+        self._events.append(ErrorReported(error))
+        prefix = self._reply_subject.encode()
+        if message.reply.startswith(prefix):
+            request = self._requests.pop(message.reply[len(prefix) :].decode(), None)
+            if request is not None:
+                self._events.append(Failed(request[0], error))
+            return
+        waiting = [ping for ping in self._pings if ping.published >= number and ping.handle is not None]
+        for ping in waiting:
+            ping.error = ping.error or error
+        if not waiting:
+            self._refused_publish = self._refused_publish or error
 
     def _discover(self, info: ServerInfo) -> None:
         urls = info.fields.get("connect_urls")

@@ -14,6 +14,7 @@ __all__ = [
     "ErrorReported",
     "LameDuck",
     "OnEvent",
+    "ReconnectFailed",
     "Reconnected",
     "ServersDiscovered",
     "SlowConsumer",
@@ -48,6 +49,18 @@ class Reconnected:
     """A new session is up: subscriptions are restored, buffered publishes are on their way."""
 
     server: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconnectFailed:
+    """An attempt to reconnect failed, the ``attempts``-th in succession at this server; the next follows by itself.
+
+    Sent for the first attempt at each server, for each new kind of error, and each time ``attempts`` has doubled.
+    """
+
+    server: str
+    error: Exception
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,15 @@ class Closed:
 
 
 ConnectionEvent: TypeAlias = (
-    Connected | Disconnected | Reconnected | SlowConsumer | ErrorReported | LameDuck | ServersDiscovered | Closed
+    Connected
+    | Disconnected
+    | ReconnectFailed
+    | Reconnected
+    | SlowConsumer
+    | ErrorReported
+    | LameDuck
+    | ServersDiscovered
+    | Closed
 )
 
 OnEvent: TypeAlias = Callable[[ConnectionEvent], None]

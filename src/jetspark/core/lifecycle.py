@@ -70,7 +70,7 @@ class Hangup:
 
 @dataclass(frozen=True, slots=True)
 class AskSecret:
-    """Call the function the user gave for credentials; the answer is what to send back."""
+    """Call the function the user gave for credentials; the answer is what to send back. It may hang: bound the wait."""
 
     source: Callable[[], Any]
 
@@ -88,8 +88,8 @@ def establish(
     """Try servers until a session is up.
 
     The first time each server gets one attempt, and failure is the caller's to handle. Later it goes on as long as
-    the options allow, except that a fixed secret refused twice by every server is not worth a third try; a secret
-    that can change (a function, a credentials file) is.
+    the options allow, and failures are told by events; except that a server that refused a fixed secret twice is not
+    shown it a third time. A secret that can change (a function, a credentials file) is worth any number of attempts.
 
     Raises:
         NoServersAvailable: None could be reached.
@@ -97,6 +97,7 @@ def establish(
         ConfigError: The credentials cannot be used at all.
     """
     pool = connection.pool
+    pool.secret_is_fixed = not (callable(auth) or (isinstance(auth, Credentials) and auth.path is not None))
     tried: set[Server] = set()
     while True:
         server, delay = pool.next()
@@ -110,12 +111,11 @@ def establish(
         except _ATTEMPT_ERRORS as error:
             connection.end(str(error))
             yield Hangup()
-            pool.failed(error)
+            attempts, is_news = pool.failed(error)
             if is_first and isinstance(error, ConfigError):
                 raise  # no server can be right about it
-            can_change = callable(auth) or isinstance(auth, Credentials)
-            if not is_first and not can_change and pool.refusals() >= 2:
-                raise pool.exhausted() from error
+            if not is_first and is_news:
+                connection.attempt_failed(server, error, attempts)
         else:
             pool.succeeded()
             return
@@ -190,6 +190,8 @@ def _secret(auth: AuthSource) -> Generator[Step, Any, Auth | None]:
         return auth
     try:
         secret = yield AskSecret(auth)
+    except RequestTimeout:
+        raise  # only slow
     except Exception as error:
         # The function is the user's and may raise anything; a reconnect must survive it and ask again.
         raise ConfigError(f"the function that gives the credentials failed: {error!r}") from error

@@ -16,6 +16,10 @@ __all__ = ["Server", "ServerPool", "parse_servers"]
 
 DEFAULT_PORT = 4222
 
+# A server may refuse a good secret once, while its own configuration is being read. One that cannot change is not shown
+# to it a third time.
+MAX_REFUSALS = 2
+
 # Of one list a cluster announces, so many addresses are used. Clusters have a few nodes with a few addresses each; a
 # longer list is a mistake or an attack, and each address would be dialled with our credentials.
 MAX_DISCOVERED_SERVERS = 256
@@ -97,7 +101,9 @@ class _Candidate:
     failures: int = 0
     last_error: Exception | None = None
     refusals: int = 0
-    """How often in succession it refused our credentials."""
+    """How often it refused our credentials since a session with it was last of use."""
+    told: set[type[Exception]] = field(default_factory=set)
+    """Kinds of errors reported since it was last in use."""
 
 
 class ServerPool:
@@ -131,6 +137,10 @@ class ServerPool:
         self._tried = 0
         self._round = 0
         self._given_up: dict[str, Exception] = {}
+        self._refusing: list[_Candidate] = []
+        """Not tried again before a session with another server has been of use."""
+        self.secret_is_fixed = False
+        """Whether the next attempt can only show the same credentials as the last."""
 
     @property
     def servers(self) -> list[Server]:
@@ -153,27 +163,49 @@ class ServerPool:
         self._current, self._is_in_use = self._candidates[0], False
         return self._current.server, delay
 
-    def failed(self, error: Exception) -> None:
-        """The server last returned by :meth:`next` could not be used."""
+    def failed(self, error: Exception) -> tuple[int, bool]:
+        """The server last returned by :meth:`next` could not be used.
+
+        Returns how often that is in succession, and whether it is worth telling: each kind of error is once, and the
+        number each time it has doubled.
+        """
         candidate = self._candidates.pop(0)
         candidate.failures += 1
         candidate.last_error = error
         candidate.refusals = candidate.refusals + 1 if isinstance(error, AuthenticationFailed) else 0
+        is_news = type(error) not in candidate.told or candidate.failures.bit_count() == 1
+        candidate.told.add(type(error))
         if self._max_attempts is not None and candidate.failures >= self._max_attempts:
             self._current = None
             self._given_up[str(candidate.server)] = error
+        elif self._is_refusing(candidate):
+            self._current = None
+            self._refusing.append(candidate)
         else:
             self._candidates.append(candidate)
             self._tried += 1
+        return candidate.failures, is_news
 
-    def refusals(self) -> int:
-        """How often in succession every server refused our credentials (the smallest of their counts)."""
-        return min((candidate.refusals for candidate in self._candidates), default=0)
+    def refused_in_use(self, error: AuthenticationFailed) -> None:
+        """The server in use ended the session because of our credentials."""
+        candidate = self._current
+        if candidate is None or not self._is_in_use:
+            return
+        candidate.refusals += 1
+        candidate.last_error = error
+        if self._is_refusing(candidate):
+            self._candidates = [each for each in self._candidates if each is not candidate]
+            self._refusing.append(candidate)
+            self._current = None
+
+    def _is_refusing(self, candidate: _Candidate) -> bool:
+        return self.secret_is_fixed and candidate.refusals >= MAX_REFUSALS
 
     def succeeded(self) -> None:
         """The server last returned by :meth:`next` is in use; after it, the others get their turn first."""
         candidate = self._candidates.pop(0)
-        candidate.failures = candidate.refusals = 0
+        candidate.failures = 0
+        candidate.told.clear()
         self._candidates.append(candidate)
         self._current, self._is_in_use = candidate, True
         self._tried += 1
@@ -184,6 +216,13 @@ class ServerPool:
         Until then the pauses go on growing: a server that lets us in and drops us must not be dialled in a tight loop.
         """
         self._tried = self._round = 0
+        if self._is_in_use and self._current is not None:
+            self._current.refusals = 0
+        if self._refusing:
+            for candidate in self._refusing:
+                candidate.refusals = 0
+            self._candidates[:0] = [each for each in self._refusing if each.is_given]
+            self._refusing.clear()
 
     def discovered(
         self, urls: Sequence[Any], *, requires_tls: bool, auth: Auth | None = None, tls_name: str | None = None
@@ -207,7 +246,7 @@ class ServerPool:
             for each in self._candidates
             if each.is_given or each is self._current or (each.server.host, each.server.port) in announced
         ]
-        known = {(each.server.host, each.server.port) for each in self._candidates}
+        known = {(each.server.host, each.server.port) for each in (*self._candidates, *self._refusing)}
         new = [server for address, server in announced.items() if address not in known]
         self._tried = min(self._tried, len(self._candidates))
         self._candidates += map(_Candidate, new)
@@ -220,7 +259,7 @@ class ServerPool:
     def exhausted(self) -> JetSparkError:
         """The error that says why nothing is left to try."""
         errors = dict(self._given_up)
-        for candidate in self._candidates:
+        for candidate in (*self._refusing, *self._candidates):
             if candidate.last_error is not None:
                 errors[str(candidate.server)] = candidate.last_error
         refusals = [error for error in errors.values() if isinstance(error, AuthenticationFailed)]
