@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers, until
@@ -442,6 +443,66 @@ async def test_a_lame_duck_is_announced(driver: Driver) -> None:
         announced = await events.wait_for(jetspark.LameDuck)
         assert announced.server == server.url
         await nc.close()
+
+
+@on_both_drivers
+async def test_a_lame_duck_is_left_under_load_without_a_message_in_doubt(driver: Driver) -> None:
+    wait = 'lame_duck_duration: "30s"\nlame_duck_grace_period: "20s"'
+    with NatsCluster(2, jetstream=False, extra_config=wait) as cluster:
+        first, second = cluster.nodes
+        events = Recorder()
+        async with (
+            driver.connect(second.url) as witness,
+            driver.connect(first.url, on_event=events) as nc,
+        ):
+            subscription = await witness.subscribe("load")
+            own = await nc.subscribe("own")
+            await witness.flush()
+            await nc.flush()
+            await until(lambda: second.url in nc.servers)
+            load = Load(nc)
+            # Interest travels between the nodes on its own time.
+            while not subscription.received:
+                await load.publish()
+                await asyncio.sleep(0.02)
+            early = load.published
+            loading = asyncio.ensure_future(load.run())
+            await load.more(500)
+            await asyncio.to_thread(first.lame_duck)
+            await events.wait_for(jetspark.LameDuck)
+            lost = await events.wait_for(jetspark.Disconnected)
+            assert lost.unconfirmed_messages == 0
+            again = await events.wait_for(jetspark.Reconnected)
+            assert again.server == second.url
+            await load.more(500)
+            load.is_stopped = True
+            await loading
+            await nc.publish("own", b"here")
+            assert (await own.next(5)).data == b"here"
+            await nc.flush()
+            arrived: set[int] = set()
+            while not arrived >= set(range(early, load.published)):
+                arrived.add(int((await subscription.next(5)).data))
+        await asyncio.to_thread(first.kill)  # it would take its time
+
+
+@on_both_drivers
+async def test_a_peer_that_sends_pings_and_takes_no_answers_is_dropped(driver: Driver) -> None:
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        while not writer.is_closing():
+            writer.write(b"PING\r\n" * 10_000)
+            await writer.drain()
+
+    async with scripted_server(flood, behave) as url:
+        events = Recorder()
+        async with driver.connect(url, on_event=events, send_buffer_bytes=1000) as nc:
+            lost = await events.wait_for(jetspark.Disconnected)
+            assert "sends PINGs and takes no answers" in lost.reason
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
 
 
 @on_both_drivers

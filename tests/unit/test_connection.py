@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -463,6 +464,149 @@ def test_what_waits_is_measured_again_when_the_server_lowers_its_limit() -> None
     connection.publish("large", bytes(100))
     connection.receive_data(info(max_payload=10))
     assert connection.data_to_send() == b"SUB a %d\r\n" % subscription.sid
+
+
+# ---- a server that is about to shut down -----------------------------------------------------------------------------
+
+
+def leaving(**options: Any) -> Connection:
+    connection = Connection(ConnectOptions(**options), [A, Server("b", 4222)], inbox=INBOX, jitter=lambda: 0.0)
+    log_in(connection)
+    connection.events()
+    return connection
+
+
+def test_a_lame_duck_is_left_as_soon_as_it_has_confirmed_what_it_got() -> None:
+    connection = leaving()
+    subscription = connection.subscribe("a")
+    connection.publish("a", b"1")
+    assert connection.data_to_send() == b"SUB a 1\r\nPUB a 1\r\n1\r\n"
+    connection.publish("a", b"2")
+    connection.flush("before")
+    connection.receive_data(info(ldm=True))
+    assert connection.events() == [LameDuck(URL)]
+    connection.publish("a", b"3")
+    connection.flush("meanwhile")
+    late = connection.subscribe("b")
+    connection.receive_data(b"PING\r\n")
+    assert connection.data_to_send() == b"PUB a 1\r\n2\r\nPING\r\nUNSUB 1\r\nPING\r\nPONG\r\n"
+    assert connection.data_to_send() == b""
+    assert connection.out_bytes == len(b"PUB a 1\r\n3\r\n")
+    assert (connection.unconfirmed_messages, connection.in_doubt) == (2, 3)
+    connection.receive_data(message(1, b"still here") + b"PONG\r\n")
+    assert done(connection.events()) == ["before"]
+    with pytest.raises(ConnectionLost, match="about to shut down"):
+        connection.receive_data(b"PONG\r\n")
+    connection.end("left")
+    assert connection.events() == [Disconnected(URL, "left", 0, 1, 3)]
+    assert unread(subscription) == [b"still here"]
+    log_in(connection, Server("b", 4222))
+    assert connection.data_to_send() == b"SUB a 1\r\nSUB b %d\r\nPUB a 1\r\n3\r\nPING\r\n" % late.sid
+    connection.receive_data(b"PONG\r\n")
+    assert done(connection.events()) == ["meanwhile"]
+
+
+def test_a_lame_duck_that_hangs_up_first_leaves_only_what_it_did_not_confirm_in_doubt() -> None:
+    connection = leaving()
+    connection.publish("a", b"1")
+    connection.data_to_send()
+    connection.publish("a", b"2")
+    connection.receive_data(info(ldm=True))
+    connection.publish("a", b"3")
+    connection.end("gone")
+    assert connection.events()[-1] == Disconnected(URL, "gone", 1, 2, 3)
+    log_in(connection, Server("b", 4222))
+    assert connection.data_to_send() == b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"
+    assert connection.out_bytes == 0
+
+
+def test_a_lame_duck_that_no_longer_answers_is_left_when_its_time_is_up() -> None:
+    connection = leaving(ping_interval_s=10, max_outstanding_pings=2)
+    connection.on_time(0.0)
+    connection.receive_data(info(ldm=True))
+    connection.data_to_send()
+    connection.on_time(10.0)
+    connection.on_time(20.0)
+    assert connection.data_to_send() == b""
+    with pytest.raises(ConnectionLost, match="pings without an answer"):
+        connection.on_time(30.0)
+
+
+@pytest.mark.parametrize("why", ["no other", "no reconnect", "out of reach"])
+def test_a_lame_duck_is_kept_when_there_is_nowhere_to_go(why: str) -> None:
+    connection = connected() if why == "no other" else leaving(reconnect=why != "no reconnect")
+    if why == "out of reach":
+        connection.pool._candidates[1].failures = 1
+    connection.receive_data(info(ldm=True))
+    assert connection.events() == [LameDuck(URL)]
+    connection.publish("a", b"1")
+    assert connection.data_to_send() == b"PUB a 1\r\n1\r\n"
+
+
+def test_a_subscription_drained_while_the_server_is_left_is_drained() -> None:
+    connection = leaving()
+    subscription = connection.subscribe("a")
+    connection.data_to_send()
+    connection.receive_data(info(ldm=True))
+    connection.drain(subscription, "drained")
+    connection.data_to_send()
+    with pytest.raises(ConnectionLost):
+        connection.receive_data(message(1, b"last") + b"PONG\r\n")
+    connection.end("left")
+    assert done(connection.events()) == ["drained"]
+    assert unread(subscription) == [b"last"]
+    assert subscription.is_finished
+
+
+# ---- a network that takes nothing ------------------------------------------------------------------------------------
+
+
+def test_answers_to_pings_that_are_not_taken_are_bounded() -> None:
+    connection = connected(send_buffer_bytes=1000)
+    limit = connection_module.MIN_CONTROL_ROOM_BYTES
+    with pytest.raises(ConnectionLost, match="sends PINGs and takes no answers"):
+        connection.receive_data(b"PING\r\n" * (limit // 6 + 10))
+    assert limit < connection.out_bytes <= limit + 6
+    connection.end("unresponsive")
+    log_in(connection)
+    assert connection.data_to_send() == b""
+
+
+def test_subscriptions_and_flushes_that_are_not_taken_are_bounded() -> None:
+    connection = connected(send_buffer_bytes=1000)
+    subscription = connection.subscribe("first")
+    subscribed = 0
+    with contextlib.suppress(BufferFull):
+        while subscribed < 1 << 20:
+            connection.unsubscribe(connection.subscribe("a"))
+            subscribed += 1
+    assert subscribed < 1 << 20
+    assert connection.out_bytes <= connection_module.MIN_CONTROL_ROOM_BYTES + 100
+    before = len(connection.subscriptions)
+    with pytest.raises(BufferFull):
+        connection.subscribe("a")
+    assert len(connection.subscriptions) == before
+    with pytest.raises(BufferFull):
+        connection.flush("flush")
+    with pytest.raises(BufferFull):
+        connection.unsubscribe(subscription, 10)
+    assert subscription.max_messages == 0
+    connection.unsubscribe(subscription)
+    assert subscription.is_finished
+    connection.data_to_send()
+    connection.subscribe("a")
+    connection.flush("flush")
+
+
+def test_restoring_any_number_of_subscriptions_is_not_bounded() -> None:
+    connection = connected(send_buffer_bytes=1000)
+    for number in range(40_000):
+        connection.subscribe(f"some.subject.{number}")
+        if number % 1000 == 0:
+            connection.data_to_send()
+    assert reconnect(connection).count(b"SUB ") == 40_000
+    connection.receive_data(b"PING\r\n")
+    assert connection.data_to_send() == b"PONG\r\n"
 
 
 def test_end_is_safe_in_any_state() -> None:

@@ -21,6 +21,9 @@ not yet handed to the driver, pending requests (their inbox is the same afterwar
 were handed over and that no PONG confirms. How many those are is known exactly and told in ``Disconnected``; a
 ``flush`` that waited for them fails with the same number.
 
+A server that announces its end (lame duck) is left in good order, if another one is known: what was handed over is
+confirmed by a last PING, what is accepted meanwhile waits for the next session, and nothing is in doubt.
+
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at.
 """
 
@@ -72,6 +75,9 @@ from jetspark.errors import (
 
 __all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
 
+# SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
+MIN_CONTROL_ROOM_BYTES = 1 << 20
+
 # Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
 MAX_KNOWN_ADDRESSES = 4096
 
@@ -120,6 +126,8 @@ class _SentPing:
     draining: SubscriptionState | None = None
     is_liveness: bool = False
     """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
+    is_last: bool = False
+    """With its PONG the session is over, as far as we are concerned."""
     error: Exception | None = None
     """Why it fails, whatever the server answers: one of the messages it waits for was not sent."""
 
@@ -166,6 +174,12 @@ class Connection:
         self._handshake = HandshakeReader()
         self._wants_tls = self._is_secure = False
         self._out: list[bytes] = []
+        self._last_words: list[bytes] | None = None
+        """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
+        self._published_at_leaving = 0
+        self._control_bytes = 0
+        """Bytes of ``_out`` that are not messages. They have a bound of their own: see :meth:`_check_control_room`."""
+        self._control_room_bytes = max(options.send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
         self._login = b""
         self._addresses: dict[str, bytes] = {}
         self._room_bytes = options.send_buffer_bytes
@@ -340,7 +354,9 @@ class Connection:
         if complaint is not None and is_about_credentials(complaint.text):
             self.pool.refused_in_use(AuthenticationFailed(str(self.server), complaint.text))
         # Only publishes wait for the next session: subscriptions are sent again from their own table.
-        self._out = [frame for frame in self._out if frame.startswith((b"PUB ", b"HPUB "))]
+        unsent, self._last_words = [*(self._last_words or ()), *self._out], None
+        self._out = [frame for frame in unsent if frame.startswith((b"PUB ", b"HPUB "))]
+        self._control_bytes = 0
         self.out_bytes = sum(map(len, self._out))
         unconfirmed = self.unconfirmed_messages
         confirmed, self._confirmed = self._confirmed, self._handed_over
@@ -395,12 +411,23 @@ class Connection:
         if self.state is not State.CONNECTED:
             data, self._login = self._login, b""
             return data
+        if self._last_words is not None:
+            return self._take_last_words()
         if not self._out:
             return b""
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
         self._out.clear()
-        self.out_bytes = 0
+        self.out_bytes = self._control_bytes = 0
         self._handed_over = self.published
+        return data
+
+    def _take_last_words(self) -> bytes:
+        assert self._last_words is not None
+        data = b"".join(self._last_words)
+        self._last_words.clear()
+        self.out_bytes -= len(data)
+        self._control_bytes = 0
+        self._handed_over = self._published_at_leaving
         return data
 
     def next_deadline(self) -> float | None:
@@ -535,6 +562,9 @@ class Connection:
         """Start receiving.
 
         ``answers_to`` names a subject we ask on: if we may not publish there, the subscription ends with that error.
+
+        Raises:
+            BufferFull: The network takes nothing, and as many subscriptions as allowed wait for it.
         """
         validate_filter(subject)
         if queue:
@@ -546,6 +576,7 @@ class Connection:
                 raise ConfigError(f"{name}={value}: expected 1 or more")
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
+        self._check_control_room()
         self._last_sid += 1
         subscription = SubscriptionState(
             self._last_sid,
@@ -566,6 +597,8 @@ class Connection:
             raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for at once")
         if subscription.is_finished:
             return
+        if max_messages > subscription.received:
+            self._check_control_room()  # a limit can be changed any number of times
         if 0 < subscription.max_messages < max_messages:
             # The server may have reached the old limit already and forgotten the subscription.
             raise ConfigError(
@@ -592,6 +625,7 @@ class Connection:
         """``handle`` is Done when the server has processed everything published before this call."""
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
+        self._check_control_room()
         self._send_ping(_SentPing(handle, self.published))
 
     def forget_flush(self, handle: Any) -> None:
@@ -654,6 +688,8 @@ class Connection:
 
     def _on_control(self, frame: Control) -> None:
         if isinstance(frame, Ping):
+            if self._control_bytes > self._control_room_bytes:
+                raise ConnectionLost(f"the server sends PINGs and takes no answers: {self._control_bytes} bytes wait")
             self._send_control(frames.PONG)
         elif isinstance(frame, Pong):
             self._on_pong()
@@ -672,6 +708,8 @@ class Connection:
         self.pool.proven()
         ping = self._pings.popleft()
         self._confirmed = max(self._confirmed, ping.published)
+        if ping.is_last:
+            raise ConnectionLost("the server is about to shut down, and has confirmed all it got")
         if ping.draining is not None:
             self._finish(ping.draining)
         if ping.handle is None:
@@ -716,12 +754,24 @@ class Connection:
             self._take_info(info)
             if info.is_lame_duck and not was_lame_duck:
                 self._events.append(LameDuck(str(self.server)))
+                if self.options.reconnect and self.pool.has_other_than(self.server):
+                    self._leave()
             return
         self.greeting = info
         if self.state is State.GREETING:
             self.state = State.READY
         if not self.awaits_tls:
             self._discover(info)  # also of a server that will refuse us: others of its cluster may not
+
+    def _leave(self) -> None:
+        """Go to another server as soon as this one has confirmed what it got. It holds nothing more for us then, so
+        that the server delivers to others of our queue groups, and pull requests end in time."""
+        goodbye = [frames.unsub(subscription.sid) for subscription in self._routes.values()]
+        self._last_words = [*self._out, *goodbye, frames.PING]
+        self.out_bytes += sum(map(len, goodbye)) + len(frames.PING)
+        self._out = []
+        self._published_at_leaving = self.published
+        self._pings.append(_SentPing(None, self.published, is_last=True))
 
     def _take_info(self, info: ServerInfo) -> None:
         """The server of this session says so."""
@@ -736,7 +786,7 @@ class Connection:
         """Drop the messages that were accepted when more was allowed: for one of them the server ends the session, and
         all that was sent with it is in doubt."""
         kept: list[bytes] = []
-        number = self._handed_over
+        number = self._handed_over if self._last_words is None else self._published_at_leaving
         for entry in self._out:
             if not entry.startswith((b"PUB ", b"HPUB ")):
                 kept.append(entry)
@@ -747,8 +797,8 @@ class Connection:
                     kept.append(message.frame)
                 else:
                     self._drop(message, number)
+        self.out_bytes += sum(map(len, kept)) - sum(map(len, self._out))
         self._out = kept
-        self.out_bytes = sum(map(len, kept))
 
     def _drop(self, message: frames.Published, number: int) -> None:
         """Whoever waits for the ``number``-th of all messages is told that it was not sent."""
@@ -828,9 +878,24 @@ class Connection:
 
     def _send_control(self, frame: bytes) -> None:
         # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.
-        if self.state is State.CONNECTED:
+        if self.state is not State.CONNECTED:
+            return
+        if self._last_words is None:
             self._out.append(frame)
-            self.out_bytes += len(frame)
+        elif frame is frames.PONG:
+            self._last_words.append(frame)
+        else:
+            return  # for a session that we are leaving it is as if there were none
+        self.out_bytes += len(frame)
+        self._control_bytes += len(frame)
+
+    def _check_control_room(self) -> None:
+        """Where the network takes nothing, subscribing and flushing must not go on for ever either.
+
+        An UNSUB is always accepted: there are no more of them than subscriptions.
+        """
+        if self._control_bytes > self._control_room_bytes:
+            raise BufferFull(self._control_bytes, self._control_room_bytes)
 
     def _send_ping(self, ping: _SentPing) -> None:
         self._pings.append(ping)

@@ -83,7 +83,12 @@ class ErrorReported:
 
 @dataclass(frozen=True, slots=True)
 class LameDuck:
-    """The server is about to shut down and will close the connection; another server takes over if there is one."""
+    """The server is about to shut down.
+
+    If another server is known and was not found out of reach, the connection goes there at once: what was sent is
+    confirmed first, so ``Disconnected`` follows with no message in doubt, then ``Reconnected``. Otherwise it stays
+    until the server closes it.
+    """
 
     server: str
 

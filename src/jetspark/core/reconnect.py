@@ -146,6 +146,10 @@ class ServerPool:
     def servers(self) -> list[Server]:
         return [candidate.server for candidate in self._candidates]
 
+    def has_other_than(self, server: Server | None) -> bool:
+        """Whether another one is known that is not known to be out of reach."""
+        return any(not each.failures and each.server != server for each in self._candidates)
+
     def next(self) -> tuple[Server, float]:
         """The server to dial and the seconds to wait before.
 
