@@ -148,15 +148,19 @@ class InvalidHeader(ConfigError):
 
 
 class PayloadTooLarge(ConfigError):
-    """Headers and payload together exceed the server's ``max_payload``; nothing was sent."""
+    """Headers and payload together exceed the server's ``max_payload``; nothing was sent.
 
-    def __init__(self, size_bytes: int, max_payload_bytes: int) -> None:
-        super().__init__(size_bytes, max_payload_bytes)
-        self.size_bytes, self.max_payload_bytes = size_bytes, max_payload_bytes
+    ``subject`` is there when the message had been accepted before: the server it was accepted for allowed more.
+    """
+
+    def __init__(self, size_bytes: int, max_payload_bytes: int, subject: str = "") -> None:
+        super().__init__(size_bytes, max_payload_bytes, subject)
+        self.size_bytes, self.max_payload_bytes, self.subject = size_bytes, max_payload_bytes, subject
 
     def __str__(self) -> str:
+        to_subject = f" to {self.subject!r}" if self.subject else ""
         return (
-            f"message of {self.size_bytes} bytes (headers and payload): the server accepts "
+            f"message{to_subject} of {self.size_bytes} bytes (headers and payload): the server accepts "
             f"{self.max_payload_bytes}; split it, or raise max_payload in the server's configuration"
         )
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 from support.certificates import Certificates
 from support.credentials import STRANGER, USER, credentials_text, operator_config
-from support.drivers import Driver, Recorder, on_both_drivers
-from support.peers import INFO, behave, greet, scripted_server, stay_silent
+from support.drivers import Driver, Recorder, on_both_drivers, until
+from support.peers import INFO, Proxy, behave, greet, scripted_server, stay_silent
 
 import jetspark
 from jetspark.core.auth import public_key
-from jetspark.server import NatsServer, ServerTLS, User
+from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
 
 
 async def _works(driver: Driver, url: str, **options: object) -> None:
@@ -224,6 +225,75 @@ async def test_a_fixed_secret_that_is_no_longer_good_ends_the_connection(driver:
                 await nc.publish("days")
 
 
+@on_both_drivers
+async def test_credentials_from_text_that_are_no_longer_good_end_the_connection(driver: Driver) -> None:
+    with NatsServer(operator_config()) as server:
+        events = Recorder()
+        auth = jetspark.Credentials(text=credentials_text(USER))
+        nc = await driver.connect(server.url, auth=auth, on_event=events, reconnect_wait_s=0.01)
+        await asyncio.to_thread(server.kill)
+        with NatsServer(jetstream=False, nkeys=[User(nkey=public_key(STRANGER))], port=server.port):
+            closed = await events.wait_for(jetspark.Closed)
+            assert isinstance(closed.error, jetspark.AuthenticationFailed)
+            told = events.of(jetspark.ReconnectFailed)
+            assert {failed.server for failed in told} == {server.url}
+            assert any(isinstance(failed.error, jetspark.AuthenticationFailed) for failed in told)
+            with pytest.raises(jetspark.ConnectionClosed, match="refused the credentials"):
+                await nc.publish("days")
+
+
+@on_both_drivers
+async def test_failed_attempts_to_reconnect_are_told(driver: Driver) -> None:
+    """Of a secret that can change: it is tried for ever, and nobody is left in the dark."""
+    with NatsServer(jetstream=False, token="monday") as server:
+        events = Recorder()
+        options = {"on_event": events, "reconnect_wait_s": 0.01, "reconnect_wait_max_s": 0.02}
+        nc = await driver.connect(server.url, auth=lambda: jetspark.Token("monday"), **options)
+        await asyncio.to_thread(server.kill)
+        with NatsServer(jetstream=False, token="tuesday", port=server.port):
+            await until(
+                lambda: any(
+                    isinstance(failed.error, jetspark.AuthenticationFailed)
+                    for failed in events.of(jetspark.ReconnectFailed)
+                )
+            )
+            assert not nc.is_closed
+            await nc.close(timeout=0)
+
+
+@on_both_drivers
+async def test_a_function_that_hangs_ends_its_attempt_and_is_asked_again(driver: Driver) -> None:
+    calls = 0
+    release = threading.Event()
+
+    def hang_at_first() -> jetspark.Auth:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            release.wait(20)
+        return jetspark.Token("s3cret")
+
+    async def hang_asynchronously() -> jetspark.Auth:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            await asyncio.sleep(60)
+        return jetspark.Token("s3cret")
+
+    async with scripted_server(behave, behave) as url:
+        events = Recorder()
+        options = {"on_event": events, "reconnect_wait_s": 0.01, "connect_timeout_s": 0.2}
+        auth = hang_at_first if driver.name == "blocking" else hang_asynchronously
+        async with Proxy(int(url.rpartition(":")[2])) as proxy, driver.connect(proxy.url, auth=auth, **options) as nc:
+            proxy.cut()
+            failed = await events.wait_for(jetspark.ReconnectFailed)
+            assert "the function that gives the credentials: no answer within 0.2 s" in str(failed.error)
+            release.set()
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
+            assert calls in (2, 3)
+
+
 # ---- TLS --------------------------------------------------------------------------------------------------------
 
 
@@ -282,8 +352,47 @@ async def test_a_certificate_of_our_own(driver: Driver, certificates: Certificat
             ca_file=certificates.ca_file, cert_file=certificates.client_cert, key_file=certificates.client_key
         )
         await _works(driver, server.url, tls=with_certificate)
-        with pytest.raises(jetspark.JetSparkError):
-            await driver.connect(server.url, tls=jetspark.TLSConfig(ca_file=certificates.ca_file))
+        without = jetspark.TLSConfig(ca_file=certificates.ca_file)
+        with pytest.raises(jetspark.NoServersAvailable, match=r"requires a certificate of ours: pass tls=") as missing:
+            await driver.connect(server.url, tls=without)
+        assert "_ssl.c" not in str(missing.value)
+
+
+@on_both_drivers
+async def test_who_speaks_first_is_told_when_both_wait_or_both_speak(
+    driver: Driver, certificates: Certificates, url: str
+) -> None:
+    after = jetspark.TLSConfig(ca_file=certificates.ca_file)
+    first = jetspark.TLSConfig(ca_file=certificates.ca_file, handshake_first=True)
+    tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key, handshake_first=True)
+    with NatsServer(jetstream=False, tls=tls) as server:
+        for config in (after, None):
+            with pytest.raises(jetspark.NoServersAvailable, match=r"TLSConfig\(handshake_first=True\)"):
+                await driver.connect(server.url, tls=config, connect_timeout_s=0.3)
+    tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
+    with NatsServer(jetstream=False, tls=tls) as server:
+        for address in (server.url, url):
+            with pytest.raises(jetspark.NoServersAvailable, match="leave out handshake_first=True") as failure:
+                await driver.connect(address, tls=first)
+            assert "_ssl.c" not in str(failure.value)
+
+
+@on_both_drivers
+async def test_discovered_servers_are_known_by_the_name_first_dialled(
+    driver: Driver, certificates: Certificates
+) -> None:
+    tls = ServerTLS(cert_file=certificates.named_cert, key_file=certificates.named_key)
+    with NatsCluster(2, jetstream=False, tls=tls) as cluster:
+        first, second = cluster.nodes
+        events = Recorder()
+        trusting = jetspark.TLSConfig(ca_file=certificates.ca_file)
+        address = f"tls://localhost:{first.port}"
+        async with driver.connect(address, tls=trusting, on_event=events, reconnect_wait_s=0.01) as nc:
+            assert f"tls://127.0.0.1:{second.port}" in nc.servers
+            await asyncio.to_thread(first.kill)
+            again = await events.wait_for(jetspark.Reconnected)
+            assert again.server == f"tls://127.0.0.1:{second.port}"
+            await nc.flush()
 
 
 @on_both_drivers
@@ -291,6 +400,59 @@ async def test_wanting_tls_never_falls_back_to_plain_text(driver: Driver, url: s
     for address, tls in ((url.replace("nats://", "tls://"), None), (url, jetspark.TLSConfig())):
         with pytest.raises(jetspark.NoServersAvailable, match="does not offer TLS"):
             await driver.connect(address, tls=tls)
+
+
+@on_both_drivers
+@pytest.mark.parametrize("pieces", ["one write", "two writes"])
+async def test_a_peer_without_a_certificate_is_believed_nothing(
+    driver: Driver, certificates: Certificates, pieces: str
+) -> None:
+    """It takes the server's place, speaks first and in plain text, and cannot do TLS."""
+    heard = bytearray()
+    connections = 0
+
+    async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        greeting = b'INFO {"tls_required":true,"max_payload":1,"connect_urls":["127.0.0.1:1"]}\r\n'
+        # 1 is the sid of the subscription and 3 that of the inbox, whose name the peer may have seen before.
+        forged = b"MSG orders.paid 1 6\r\nFORGED\r\nMSG %b.1 3 6\r\nFORGED\r\nPONG\r\n" % nc_inbox.encode()
+        writer.write(greeting if pieces == "two writes" else greeting + forged)
+        if pieces == "two writes":
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            writer.write(forged)
+        while data := await reader.read(4096):
+            heard.extend(data)
+
+    tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
+    with NatsServer(jetstream=False, tls=tls, token="s3cret") as server:
+        events = Recorder()
+        options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "auth": jetspark.Token("s3cret")}
+        async with driver.connect(server.url, on_event=events, reconnect_wait_s=0.01, **options) as nc:
+            nc_inbox = nc._machine._inbox
+            paid = await nc.subscribe("orders.paid")
+            service = await nc.subscribe("price")
+            await service.unsubscribe(1)
+            await nc.flush()
+            asking = asyncio.ensure_future(nc.request("price", timeout=60))
+            await until(lambda: service.received == 1)
+            await asyncio.to_thread(server.kill)
+            await events.wait_for(jetspark.Disconnected)
+            async with scripted_server(forge, port=server.port):
+                await until(lambda: connections >= 3)
+            assert paid.received == 0
+            assert not asking.done()
+            assert b"CONNECT" not in heard
+            assert b"s3cret" not in heard
+            assert nc.servers == [server.url]
+            assert nc.max_payload_bytes > 1
+            await asyncio.to_thread(server.start)
+            await events.wait_for(jetspark.Reconnected)
+            await nc.publish("orders.paid", b"genuine")
+            assert (await paid.next(5)).data == b"genuine"
+            await nc.publish(f"{nc_inbox}.1", b"genuine")
+            assert (await asking).data == b"genuine"
 
 
 @on_both_drivers

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers, until
-from support.peers import Proxy, behave, greet, scripted_server, stay_silent
+from support.peers import INFO, Proxy, behave, greet, scripted_server, stay_silent
 
 import jetspark
 from jetspark.server import NatsCluster, NatsServer
@@ -165,6 +166,30 @@ async def test_a_peer_that_does_not_read_makes_the_publisher_wait(driver: Driver
         await publishing
         await nc.flush(timeout=30)
         assert sink.count(b"PUB late 100000\r\n") == count
+
+
+@on_both_drivers
+async def test_a_buffered_message_the_next_server_does_not_accept_takes_no_other_with_it(
+    driver: Driver, server: NatsServer
+) -> None:
+    events = Recorder()
+    async with driver.connect(server.url, on_event=events) as nc:
+        subscription = await nc.subscribe("sizes.*")
+        await asyncio.to_thread(server.kill)
+        await events.wait_for(jetspark.Disconnected)
+        for number in range(10):
+            await nc.publish(f"sizes.{number}", bytes(5000 if number == 5 else 50))
+        flushing = asyncio.ensure_future(nc.flush(timeout=30))
+        with NatsServer(jetstream=False, port=server.port, max_payload_bytes=1000):
+            await events.wait_for(jetspark.Reconnected)
+            with pytest.raises(jetspark.PayloadTooLarge, match=r"message to 'sizes\.5' of 5000 bytes"):
+                await flushing
+            arrived = [(await subscription.next(5)).subject for _ in range(9)]
+            assert arrived == [f"sizes.{number}" for number in range(10) if number != 5]
+            assert [event.error.subject for event in events.of(jetspark.ErrorReported)] == ["sizes.5"]
+            assert len(events.of(jetspark.Disconnected)) == 1
+            await nc.flush()
+            await nc.close()
 
 
 @on_both_drivers
@@ -418,6 +443,92 @@ async def test_a_lame_duck_is_announced(driver: Driver) -> None:
         announced = await events.wait_for(jetspark.LameDuck)
         assert announced.server == server.url
         await nc.close()
+
+
+@on_both_drivers
+async def test_a_lame_duck_is_left_under_load_without_a_message_in_doubt(driver: Driver) -> None:
+    wait = 'lame_duck_duration: "30s"\nlame_duck_grace_period: "20s"'
+    with NatsCluster(2, jetstream=False, extra_config=wait) as cluster:
+        first, second = cluster.nodes
+        events = Recorder()
+        async with (
+            driver.connect(second.url) as witness,
+            driver.connect(first.url, on_event=events) as nc,
+        ):
+            subscription = await witness.subscribe("load")
+            own = await nc.subscribe("own")
+            await witness.flush()
+            await nc.flush()
+            await until(lambda: second.url in nc.servers)
+            load = Load(nc)
+            # Interest travels between the nodes on its own time.
+            while not subscription.received:
+                await load.publish()
+                await asyncio.sleep(0.02)
+            early = load.published
+            loading = asyncio.ensure_future(load.run())
+            await load.more(500)
+            await asyncio.to_thread(first.lame_duck)
+            await events.wait_for(jetspark.LameDuck)
+            lost = await events.wait_for(jetspark.Disconnected)
+            assert lost.unconfirmed_messages == 0
+            again = await events.wait_for(jetspark.Reconnected)
+            assert again.server == second.url
+            await load.more(500)
+            load.is_stopped = True
+            await loading
+            await nc.publish("own", b"here")
+            assert (await own.next(5)).data == b"here"
+            await nc.flush()
+            arrived: set[int] = set()
+            while not arrived >= set(range(early, load.published)):
+                arrived.add(int((await subscription.next(5)).data))
+        await asyncio.to_thread(first.kill)  # it would take its time
+
+
+@on_both_drivers
+async def test_a_peer_that_sends_pings_and_takes_no_answers_is_dropped(driver: Driver) -> None:
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        while not writer.is_closing():
+            writer.write(b"PING\r\n" * 10_000)
+            await writer.drain()
+
+    async with scripted_server(flood, behave) as url:
+        events = Recorder()
+        async with driver.connect(url, on_event=events, send_buffer_bytes=1000) as nc:
+            lost = await events.wait_for(jetspark.Disconnected)
+            assert "sends PINGs and takes no answers" in lost.reason
+            await events.wait_for(jetspark.Reconnected)
+            await nc.flush()
+
+
+@on_both_drivers
+async def test_servers_the_cluster_no_longer_names_are_forgotten(driver: Driver) -> None:
+    async def change_addresses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        for number in range(50):
+            urls = ",".join(f'"10.{number}.{high}.{low}:4222"' for high in range(4) for low in range(100))
+            writer.write(INFO.replace(b"}", b',"connect_urls":[%b]}' % urls.encode()))
+        writer.write(INFO.replace(b"}", b',"connect_urls":["10.0.0.1:4222"]}'))
+        await reader.read()
+
+    async with scripted_server(change_addresses) as url:
+        events = Recorder()
+        most = 0
+
+        def on_event(event: jetspark.ConnectionEvent) -> None:
+            nonlocal most
+            most = max(most, len(nc.servers)) if isinstance(event, jetspark.ServersDiscovered) and nc else most
+            events(event)
+
+        nc = None
+        nc = await driver.connect(url, on_event=on_event)
+        await until(lambda: set(nc.servers) == {url, "nats://10.0.0.1:4222"})
+        assert most <= 257
+        await nc.close(timeout=0)
 
 
 @on_both_drivers

@@ -22,6 +22,9 @@ class Certificates:
     client_key: Path
     other_ca_file: Path
     """An authority that signed none of these."""
+    named_cert: Path
+    """Of a server by the name of localhost, without an address; its key is ``named_key``."""
+    named_key: Path
 
 
 def make_certificates(folder: Path) -> Certificates:
@@ -34,15 +37,20 @@ def make_certificates(folder: Path) -> Certificates:
         client_cert=folder / "client.pem",
         client_key=folder / "client-key.pem",
         other_ca_file=folder / "other-ca.pem",
+        named_cert=folder / "named.pem",
+        named_key=folder / "named-key.pem",
     )
     result.ca_file.write_bytes(_pem(ca))
     result.other_ca_file.write_bytes(_pem(other))
     for cert_file, key_file, name in (
         (result.server_cert, result.server_key, "localhost"),
         (result.client_cert, result.client_key, "client"),
+        (result.named_cert, result.named_key, "localhost"),
     ):
         key = ec.generate_private_key(ec.SECP256R1())
-        alternatives = [x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        alternatives: list[x509.GeneralName] = [x509.DNSName(name)]
+        if cert_file != result.named_cert:
+            alternatives.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
         builder = _builder(name, ca.subject, key).add_extension(
             x509.SubjectAlternativeName(alternatives), critical=False
         )

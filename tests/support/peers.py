@@ -12,7 +12,7 @@ INFO = b'INFO {"server_id":"scripted","version":"2.15.0","headers":true,"max_pay
 
 
 @asynccontextmanager
-async def scripted_server(*scripts: Script) -> AsyncIterator[str]:
+async def scripted_server(*scripts: Script, port: int = 0) -> AsyncIterator[str]:
     """Plays the first script to the first connection, and so on; the last one to all that follow. Yields its URL."""
     connections = 0
     tasks: set[asyncio.Task[None]] = set()
@@ -32,7 +32,7 @@ async def scripted_server(*scripts: Script) -> AsyncIterator[str]:
             tasks.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
     try:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
@@ -45,8 +45,9 @@ async def scripted_server(*scripts: Script) -> AsyncIterator[str]:
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A proper handshake, without the PINGs that follow it."""
     writer.write(INFO)
-    while await reader.readline() != b"PING\r\n":
-        pass
+    while (line := await reader.readline()) != b"PING\r\n":
+        if not line:
+            raise ConnectionResetError("the client left before its login was complete")
     writer.write(b"PONG\r\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -61,6 +62,8 @@ def log_in(connection: Connection, server: Server = A, auth: Auth | None = None,
     """Up to CONNECTED; returns the fields of CONNECT."""
     connection.begin(server)
     connection.receive_data(info(**fields))
+    if connection.awaits_tls:
+        connection.secured()
     connection.login(auth)
     sent = connection.data_to_send()
     connection.receive_data(b"PONG\r\n")
@@ -236,6 +239,155 @@ def test_any_other_error_before_the_login_is_complete_is_a_refusal() -> None:
     assert failure.value.server == URL
 
 
+# ---- before the session is established -------------------------------------------------------------------------
+
+TLS = Server("a", 4222, requires_tls=True)
+FORGED = [b"MSG orders 1 6\r\nFORGED\r\n", b"HMSG orders 1 12 18\r\nNATS/1.0\r\n\r\nFORGED\r\n"]
+
+
+def feed(connection: Connection, data: bytes, *, byte_by_byte: bool) -> None:
+    for chunk in [data[place : place + 1] for place in range(len(data))] if byte_by_byte else [data]:
+        connection.receive_data(chunk)
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+@pytest.mark.parametrize("state", [State.GREETING, State.READY, State.LOGGING_IN])
+@pytest.mark.parametrize("forged", FORGED)
+def test_no_message_is_believed_before_the_session_is_established(
+    forged: bytes, state: State, byte_by_byte: bool
+) -> None:
+    connection = connected()
+    subscription = connection.subscribe("orders")
+    connection.request("asked", "question", b"", None)
+    connection.end("gone")
+    connection.events()
+    connection.begin(A)
+    before = b"PING\r\n+OK\r\n"
+    if state is State.READY:
+        before += info()
+    elif state is State.LOGGING_IN:
+        connection.receive_data(info())
+        connection.login(None)
+    answered = forged.replace(b"orders 1 ", f"{INBOX}.1 2 ".encode())
+    for stream in (before + forged, before + answered):
+        with pytest.raises(ProtocolError, match="a message before the session is established"):
+            feed(connection, stream, byte_by_byte=byte_by_byte)
+        assert connection.events() == []
+        assert subscription.received == 0
+        connection.end("not NATS")
+        connection.begin(A)
+        if state is State.LOGGING_IN:
+            connection.receive_data(info())
+            connection.login(None)
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+def test_what_may_come_before_the_session_is_read_in_any_pieces(byte_by_byte: bool) -> None:
+    connection = new()
+    connection.begin(A)
+    feed(connection, b"PING\r\n+OK\r\nPONG\r\n" + info() + b"PONG\r\n", byte_by_byte=byte_by_byte)
+    assert connection.state is State.READY
+    connection.login(None)
+    assert connection.data_to_send().startswith(b"CONNECT ")
+    subscription = connection.subscribe("orders")
+    feed(connection, b"PING\r\nPONG\r\nPING\r\n" + FORGED[0], byte_by_byte=byte_by_byte)
+    assert connection.is_connected
+    # Behind the server's answer to our login a message is as good as any later one.
+    assert unread(subscription) == [b"FORGED"]
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"PING\r\n",
+        b"PONG\r\n",
+        b"+OK\r\n",
+        b"-ERR 'Authorization Violation'\r\n",
+        info(connect_urls=["evil:4222"]),
+        b"\x16\x03",
+        *FORGED,
+    ],
+)
+@pytest.mark.parametrize("server", [A, TLS])
+def test_any_byte_behind_the_greeting_is_refused_when_tls_follows(
+    server: Server, behind: bytes, byte_by_byte: bool
+) -> None:
+    connection = new(server)
+    connection.begin(server)
+    with pytest.raises(ProtocolError, match="in plain text, where TLS must begin"):
+        feed(connection, info(tls_required=True) + behind, byte_by_byte=byte_by_byte)
+    assert connection.events() == []
+    assert connection.data_to_send() == b""
+
+
+@pytest.mark.parametrize("server", [A, TLS])
+def test_a_login_is_never_made_before_tls_is_up(server: Server) -> None:
+    connection = new(server)
+    connection.begin(server)
+    connection.receive_data(info(tls_required=True))
+    assert connection.awaits_tls
+    with pytest.raises(ProtocolError, match="TLS"):
+        connection.login(Token("secret"))
+    assert connection.data_to_send() == b""
+    connection.secured()
+    connection.login(Token("secret"))
+    assert b"secret" in connection.data_to_send()
+
+
+def test_a_tls_config_makes_any_server_one_that_must_speak_tls() -> None:
+    connection = new()
+    connection.begin(A, wants_tls=True)
+    connection.receive_data(info())
+    assert connection.awaits_tls
+    connection.end("it does not offer TLS")
+    connection.begin(A, wants_tls=True, is_secure=True)  # from the first byte
+    connection.receive_data(info())
+    assert not connection.awaits_tls
+
+
+def test_a_refusal_in_plain_text_is_nobodys_refusal_of_our_credentials() -> None:
+    """Or anybody on the way could make us believe that our secret is no longer good, and give up."""
+    connection = new(TLS)
+    connection.begin(TLS)
+    with pytest.raises(ServerRefused, match="Authorization Violation"):
+        connection.receive_data(b"-ERR 'Authorization Violation'\r\n")
+
+
+def test_nothing_of_a_greeting_counts_before_the_session_is_established() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.events()
+    connection.begin(TLS)
+    connection.receive_data(info(max_payload=1, tls_required=True, connect_urls=["evil:4222"], server_name="evil"))
+    connection.end("its certificate is not good")
+    assert connection.info.name == "a"
+    connection.publish("a", b"more than one byte")
+    assert connection.pool.servers == [A]
+    assert connection.events() == []
+
+
+def test_servers_named_in_plain_text_are_dialled_only_after_a_session_over_tls() -> None:
+    connection = new(TLS)
+    connection.begin(TLS)
+    connection.receive_data(info(tls_required=True, connect_urls=["b:4222"]))
+    connection.secured()
+    connection.login(None)
+    assert connection.pool.servers == [TLS]
+    connection.receive_data(b"PONG\r\n")
+    assert connection.events() == [ServersDiscovered(("tls://b:4222",)), Connected("tls://a:4222")]
+
+
+def test_an_answer_on_another_subject_is_no_answer() -> None:
+    connection = connected()
+    connection.request("asked", "question", b"", None)
+    other = "_INBOX.mx.1"
+    connection.receive_data(b"MSG %b 1 1\r\nx\r\n" % other.encode())
+    assert done(connection.events()) == []
+    connection.receive_data(answer("1"))
+    assert done(connection.events()) == ["asked"]
+
+
 def test_a_failed_attempt_leaves_the_machine_ready_for_the_next_one() -> None:
     connection = new()
     connection.publish("a", b"1")
@@ -248,6 +400,214 @@ def test_a_failed_attempt_leaves_the_machine_ready_for_the_next_one() -> None:
     assert connection.data_to_send() == b""
     log_in(connection)
     assert connection.data_to_send() == b"PUB a 1\r\n1\r\n"
+
+
+# ---- what is buffered for a server that accepts less ----------------------------------------------------------------
+
+
+def test_a_message_too_large_for_the_next_server_is_dropped_alone() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.publish("small", b"1")
+    connection.flush("covers the small one only")
+    connection.publish("large", bytes(100), headers={"A": "1"})
+    connection.publish_frames([b"PUB small 1\r\n2\r\n", b"PUB large.too 11\r\n12345678901\r\n", b"PUB s 1\r\n3\r\n"])
+    connection.flush("covers all")
+    connection.events()
+    log_in(connection, max_payload=10)
+    events = connection.events()
+    dropped = [event.error for event in events if isinstance(event, ErrorReported)]
+    assert [(error.subject, error.size_bytes) for error in dropped if isinstance(error, PayloadTooLarge)] == [
+        ("large", 118),
+        ("large.too", 11),
+    ]
+    assert connection.out_bytes == len(data := connection.data_to_send())
+    assert data == b"PUB small 1\r\n1\r\nPUB small 1\r\n2\r\nPUB s 1\r\n3\r\nPING\r\nPING\r\n"
+    connection.receive_data(b"PONG\r\nPONG\r\n")
+    events = connection.events()
+    assert done(events) == ["covers the small one only"]
+    assert failures(events) == {"covers all": dropped[0]}
+    connection.flush("later")
+    connection.receive_data(b"PONG\r\n")
+    assert done(connection.events()) == ["later"]
+    assert connection.in_doubt == 0
+
+
+def test_without_a_flush_that_waits_the_next_one_tells_of_a_dropped_message() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.publish("large", bytes(100))
+    log_in(connection, max_payload=10)
+    assert connection.data_to_send() == b""
+    connection.flush("first")
+    connection.flush("second")
+    connection.receive_data(b"PONG\r\nPONG\r\n")
+    events = connection.events()
+    assert isinstance(failures(events)["first"], PayloadTooLarge)
+    assert done(events) == ["second"]
+
+
+def test_a_request_too_large_for_the_next_server_fails() -> None:
+    connection = connected()
+    connection.end("gone")
+    connection.request("asked", "question", bytes(100), None)
+    connection.publish("other", bytes(100), reply="1")
+    log_in(connection, max_payload=10)
+    error = failures(connection.events())["asked"]
+    assert isinstance(error, PayloadTooLarge)
+    assert "message to 'question' of 100 bytes" in str(error)
+
+
+def test_what_waits_is_measured_again_when_the_server_lowers_its_limit() -> None:
+    connection = connected()
+    connection.data_to_send()
+    subscription = connection.subscribe("a")
+    connection.publish("large", bytes(100))
+    connection.receive_data(info(max_payload=10))
+    assert connection.data_to_send() == b"SUB a %d\r\n" % subscription.sid
+
+
+# ---- a server that is about to shut down -----------------------------------------------------------------------------
+
+
+def leaving(**options: Any) -> Connection:
+    connection = Connection(ConnectOptions(**options), [A, Server("b", 4222)], inbox=INBOX, jitter=lambda: 0.0)
+    log_in(connection)
+    connection.events()
+    return connection
+
+
+def test_a_lame_duck_is_left_as_soon_as_it_has_confirmed_what_it_got() -> None:
+    connection = leaving()
+    subscription = connection.subscribe("a")
+    connection.publish("a", b"1")
+    assert connection.data_to_send() == b"SUB a 1\r\nPUB a 1\r\n1\r\n"
+    connection.publish("a", b"2")
+    connection.flush("before")
+    connection.receive_data(info(ldm=True))
+    assert connection.events() == [LameDuck(URL)]
+    connection.publish("a", b"3")
+    connection.flush("meanwhile")
+    late = connection.subscribe("b")
+    connection.receive_data(b"PING\r\n")
+    assert connection.data_to_send() == b"PUB a 1\r\n2\r\nPING\r\nUNSUB 1\r\nPING\r\nPONG\r\n"
+    assert connection.data_to_send() == b""
+    assert connection.out_bytes == len(b"PUB a 1\r\n3\r\n")
+    assert (connection.unconfirmed_messages, connection.in_doubt) == (2, 3)
+    connection.receive_data(message(1, b"still here") + b"PONG\r\n")
+    assert done(connection.events()) == ["before"]
+    with pytest.raises(ConnectionLost, match="about to shut down"):
+        connection.receive_data(b"PONG\r\n")
+    connection.end("left")
+    assert connection.events() == [Disconnected(URL, "left", 0, 1, 3)]
+    assert unread(subscription) == [b"still here"]
+    log_in(connection, Server("b", 4222))
+    assert connection.data_to_send() == b"SUB a 1\r\nSUB b %d\r\nPUB a 1\r\n3\r\nPING\r\n" % late.sid
+    connection.receive_data(b"PONG\r\n")
+    assert done(connection.events()) == ["meanwhile"]
+
+
+def test_a_lame_duck_that_hangs_up_first_leaves_only_what_it_did_not_confirm_in_doubt() -> None:
+    connection = leaving()
+    connection.publish("a", b"1")
+    connection.data_to_send()
+    connection.publish("a", b"2")
+    connection.receive_data(info(ldm=True))
+    connection.publish("a", b"3")
+    connection.end("gone")
+    assert connection.events()[-1] == Disconnected(URL, "gone", 1, 2, 3)
+    log_in(connection, Server("b", 4222))
+    assert connection.data_to_send() == b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"
+    assert connection.out_bytes == 0
+
+
+def test_a_lame_duck_that_no_longer_answers_is_left_when_its_time_is_up() -> None:
+    connection = leaving(ping_interval_s=10, max_outstanding_pings=2)
+    connection.on_time(0.0)
+    connection.receive_data(info(ldm=True))
+    connection.data_to_send()
+    connection.on_time(10.0)
+    connection.on_time(20.0)
+    assert connection.data_to_send() == b""
+    with pytest.raises(ConnectionLost, match="pings without an answer"):
+        connection.on_time(30.0)
+
+
+@pytest.mark.parametrize("why", ["no other", "no reconnect", "out of reach"])
+def test_a_lame_duck_is_kept_when_there_is_nowhere_to_go(why: str) -> None:
+    connection = connected() if why == "no other" else leaving(reconnect=why != "no reconnect")
+    if why == "out of reach":
+        connection.pool._candidates[1].failures = 1
+    connection.receive_data(info(ldm=True))
+    assert connection.events() == [LameDuck(URL)]
+    connection.publish("a", b"1")
+    assert connection.data_to_send() == b"PUB a 1\r\n1\r\n"
+
+
+def test_a_subscription_drained_while_the_server_is_left_is_drained() -> None:
+    connection = leaving()
+    subscription = connection.subscribe("a")
+    connection.data_to_send()
+    connection.receive_data(info(ldm=True))
+    connection.drain(subscription, "drained")
+    connection.data_to_send()
+    with pytest.raises(ConnectionLost):
+        connection.receive_data(message(1, b"last") + b"PONG\r\n")
+    connection.end("left")
+    assert done(connection.events()) == ["drained"]
+    assert unread(subscription) == [b"last"]
+    assert subscription.is_finished
+
+
+# ---- a network that takes nothing ------------------------------------------------------------------------------------
+
+
+def test_answers_to_pings_that_are_not_taken_are_bounded() -> None:
+    connection = connected(send_buffer_bytes=1000)
+    limit = connection_module.MIN_CONTROL_ROOM_BYTES
+    with pytest.raises(ConnectionLost, match="sends PINGs and takes no answers"):
+        connection.receive_data(b"PING\r\n" * (limit // 6 + 10))
+    assert limit < connection.out_bytes <= limit + 6
+    connection.end("unresponsive")
+    log_in(connection)
+    assert connection.data_to_send() == b""
+
+
+def test_subscriptions_and_flushes_that_are_not_taken_are_bounded() -> None:
+    connection = connected(send_buffer_bytes=1000)
+    subscription = connection.subscribe("first")
+    subscribed = 0
+    with contextlib.suppress(BufferFull):
+        while subscribed < 1 << 20:
+            connection.unsubscribe(connection.subscribe("a"))
+            subscribed += 1
+    assert subscribed < 1 << 20
+    assert connection.out_bytes <= connection_module.MIN_CONTROL_ROOM_BYTES + 100
+    before = len(connection.subscriptions)
+    with pytest.raises(BufferFull):
+        connection.subscribe("a")
+    assert len(connection.subscriptions) == before
+    with pytest.raises(BufferFull):
+        connection.flush("flush")
+    with pytest.raises(BufferFull):
+        connection.unsubscribe(subscription, 10)
+    assert subscription.max_messages == 0
+    connection.unsubscribe(subscription)
+    assert subscription.is_finished
+    connection.data_to_send()
+    connection.subscribe("a")
+    connection.flush("flush")
+
+
+def test_restoring_any_number_of_subscriptions_is_not_bounded() -> None:
+    connection = connected(send_buffer_bytes=1000)
+    for number in range(40_000):
+        connection.subscribe(f"some.subject.{number}")
+        if number % 1000 == 0:
+            connection.data_to_send()
+    assert reconnect(connection).count(b"SUB ") == 40_000
+    connection.receive_data(b"PING\r\n")
+    assert connection.data_to_send() == b"PONG\r\n"
 
 
 def test_end_is_safe_in_any_state() -> None:
@@ -1244,11 +1604,11 @@ def test_flushes_that_were_just_sent_are_no_sign_of_a_dead_connection() -> None:
 def test_closing_tells_everyone_who_waits(error: Exception | None, is_connected: bool) -> None:
     connection = connected()
     subscription, draining = connection.subscribe("a"), connection.subscribe("b")
+    connection.receive_data(message(1, b"1"))
     if not is_connected:
         connection.end("gone")
     else:
         connection.drain(draining, "drain")
-    connection.receive_data(message(1, b"1"))
     connection.flush("flush")
     connection.request("request", "svc", b"", None)
     connection.events()

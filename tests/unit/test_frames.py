@@ -33,3 +33,16 @@ def test_unsubscribing_is_at_once_or_after_so_many() -> None:
 
 def test_pings_and_pongs_are_whole_lines() -> None:
     assert (frames.PING, frames.PONG) == (b"PING\r\n", b"PONG\r\n")
+
+
+def test_messages_that_were_put_together_are_told_apart() -> None:
+    first = frames.PUB % (b"a.b", 7, b"PUB \r\n1")
+    second = frames.HPUB % (b"c _INBOX.1", 12, 13, b"NATS/1.0\r\n\r\n", b"x")
+    third = frames.HPUB % (b"d", 12, 12, b"NATS/1.0\r\n\r\n", b"")
+    fourth = frames.PUB % (b"e reply", 0, b"")
+    assert list(frames.published(first + second + third + fourth)) == [
+        frames.Published(first, b"a.b", b"", 7),
+        frames.Published(second, b"c", b"_INBOX.1", 13),
+        frames.Published(third, b"d", b"", 12),
+        frames.Published(fourth, b"e", b"reply", 0),
+    ]

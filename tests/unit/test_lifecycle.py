@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword, create_seed
 from jetspark.core.connection import Connection, State
-from jetspark.core.events import Connected, Reconnected
+from jetspark.core.events import Connected, Reconnected, ReconnectFailed
 from jetspark.core.lifecycle import (
     AskSecret,
     AuthSource,
@@ -29,6 +30,7 @@ from jetspark.errors import (
     ConfigError,
     ConnectionLost,
     NoServersAvailable,
+    RequestTimeout,
     ServerRefused,
 )
 
@@ -260,6 +262,51 @@ def test_the_secret_is_asked_for_after_the_upgrade() -> None:
     assert world.log == ["dial a", "upgrade a", "ask"]
 
 
+class Nodes(World):
+    """Whose certificates have these names."""
+
+    names: tuple[str, ...] = ()
+
+    def perform(self, step: Step) -> Any:
+        answer = super().perform(step)
+        if isinstance(step, UpgradeToTLS) and step.tls_name not in self.names:
+            error = ssl.SSLCertVerificationError(1, "mismatch")
+            error.verify_code, error.verify_message = 64, "mismatch"
+            raise error
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (("nats.example",), ["upgrade nats.example"]),
+        (("10.0.0.1",), ["upgrade nats.example", "hang up", "dial 10.0.0.1", "upgrade 10.0.0.1"]),
+        (("other",), ["upgrade nats.example", "hang up", "dial 10.0.0.1", "upgrade 10.0.0.1", "hang up"]),
+    ],
+)
+def test_a_server_announced_by_address_is_known_by_the_clusters_name_or_its_address(
+    names: tuple[str, ...], steps: list[str]
+) -> None:
+    connection = new("tls://10.0.0.1")
+    connection.pool._candidates[0].server = Server("10.0.0.1", 4222, True, tls_name="nats.example")
+    world = Nodes(connection, **{"10.0.0.1": ({"tls_required": True}, b"PONG\r\n")})
+    world.names = names
+    if names == ("other",):
+        with pytest.raises(NoServersAvailable, match="its certificate was not accepted: mismatch"):
+            world.run()
+    else:
+        world.run()
+    assert world.log == ["dial 10.0.0.1", *steps]
+
+
+def test_the_name_in_a_tls_config_is_the_only_one() -> None:
+    connection = new("tls://10.0.0.1")
+    connection.pool._candidates[0].server = Server("10.0.0.1", 4222, True, tls_name="nats.example")
+    world = World(connection, **{"10.0.0.1": ({"tls_required": True}, b"PONG\r\n")})
+    world.run(tls=TLSConfig(hostname="given"))
+    assert world.log == ["dial 10.0.0.1", "upgrade given"]
+
+
 # ---- secrets ---------------------------------------------------------------------------------------------------
 
 
@@ -326,9 +373,42 @@ def test_credentials_refused_by_some_and_the_rest_unreachable_is_no_server_avail
         world.run(Token("t"))
 
 
-@pytest.mark.parametrize("auth", [Token("t"), UserPassword("ada", "x"), None])
+def test_later_failed_attempts_are_told_without_flooding_anybody() -> None:
+    world = World(new("a"), a=OSError("no route"))
+    with pytest.raises(EnoughSteps):
+        world.run(is_first=False, max_steps=100)
+    events = world.connection.events()
+    assert [event.attempts for event in events if isinstance(event, ReconnectFailed)] == [1, 2, 4, 8, 16, 32]
+    assert str(events[0]) == "ReconnectFailed(server='nats://a:4222', error=ConnectionLost('no route', 0), attempts=1)"
+
+
+def test_the_first_time_failed_attempts_are_the_callers_alone() -> None:
+    world = World(new("a,b"), a=OSError("no route"), b=GOOD)
+    world.run()
+    assert world.connection.events() == [Connected("nats://b:4222")]
+
+
+def test_a_secret_function_that_takes_too_long_ends_the_attempt_only() -> None:
+    def slow() -> Auth:
+        raise RequestTimeout("the function that gives the credentials", 5.0)
+
+    world = World(new("a"), a=GOOD)
+    with pytest.raises(NoServersAvailable, match="the function that gives the credentials: no answer within 5 s"):
+        world.run(slow)
+    with pytest.raises(EnoughSteps):
+        world.run(slow, is_first=False)
+
+
+CREDENTIALS = Credentials(
+    text="-----BEGIN NATS USER JWT-----\njwt\n------END NATS USER JWT------\n"
+    f"-----BEGIN USER NKEY SEED-----\n{create_seed('user', bytes(32))}\n------END USER NKEY SEED------\n"
+)
+
+
+@pytest.mark.parametrize("auth", [Token("t"), UserPassword("ada", "x"), None, CREDENTIALS])
 def test_later_a_fixed_secret_refused_twice_by_every_server_is_the_end(auth: Auth | None) -> None:
-    world = World(new("a,b"), a=BAD, b=BAD)
+    refusing = ({"nonce": "n"}, REFUSED)
+    world = World(new("a,b"), a=refusing, b=refusing)
     with pytest.raises(AuthenticationFailed):
         world.run(auth, is_first=False)
     assert [step for step in world.log if step.startswith("dial")] == ["dial a", "dial b"] * 2
@@ -338,6 +418,7 @@ def test_later_a_fixed_secret_goes_on_while_one_server_is_only_unreachable() -> 
     world = World(new("a,b"), a=BAD, b=OSError("refused"))
     with pytest.raises(EnoughSteps):
         world.run(Token("t"), is_first=False)
+    assert world.log.count("dial a") == 2
 
 
 @pytest.mark.parametrize("source", [lambda: Token("t"), Credentials(path="/nowhere/user.creds")])

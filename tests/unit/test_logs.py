@@ -12,6 +12,7 @@ from jetspark.core.events import (
     ErrorReported,
     LameDuck,
     Reconnected,
+    ReconnectFailed,
     ServersDiscovered,
     SlowConsumer,
 )
@@ -30,6 +31,11 @@ LOGGER = logging.getLogger("jetspark.test")
             Disconnected("nats://a:1", "reset", 3, 4, 9),
             logging.WARNING,
             "lost nats://a:1: reset (3 messages unconfirmed, 4 buffered)",
+        ),
+        (
+            ReconnectFailed("nats://a:1", ConnectionLost("no route"), 4),
+            logging.WARNING,
+            "attempt 4 to reconnect to nats://a:1 failed: no route",
         ),
         (SlowConsumer("a.b", 5), logging.WARNING, "slow consumer on 'a.b': 5 messages dropped"),
         (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jetspark.core import parser as parser_module
 from jetspark.core.message import CoreMessage
-from jetspark.core.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Err, Info, Parser, Ping, Pong
+from jetspark.core.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Err, HandshakeReader, Info, Parser, Ping, Pong
 from jetspark.errors import ProtocolError
 
 Seen = tuple[str, bytes, bytes | None, bytes | None]
@@ -855,3 +855,61 @@ def test_a_payload_of_a_run_without_its_line_break_is_a_protocol_error(after: by
     for cuts in ((), range(len(stream))):
         with pytest.raises(ProtocolError, match="no line break after the 2 bytes"):
             read_in_a_run(2, stream, cuts)
+
+
+# ---- before a session is established -------------------------------------------------------------------------------
+
+
+def read_handshake(stream: bytes, cuts: Iterable[int]) -> tuple[list[object], str, bytes]:
+    """The frames up to the end or the first error, the error, and what is left."""
+    reader = HandshakeReader()
+    frames: list[object] = []
+    try:
+        for chunk in chunks(stream, cuts):
+            reader.receive_data(chunk)
+            while (frame := reader.next_frame()) is not None:
+                frames.append(frame)
+    except ProtocolError as error:
+        return frames, str(error).split(":")[0], b""
+    return frames, "", reader.take_rest()
+
+
+@pytest.mark.parametrize("cuts", ["none", "every"])
+def test_the_handshake_has_five_kinds_of_frames(cuts: str) -> None:
+    stream = b"PING\r\n+OK\r\nINFO {}\r\nPONG\r\n-ERR 'no'\r\nPI"
+    read = read_handshake(stream, range(1, len(stream)) if cuts == "every" else ())
+    assert read == ([Ping(), Info({}), Pong(), Err("no")], "", b"PI")
+
+
+@pytest.mark.parametrize("cuts", ["none", "every"])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"MSG a 1 1\r\nx\r\n", "a message before the session is established"),
+        (b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n", "a message before the session is established"),
+        (b"\r\n", "unknown operation"),
+        (b"\x16\x03\x01", "unknown operation"),
+        (b"PUB a 1\r\nx\r\n", "unknown operation"),
+        (b"INFO []\r\n", "INFO without a JSON object"),
+        (b"I" * (MAX_LINE_BYTES + 2), f"a line of over {MAX_LINE_BYTES} bytes"),
+    ],
+)
+def test_nothing_else_is_part_of_a_handshake(line: bytes, words: str, cuts: str) -> None:
+    stream = b"PING\r\n" + line
+    read = read_handshake(stream, range(1, len(stream)) if cuts == "every" and len(line) < 100 else ())
+    assert read == ([Ping()], words, b"")
+
+
+def test_the_longest_line_of_a_handshake_is_read_in_any_pieces() -> None:
+    text = "x" * (MAX_LINE_BYTES - len(b'INFO {"a":""}'))
+    stream = b'INFO {"a":"%b"}\r\n' % text.encode()
+    for cuts in ((), (len(stream) - 1,), (len(stream) - 2,), (1000, len(stream) - 1)):
+        assert read_handshake(stream, cuts) == ([Info({"a": text})], "", b"")
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([b"PING\r\n", b"INFO {}\r\n", b"+OK\r\n", b"HTTP", b"MSG ", b"\r"])), st.data())
+def test_no_split_of_a_handshake_changes_what_comes_out(pieces: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(pieces)
+    cuts = data.draw(st.sets(st.integers(0, len(stream))))
+    assert read_handshake(stream, cuts) == read_handshake(stream, ())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from jetspark.core.auth import Token, UserPassword
-from jetspark.core.reconnect import Server, ServerPool, parse_servers
+from jetspark.core.reconnect import MAX_DISCOVERED_SERVERS, Server, ServerPool, parse_servers
 from jetspark.errors import AuthenticationFailed, ConfigError, NoServersAvailable
 
 A, B, C = (Server(host, 4222) for host in "abc")
@@ -246,23 +246,89 @@ def test_the_error_is_about_credentials_only_when_every_server_refused_them() ->
     assert isinstance(servers.exhausted(), AuthenticationFailed)
 
 
-def test_refusals_are_counted_in_succession_and_for_every_server() -> None:
+def test_a_server_that_refuses_a_fixed_secret_twice_in_succession_is_not_shown_it_again() -> None:
     servers = pool(A, B)
-    counts = []
-    for error in (refused(), refused(), refused(), OSError(), refused(), refused()):
+    servers.secret_is_fixed = True
+    dialled = []
+    for error in (refused(A), OSError("away"), OSError("away"), refused(B), refused(A), refused(B)):
+        dialled.append(servers.next()[0].host)
+        servers.failed(error)
+    assert dialled == ["a", "b"] * 3
+    assert servers.servers == [A]
+    servers.next()
+    servers.failed(refused(A))
+    with pytest.raises(AuthenticationFailed):
+        servers.next()
+
+
+def test_a_secret_that_can_change_is_shown_any_number_of_times() -> None:
+    servers = pool(A)
+    for _ in range(100):
+        servers.next()
+        servers.failed(refused(A))
+    assert servers.servers == [A]
+
+
+def test_a_server_that_refused_comes_back_when_another_has_been_of_use() -> None:
+    servers = pool(A, B)
+    servers.secret_is_fixed = True
+    for error in (refused(A), OSError("away"), refused(A)):
         servers.next()
         servers.failed(error)
-        counts.append(servers.refusals())
-    assert counts == [0, 1, 1, 0, 0, 1]
+    assert servers.next()[0] == B
+    servers.succeeded()
+    assert servers.servers == [B]
+    servers.discovered(["a:4222", "b:4222"], requires_tls=False)
+    assert servers.servers == [B]
+    servers.proven()
+    assert servers.servers == [A, B]
+    for _ in range(2):
+        assert servers.next()[0] == A
+        servers.failed(refused(A))
+        servers.next()
+        servers.failed(OSError("away"))
+    assert servers.servers == [B]
+
+
+def test_a_server_that_lets_us_in_and_then_refuses_us_has_refused_us() -> None:
+    servers = pool(A)
+    servers.secret_is_fixed = True
+    for _ in range(2):
+        servers.next()
+        servers.succeeded()
+        servers.refused_in_use(refused(A))
+    with pytest.raises(AuthenticationFailed):
+        servers.next()
+    servers = pool(A)
+    servers.secret_is_fixed = True
+    for _ in range(10):
+        servers.next()
+        servers.succeeded()
+        servers.proven()  # the secret was good for a while
+        servers.refused_in_use(refused(A))
+    assert servers.next()[0] == A
+
+
+def test_failures_are_news_when_they_are_the_first_of_their_kind_or_twice_as_many() -> None:
+    servers = pool(A)
+    told = []
+    for number in range(1, 70):
+        servers.next()
+        count, is_news = servers.failed(refused(A) if number in (3, 5) else OSError("away"))
+        assert count == number
+        if is_news:
+            told.append(number)
+    assert told == [1, 2, 3, 4, 8, 16, 32, 64]
     servers.next()
     servers.succeeded()
-    assert servers.refusals() == 0
+    servers.next()
+    assert servers.failed(OSError("away")) == (1, True)
 
 
 def test_announced_servers_join_at_the_end_once() -> None:
     servers = pool(A)
     assert servers.discovered(["a:4222", "b:4222", "[::1]:5"], requires_tls=True) == ("tls://b:4222", "tls://[::1]:5")
-    assert servers.discovered(["b:4222"], requires_tls=True) == ()
+    assert servers.discovered(["b:4222", "[::1]:5"], requires_tls=True) == ()
     assert servers.servers == [A, Server("b", 4222, True), Server("::1", 5, True)]
 
 
@@ -279,3 +345,57 @@ def test_a_server_announced_during_an_attempt_does_not_disturb_it() -> None:
     servers.succeeded()
     servers.proven()
     assert attempts(servers, 2) == [("b", 0.0), ("a", 0.0)]
+
+
+def test_an_announcement_is_the_whole_list_so_servers_that_are_gone_are_forgotten() -> None:
+    servers = pool(A)
+    servers.next()
+    servers.succeeded()
+    servers.discovered(["a:4222", "b:4222", "c:4222"], requires_tls=False)
+    assert servers.servers == [B, C, A]
+    assert servers.discovered(["c:4222", "d:4222"], requires_tls=False) == ("nats://d:4222",)
+    assert servers.servers == [C, Server("d", 4222), A]
+
+
+def test_the_server_in_use_is_not_forgotten_before_it_is_left() -> None:
+    servers = pool(A)
+    servers.next()
+    servers.succeeded()
+    servers.discovered(["b:4222"], requires_tls=False)
+    assert servers.next()[0] == B
+    servers.discovered(["c:4222"], requires_tls=False)  # by B, during the attempt
+    servers.succeeded()
+    assert servers.servers == [A, C, B]
+    servers.discovered(["c:4222"], requires_tls=False)
+    assert servers.servers == [A, C, B]
+    assert servers.next()[0] == A
+    servers.succeeded()
+    servers.discovered(["c:4222"], requires_tls=False)
+    assert servers.servers == [C, A]
+
+
+@pytest.mark.parametrize("urls", [[], ["http://nonsense"], [None, 5]])
+def test_a_server_that_announces_nobody_says_nothing_about_the_others(urls: list[object]) -> None:
+    servers = pool(A)
+    servers.discovered(["b:4222"], requires_tls=False)
+    assert servers.discovered(urls, requires_tls=False) == ()
+    assert servers.servers == [A, B]
+
+
+def test_the_number_of_announced_servers_is_bounded_however_often_they_change() -> None:
+    servers = pool(A, max_attempts=1)
+    for number in range(50):
+        addresses = [f"10.{number}.{high}.{low}:4222" for high in range(4) for low in range(256)]
+        assert len(servers.discovered(addresses, requires_tls=False)) == MAX_DISCOVERED_SERVERS
+        assert len(servers.servers) <= 1 + MAX_DISCOVERED_SERVERS
+        attempts(servers, 1 if number == 0 else 10)
+    assert len(servers._given_up) <= 1 + 10
+    servers.discovered(["b:4222"], requires_tls=False)
+    assert servers.servers == [B]
+    assert list(servers._given_up) == ["nats://a:4222"]
+
+
+def test_an_address_is_looked_for_under_the_name_it_was_discovered_through() -> None:
+    servers = pool(A)
+    servers.discovered(["10.0.0.1:4222", "[fe80::1%25eth0]:4222", "b:4222"], requires_tls=True, tls_name="nats.example")
+    assert [server.tls_name for server in servers.servers] == [None, "nats.example", "nats.example", None]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jetspark.core.options import TLSConfig
-from jetspark.core.tls import tls_context
+from jetspark.core.tls import OUR_CERTIFICATE, describe_error, is_name_mismatch, tls_context
 from jetspark.errors import ConfigError
 
 
@@ -48,3 +48,40 @@ def test_a_file_that_is_no_certificate_is_named(option: str, tmp_path: Path) -> 
     path.write_text("hello")
     with pytest.raises(ConfigError, match=r"TLS files .*readme\.pem: "):
         tls_context(TLSConfig(**{option: path}))
+
+
+def ssl_error(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, f"[SSL: {reason}] {reason.lower()} (_ssl.c:2580)")
+    error.reason = reason
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed"), "connection refused"),
+        (OSError("no route"), "no route"),
+        (TimeoutError(), "TimeoutError"),
+        (ssl_error("TLSV13_ALERT_CERTIFICATE_REQUIRED"), OUR_CERTIFICATE),
+        (
+            ssl_error("TLSV1_ALERT_UNKNOWN_CA"),
+            "the server did not accept our certificate (unknown ca): check cert_file and key_file of TLSConfig",
+        ),
+        (
+            ssl_error("SSLV3_ALERT_BAD_CERTIFICATE"),
+            "the server did not accept our certificate (bad certificate): check cert_file and key_file of TLSConfig",
+        ),
+        (ssl_error("WRONG_VERSION_NUMBER"), "it answered in plain text, where TLS must begin"),
+        (ssl_error("NO_SHARED_CIPHER"), "TLS failed: no shared cipher"),
+    ],
+)
+def test_an_error_is_told_in_words(error: Exception, words: str) -> None:
+    assert describe_error(error) == words
+
+
+@pytest.mark.parametrize(("code", "is_mismatch"), [(62, True), (64, True), (20, False)])
+def test_a_certificate_for_another_name_is_told_from_a_bad_one(code: int, is_mismatch: bool) -> None:
+    error = ssl.SSLCertVerificationError(1, "no")
+    error.verify_code, error.verify_message = code, "Hostname mismatch"
+    assert is_name_mismatch(error) is is_mismatch
+    assert describe_error(error) == "its certificate was not accepted: Hostname mismatch"

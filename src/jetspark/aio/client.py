@@ -158,7 +158,13 @@ class Client(ClientFace):
             max_messages: End by itself after so many.
             max_pending_messages: Bound of unread messages, instead of the connection's; see also
                 ``max_pending_bytes``.
+
+        Raises:
+            BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
+                more, wait for it already.
         """
+        if self._machine.out_bytes >= WRITE_AT_BYTES:
+            await self._link.push()
         subscription = self._subscribe(
             subject,
             queue,

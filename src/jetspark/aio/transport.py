@@ -24,7 +24,7 @@ from jetspark.core.lifecycle import (
     establish,
 )
 from jetspark.core.options import TLSConfig
-from jetspark.core.tls import tls_context
+from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
 
 __all__ = ["AsyncAuthSource", "Link"]
@@ -148,6 +148,9 @@ class Link:
             while True:
                 step = steps.send(answer) if problem is None else steps.throw(problem)
                 answer = problem = None
+                self._settle()  # an attempt that failed is told before the next
+                if self._machine.is_closed:
+                    raise ConnectionLost("closed while connecting")
                 try:
                     answer = await self._perform(step)
                 except Exception as error:  # establish() decides which errors end an attempt and which end it all
@@ -168,7 +171,9 @@ class Link:
                 self._hang_up()
             case AskSecret(source):
                 secret = source()
-                return await secret if inspect.isawaitable(secret) else secret
+                if not inspect.isawaitable(secret):
+                    return secret
+                return await _within(timeout_s, "the function that gives the credentials", secret)
             case Dial(server, tls_name):
                 await _within(timeout_s, f"dialling {server}", self._dial(server.host, server.port, tls_name))
             case UpgradeToTLS(tls_name):
@@ -184,7 +189,7 @@ class Link:
     async def _upgrade(self, tls_name: str) -> None:
         session = self._session
         if session is None or session.transport is None:
-            raise ConnectionLost("the server closed the connection before TLS")
+            raise (session and session.failure) or ConnectionLost("the server closed the connection before TLS")
         transport = await self._loop.start_tls(
             session.transport, session, tls_context(self._tls), server_hostname=tls_name
         )
@@ -195,9 +200,12 @@ class Link:
     async def _converse(self, is_done: Callable[[], bool]) -> None:
         session = self._session
         self.flush()
-        while not is_done():
+        while True:
+            # Looked at first: what made the machine ready may have come together with what it must not go on from.
             if session is None or session.failure is not None:
                 raise (session and session.failure) or ConnectionLost("the connection was dropped")
+            if is_done():
+                return
             session.progress = self._loop.create_future()
             await session.progress
 
@@ -235,7 +243,7 @@ class Link:
             session.progress.set_result(None)
         if session is not self._session or not self._machine.is_connected:
             return  # an attempt's failure is its generator's to handle
-        self._machine.end(str(session.failure) or type(session.failure).__name__)
+        self._machine.end(describe_error(session.failure))
         self._hang_up()
         self._wake_publishers()
         self._settle()
@@ -246,7 +254,7 @@ class Link:
         if self._machine.options.reconnect:
             self._reconnecting = self._loop.create_task(self._reconnect(), name="jetspark-reconnect")
         else:
-            self.close(ConnectionLost(str(session.failure)))
+            self.close(ConnectionLost(describe_error(session.failure)))
 
     def on_writable(self, session: _Session) -> None:
         if session is self._session:
@@ -323,10 +331,10 @@ class _Session(asyncio.Protocol):
         self._link.on_writable(self)
 
 
-async def _within(timeout_s: float, what: str, work: Any) -> None:
+async def _within(timeout_s: float, what: str, work: Any) -> Any:
     try:
         async with asyncio.timeout(timeout_s):
-            await work
+            return await work
     except TimeoutError as error:
         if isinstance(error, RequestTimeout):
             raise

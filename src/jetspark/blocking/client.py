@@ -118,6 +118,10 @@ class Client(ClientFace):
             max_messages: End by itself after so many.
             max_pending_messages: Bound of unread messages, instead of the connection's; see also
                 ``max_pending_bytes``.
+
+        Raises:
+            BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
+                more, wait for it already.
         """
         subscription = self._subscribe(
             subject,

@@ -26,7 +26,7 @@ from jetspark.blocking.waiter import Waiter
 from jetspark.core.connection import Connection, Event
 from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Dial, Hangup, Pause, Step, UpgradeToTLS, establish
 from jetspark.core.options import TLSConfig
-from jetspark.core.tls import tls_context
+from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
 __all__ = ["Clock", "Link"]
@@ -52,6 +52,22 @@ class Clock(Protocol):
 
     def _next_deadline(self) -> float | None: ...
     def _on_clock(self, now: float) -> None: ...
+
+
+class _Call(threading.Thread):
+    """A function of the user's that may take its time."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name="jetspark-credentials", daemon=True)
+        self._function = function
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._function()
+        except Exception as error:
+            self.error = error
 
 
 class Link:
@@ -89,6 +105,7 @@ class Link:
         self._bell_button.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened = Waiter()
+        self._asking: _Call | None = None
         self._clocks: list[Clock] = []
         _links.add(self)
 
@@ -298,12 +315,12 @@ class Link:
                 if self._closing.is_set():
                     break
                 with self.lock:
-                    self._machine.end(str(lost) or type(lost).__name__)
+                    self._machine.end(describe_error(lost))
                     self._hang_up()
                     self.room.notify_all()
                 self.settle()
                 if not self._machine.options.reconnect:
-                    error = ConnectionLost(str(lost))
+                    error = ConnectionLost(describe_error(lost))
                     break
         finally:
             with self.lock:
@@ -325,6 +342,7 @@ class Link:
                 with self.lock:
                     step = steps.send(answer) if problem is None else steps.throw(problem)
                 answer = problem = None
+                self.settle()  # an attempt that failed is told before the next
                 if self._closing.is_set():
                     raise ConnectionLost("closed while connecting")
                 try:
@@ -349,7 +367,7 @@ class Link:
             case Hangup():
                 self._hang_up()
             case AskSecret(source):
-                return source()
+                return self._ask(source, timeout_s)
             case Dial(server, tls_name):
                 self._socket = socket.create_connection((server.host, server.port), timeout=timeout_s)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -361,6 +379,23 @@ class Link:
             case Converse(is_done, what):
                 self._converse(is_done, what, timeout_s)
         return None
+
+    def _ask(self, source: Callable[[], Any], timeout_s: float) -> Any:
+        """Call the user's function on a thread of its own: one that hangs must not keep us from trying again.
+
+        While it hangs it is not called again, so that there is never more than one such thread.
+        """
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = _Call(source)
+            self._asking.start()
+        asking = self._asking
+        asking.join(timeout_s)
+        if asking.is_alive():
+            raise RequestTimeout("the function that gives the credentials", timeout_s)
+        self._asking = None
+        if asking.error is not None:
+            raise asking.error
+        return asking.result
 
     def _converse(self, is_done: Callable[[], bool], what: str, timeout_s: float) -> None:
         assert self._socket is not None

@@ -2,10 +2,14 @@
 
 States, and who moves them::
 
-    IDLE ──begin()──> GREETING ──INFO──> READY ──login()──> LOGGING_IN ──PONG──> CONNECTED
-      ^                                                                              │
-      └────────────────────────── end(): the transport is gone ──────────────────────┘
+    IDLE ──begin()──> GREETING ──INFO──> READY ──(TLS, secured())──login()──> LOGGING_IN ──PONG──> CONNECTED
+      ^                                                                                                │
+      └──────────────────────────────────── end(): the transport is gone ──────────────────────────────┘
     any ──close()──> CLOSED
+
+Before CONNECTED the peer may be anybody. A message is then a ``ProtocolError`` and reaches no subscription; where TLS
+follows the greeting, so is any byte behind it (it would be plain text that counts as part of the secure session), and
+there is no login without TLS. What a greeting says (limits, addresses) counts once the session is established.
 
 The driver dials (see :mod:`jetspark.core.lifecycle`), hands every received chunk to :meth:`Connection.receive_data`,
 sends what :meth:`~Connection.data_to_send` returns, and acts on :meth:`~Connection.events`. An exception from
@@ -16,6 +20,9 @@ What survives a session: subscriptions (sent again, with what is left of their m
 not yet handed to the driver, pending requests (their inbox is the same afterwards). What does not: publishes that
 were handed over and that no PONG confirms. How many those are is known exactly and told in ``Disconnected``; a
 ``flush`` that waited for them fails with the same number.
+
+A server that announces its end (lame duck) is left in good order, if another one is known: what was handed over is
+confirmed by a last PING, what is accepted meanwhile waits for the next session, and nothing is in doubt.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at.
 """
@@ -38,6 +45,7 @@ from jetspark.core.events import (
     ErrorReported,
     LameDuck,
     Reconnected,
+    ReconnectFailed,
     ServersDiscovered,
     SlowConsumer,
 )
@@ -45,10 +53,11 @@ from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
-from jetspark.core.parser import Err, Info, Parser, Ping, Pong
+from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_queue, validate_subject
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.tls import describe_error
 from jetspark.core.version import VERSION
 from jetspark.errors import (
     AuthenticationFailed,
@@ -56,6 +65,7 @@ from jetspark.errors import (
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
+    JetSparkError,
     NoResponders,
     PayloadTooLarge,
     PermissionDenied,
@@ -64,6 +74,9 @@ from jetspark.errors import (
 )
 
 __all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
+
+# SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
+MIN_CONTROL_ROOM_BYTES = 1 << 20
 
 # Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
 MAX_KNOWN_ADDRESSES = 4096
@@ -113,6 +126,10 @@ class _SentPing:
     draining: SubscriptionState | None = None
     is_liveness: bool = False
     """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
+    is_last: bool = False
+    """With its PONG the session is over, as far as we are concerned."""
+    error: Exception | None = None
+    """Why it fails, whatever the server answers: one of the messages it waits for was not sent."""
 
 
 class Connection:
@@ -140,6 +157,9 @@ class Connection:
         self.state = State.IDLE
         self.server: Server | None = None
         self.info = ServerInfo()
+        """What the server of the present session, or of the last one, says of itself."""
+        self.greeting = ServerInfo()
+        """The same of the server we are talking to, which may not be the one we want."""
         self.sessions = 0
         """How many there have been, the present one included."""
         self.published = 0
@@ -151,7 +171,15 @@ class Connection:
         self._events: list[Event] = []
         self._routes: dict[bytes, SubscriptionState] = {}
         self._parser = Parser(self._routes, message_class, client)
+        self._handshake = HandshakeReader()
+        self._wants_tls = self._is_secure = False
         self._out: list[bytes] = []
+        self._last_words: list[bytes] | None = None
+        """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
+        self._published_at_leaving = 0
+        self._control_bytes = 0
+        """Bytes of ``_out`` that are not messages. They have a bound of their own: see :meth:`_check_control_room`."""
+        self._control_room_bytes = max(options.send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
         self._login = b""
         self._addresses: dict[str, bytes] = {}
         self._room_bytes = options.send_buffer_bytes
@@ -162,7 +190,7 @@ class Connection:
         self._pings: deque[_SentPing] = deque()
         self._ping_due: float | None = None
         self._has_been_connected = False
-        self._refused_publish: PermissionDenied | None = None
+        self._refused_publish: PermissionDenied | PayloadTooLarge | None = None
         self._last_complaint: ServerRefused | None = None
         self._inbox = inbox
         self._reply_subject = f"{inbox}."
@@ -206,18 +234,41 @@ class Connection:
         prefix, _, token = self._inbox.rpartition(".")
         return prefix, f"{token}-{self._last_token}"
 
-    def begin(self, server: Server) -> None:
-        """A transport to ``server`` is being opened; its greeting is expected."""
+    def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
+        """A transport to ``server`` is being opened; its greeting is expected.
+
+        ``wants_tls`` requires TLS also of a server whose address does not; ``is_secure`` says that TLS comes first and
+        the greeting over it.
+        """
         assert self.state is State.IDLE, self.state
         self.state = State.GREETING
         self.server = server
+        self.greeting = ServerInfo()
+        self._wants_tls, self._is_secure = wants_tls or server.requires_tls, is_secure
         self._parser = Parser(self._routes, self._message_class, self._client)
+        self._handshake = HandshakeReader()
         self._last_complaint = None
 
+    @property
+    def awaits_tls(self) -> bool:
+        """Whether TLS has to be put on the transport before we log in."""
+        return not self._is_secure and (self._wants_tls or self.greeting.requires_tls)
+
+    def secured(self) -> None:
+        """TLS is on, and the server's certificate is good."""
+        assert self.state is State.READY, self.state
+        self._is_secure = True
+
     def login(self, auth: Auth | None) -> None:
-        """Answer the greeting. ``auth`` is used for this session only; it may be another one next time."""
+        """Answer the greeting. ``auth`` is used for this session only; it may be another one next time.
+
+        Raises:
+            ProtocolError: TLS is not on yet, and secrets are not sent in plain text.
+        """
         assert self.state is State.READY, self.state
         assert self.server is not None
+        if self.awaits_tls:  # not an assertion: those can be turned off
+            raise ProtocolError(f"{self.server}: no login before TLS is on")
         fields: dict[str, object] = {
             "verbose": False,
             "pedantic": False,
@@ -227,11 +278,11 @@ class Connection:
             "headers": True,
             "no_responders": True,
             "echo": self.options.echo,
-            "tls_required": self.info.requires_tls,
+            "tls_required": self.greeting.requires_tls,
         }
         if self.options.name:
             fields["name"] = self.options.name
-        fields |= connect_fields(auth or self.server.auth, self.info.nonce)
+        fields |= connect_fields(auth or self.server.auth, self.greeting.nonce)
         self._login = frames.connect(fields) + frames.PING
         self.state = State.LOGGING_IN
 
@@ -243,6 +294,10 @@ class Connection:
             AuthenticationFailed: It does not accept us.
             ServerRefused: It ended the session for another reason.
         """
+        if self.state is not State.CONNECTED:
+            data = self._receive_before_session(data)
+            if not data:
+                return
         parser = self._parser
         try:
             parser.receive_data(data)
@@ -257,6 +312,26 @@ class Connection:
             for frame in control:
                 self._on_control(frame)
 
+    def _receive_before_session(self, data: bytes) -> bytes:
+        """Take the part of a chunk that comes before the session is established; returns the rest."""
+        if self.state in (State.IDLE, State.CLOSED):
+            return b""  # a late chunk of a session that is over
+        self._handshake.receive_data(data)
+        while self.state is not State.CONNECTED:
+            if self.state is State.READY and self.awaits_tls:
+                self._refuse_plain_text()
+            frame = self._handshake.next_frame()
+            if frame is None:
+                return b""
+            self._on_control(frame)
+        return self._handshake.take_rest()
+
+    def _refuse_plain_text(self) -> None:
+        if self._handshake.has_more:
+            self.state = State.GREETING  # it never was a greeting to go on from
+            rest = self._handshake.take_rest()
+            raise ProtocolError(f"{len(rest)} bytes in plain text, where TLS must begin: {rest[:80]!r}")
+
     def end(self, reason: str) -> None:
         """The transport is gone. Safe to call in any state."""
         if self.state in (State.IDLE, State.CLOSED):
@@ -268,9 +343,20 @@ class Connection:
         if was_connected:
             self._end_session(self._last_complaint.text if self._last_complaint is not None else reason)
 
+    def attempt_failed(self, server: Server, error: Exception, attempts: int) -> None:
+        """An attempt to reconnect failed, and its owner should know."""
+        if not isinstance(error, JetSparkError):
+            error = ConnectionLost(describe_error(error))
+        self._events.append(ReconnectFailed(str(server), error, attempts))
+
     def _end_session(self, reason: str) -> None:
+        complaint = self._last_complaint
+        if complaint is not None and is_about_credentials(complaint.text):
+            self.pool.refused_in_use(AuthenticationFailed(str(self.server), complaint.text))
         # Only publishes wait for the next session: subscriptions are sent again from their own table.
-        self._out = [frame for frame in self._out if frame.startswith((b"PUB ", b"HPUB "))]
+        unsent, self._last_words = [*(self._last_words or ()), *self._out], None
+        self._out = [frame for frame in unsent if frame.startswith((b"PUB ", b"HPUB "))]
+        self._control_bytes = 0
         self.out_bytes = sum(map(len, self._out))
         unconfirmed = self.unconfirmed_messages
         confirmed, self._confirmed = self._confirmed, self._handed_over
@@ -285,7 +371,7 @@ class Connection:
             elif unconfirmed and ping.published > confirmed:
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
-                self._pings.append(_SentPing(ping.handle, self.published))
+                self._pings.append(_SentPing(ping.handle, self.published, error=ping.error))
         buffered = self.published - self._handed_over
         self._events.append(Disconnected(str(self.server), reason, unconfirmed, buffered, self.published))
 
@@ -325,12 +411,23 @@ class Connection:
         if self.state is not State.CONNECTED:
             data, self._login = self._login, b""
             return data
+        if self._last_words is not None:
+            return self._take_last_words()
         if not self._out:
             return b""
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
         self._out.clear()
-        self.out_bytes = 0
+        self.out_bytes = self._control_bytes = 0
         self._handed_over = self.published
+        return data
+
+    def _take_last_words(self) -> bytes:
+        assert self._last_words is not None
+        data = b"".join(self._last_words)
+        self._last_words.clear()
+        self.out_bytes -= len(data)
+        self._control_bytes = 0
+        self._handed_over = self._published_at_leaving
         return data
 
     def next_deadline(self) -> float | None:
@@ -465,6 +562,9 @@ class Connection:
         """Start receiving.
 
         ``answers_to`` names a subject we ask on: if we may not publish there, the subscription ends with that error.
+
+        Raises:
+            BufferFull: The network takes nothing, and as many subscriptions as allowed wait for it.
         """
         validate_filter(subject)
         if queue:
@@ -476,6 +576,7 @@ class Connection:
                 raise ConfigError(f"{name}={value}: expected 1 or more")
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
+        self._check_control_room()
         self._last_sid += 1
         subscription = SubscriptionState(
             self._last_sid,
@@ -496,6 +597,8 @@ class Connection:
             raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for at once")
         if subscription.is_finished:
             return
+        if max_messages > subscription.received:
+            self._check_control_room()  # a limit can be changed any number of times
         if 0 < subscription.max_messages < max_messages:
             # The server may have reached the old limit already and forgotten the subscription.
             raise ConfigError(
@@ -522,6 +625,7 @@ class Connection:
         """``handle`` is Done when the server has processed everything published before this call."""
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
+        self._check_control_room()
         self._send_ping(_SentPing(handle, self.published))
 
     def forget_flush(self, handle: Any) -> None:
@@ -568,9 +672,11 @@ class Connection:
         self._events.append(Ready(subscription))
 
     def _answer(self, replies: SubscriptionState) -> None:
-        skip = len(self._reply_subject)
+        prefix = self._reply_subject
+        skip = len(prefix)
         for message in replies.arrived:
-            waiting = self._requests.pop(message.subject[skip:], None)
+            # The server chooses the subscription a message goes to; whose answer it is, the subject must say in full.
+            waiting = self._requests.pop(message.subject[skip:], None) if message.subject.startswith(prefix) else None
             if waiting is None:
                 continue  # timed out or cancelled before the answer came, or a second answer
             handle, subject = waiting
@@ -580,8 +686,10 @@ class Connection:
                 self._events.append(Done(handle, message))
         replies.arrived.clear()
 
-    def _on_control(self, frame: Info | Err | Ping | Pong) -> None:
+    def _on_control(self, frame: Control) -> None:
         if isinstance(frame, Ping):
+            if self._control_bytes > self._control_room_bytes:
+                raise ConnectionLost(f"the server sends PINGs and takes no answers: {self._control_bytes} bytes wait")
             self._send_control(frames.PONG)
         elif isinstance(frame, Pong):
             self._on_pong()
@@ -600,11 +708,15 @@ class Connection:
         self.pool.proven()
         ping = self._pings.popleft()
         self._confirmed = max(self._confirmed, ping.published)
+        if ping.is_last:
+            raise ConnectionLost("the server is about to shut down, and has confirmed all it got")
         if ping.draining is not None:
             self._finish(ping.draining)
         if ping.handle is None:
             return
-        if self._refused_publish is not None and ping.draining is None:
+        if ping.error is not None:
+            self._events.append(Failed(ping.handle, ping.error))
+        elif self._refused_publish is not None and ping.draining is None:
             self._events.append(Failed(ping.handle, self._refused_publish))
             self._refused_publish = None
         else:
@@ -613,6 +725,7 @@ class Connection:
     def _on_connected(self) -> None:
         self.state = State.CONNECTED
         self.sessions += 1
+        self._take_info(self.greeting)
         restored: list[bytes] = []
         for subscription in self._routes.values():
             restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
@@ -636,27 +749,93 @@ class Connection:
             info = ServerInfo.of(frame.fields)
         except (TypeError, ValueError, OverflowError) as error:
             raise ServerRefused(str(self.server), f"INFO we cannot read: {error}") from None
-        was_lame_duck = self.info.is_lame_duck and self.state is not State.GREETING
-        self.info = info
-        self._max_payload_bytes = info.max_payload_bytes
-        urls = frame.fields.get("connect_urls")
-        if isinstance(urls, list) and not self.options.ignore_discovered_servers:
-            new = self.pool.discovered(
-                urls,
-                requires_tls=info.requires_tls or (self.server is not None and self.server.requires_tls),
-                auth=self.server.auth if self.server is not None else None,
-            )
-            if new:
-                self._events.append(ServersDiscovered(new))
+        if self.state is State.CONNECTED:
+            was_lame_duck = self.info.is_lame_duck
+            self._take_info(info)
+            if info.is_lame_duck and not was_lame_duck:
+                self._events.append(LameDuck(str(self.server)))
+                if self.options.reconnect and self.pool.has_other_than(self.server):
+                    self._leave()
+            return
+        self.greeting = info
         if self.state is State.GREETING:
             self.state = State.READY
-        elif info.is_lame_duck and not was_lame_duck:
-            self._events.append(LameDuck(str(self.server)))
+        if not self.awaits_tls:
+            self._discover(info)  # also of a server that will refuse us: others of its cluster may not
+
+    def _leave(self) -> None:
+        """Go to another server as soon as this one has confirmed what it got. It holds nothing more for us then, so
+        that the server delivers to others of our queue groups, and pull requests end in time."""
+        goodbye = [frames.unsub(subscription.sid) for subscription in self._routes.values()]
+        self._last_words = [*self._out, *goodbye, frames.PING]
+        self.out_bytes += sum(map(len, goodbye)) + len(frames.PING)
+        self._out = []
+        self._published_at_leaving = self.published
+        self._pings.append(_SentPing(None, self.published, is_last=True))
+
+    def _take_info(self, info: ServerInfo) -> None:
+        """The server of this session says so."""
+        self.info = info
+        has_less_room = info.max_payload_bytes < self._max_payload_bytes
+        self._max_payload_bytes = info.max_payload_bytes
+        if has_less_room and self._out:
+            self._drop_too_large()
+        self._discover(info)
+
+    def _drop_too_large(self) -> None:
+        """Drop the messages that were accepted when more was allowed: for one of them the server ends the session, and
+        all that was sent with it is in doubt."""
+        kept: list[bytes] = []
+        number = self._handed_over if self._last_words is None else self._published_at_leaving
+        for entry in self._out:
+            if not entry.startswith((b"PUB ", b"HPUB ")):
+                kept.append(entry)
+                continue
+            for message in frames.published(entry):
+                number += 1
+                if message.size <= self._max_payload_bytes:
+                    kept.append(message.frame)
+                else:
+                    self._drop(message, number)
+        self.out_bytes += sum(map(len, kept)) - sum(map(len, self._out))
+        self._out = kept
+
+    def _drop(self, message: frames.Published, number: int) -> None:
+        """Whoever waits for the ``number``-th of all messages is told that it was not sent."""
+        error = PayloadTooLarge(message.size, self._max_payload_bytes, message.subject.decode(errors="replace"))
+        self._events.append(ErrorReported(error))
+        prefix = self._reply_subject.encode()
+        if message.reply.startswith(prefix):
+            request = self._requests.pop(message.reply[len(prefix) :].decode(), None)
+            if request is not None:
+                self._events.append(Failed(request[0], error))
+            return
+        waiting = [ping for ping in self._pings if ping.published >= number and ping.handle is not None]
+        for ping in waiting:
+            ping.error = ping.error or error
+        if not waiting:
+            self._refused_publish = self._refused_publish or error
+
+    def _discover(self, info: ServerInfo) -> None:
+        urls = info.fields.get("connect_urls")
+        if not isinstance(urls, list) or self.options.ignore_discovered_servers:
+            return
+        server = self.server
+        assert server is not None
+        new = self.pool.discovered(
+            urls,
+            requires_tls=info.requires_tls or server.requires_tls,
+            auth=server.auth,
+            tls_name=server.host if server.has_name else server.tls_name,
+        )
+        if new:
+            self._events.append(ServersDiscovered(new))
 
     def _on_error(self, text: str) -> None:
         server = str(self.server)
         if self.state is not State.CONNECTED:
-            if is_about_credentials(text):
+            # In plain text anybody may have said so, and our secrets are no worse for it.
+            if is_about_credentials(text) and (self._is_secure or not self._wants_tls):
                 raise AuthenticationFailed(server, text)
             raise ServerRefused(server, text)
         denied = parse_permission_denied(text)
@@ -699,9 +878,24 @@ class Connection:
 
     def _send_control(self, frame: bytes) -> None:
         # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.
-        if self.state is State.CONNECTED:
+        if self.state is not State.CONNECTED:
+            return
+        if self._last_words is None:
             self._out.append(frame)
-            self.out_bytes += len(frame)
+        elif frame is frames.PONG:
+            self._last_words.append(frame)
+        else:
+            return  # for a session that we are leaving it is as if there were none
+        self.out_bytes += len(frame)
+        self._control_bytes += len(frame)
+
+    def _check_control_room(self) -> None:
+        """Where the network takes nothing, subscribing and flushing must not go on for ever either.
+
+        An UNSUB is always accepted: there are no more of them than subscriptions.
+        """
+        if self._control_bytes > self._control_room_bytes:
+            raise BufferFull(self._control_bytes, self._control_room_bytes)
 
     def _send_ping(self, ping: _SentPing) -> None:
         self._pings.append(ping)

@@ -14,6 +14,7 @@ __all__ = [
     "ErrorReported",
     "LameDuck",
     "OnEvent",
+    "ReconnectFailed",
     "Reconnected",
     "ServersDiscovered",
     "SlowConsumer",
@@ -51,6 +52,18 @@ class Reconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class ReconnectFailed:
+    """An attempt to reconnect failed, the ``attempts``-th in succession at this server; the next follows by itself.
+
+    Sent for the first attempt at each server, for each new kind of error, and each time ``attempts`` has doubled.
+    """
+
+    server: str
+    error: Exception
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
 class SlowConsumer:
     """A reader fell behind its subscription's bounds and messages were dropped; ``dropped`` counts them in all.
 
@@ -70,7 +83,12 @@ class ErrorReported:
 
 @dataclass(frozen=True, slots=True)
 class LameDuck:
-    """The server is about to shut down and will close the connection; another server takes over if there is one."""
+    """The server is about to shut down.
+
+    If another server is known and was not found out of reach, the connection goes there at once: what was sent is
+    confirmed first, so ``Disconnected`` follows with no message in doubt, then ``Reconnected``. Otherwise it stays
+    until the server closes it.
+    """
 
     server: str
 
@@ -94,7 +112,15 @@ class Closed:
 
 
 ConnectionEvent: TypeAlias = (
-    Connected | Disconnected | Reconnected | SlowConsumer | ErrorReported | LameDuck | ServersDiscovered | Closed
+    Connected
+    | Disconnected
+    | ReconnectFailed
+    | Reconnected
+    | SlowConsumer
+    | ErrorReported
+    | LameDuck
+    | ServersDiscovered
+    | Closed
 )
 
 OnEvent: TypeAlias = Callable[[ConnectionEvent], None]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 __all__ = [
     "HPUB",
     "PING",
     "PONG",
     "PUB",
+    "Published",
     "connect",
+    "published",
     "sub",
     "unsub",
 ]
@@ -37,3 +40,26 @@ def sub(subject: str, queue: str, sid: int) -> bytes:
 def unsub(sid: int, max_messages: int = 0) -> bytes:
     """Without ``max_messages`` at once; with it, after that many have been delivered since SUB."""
     return b"UNSUB %d %d\r\n" % (sid, max_messages) if max_messages else b"UNSUB %d\r\n" % sid
+
+
+class Published(NamedTuple):
+    """One message of ours, as it stands among others."""
+
+    frame: bytes
+    subject: bytes
+    reply: bytes
+    size: int
+    """Headers and payload: what counts for the server's ``max_payload``."""
+
+
+def published(data: bytes) -> Iterator[Published]:
+    """The messages of PUB and HPUB frames that we have built ourselves."""
+    begin = 0
+    while begin < len(data):
+        end_of_line = data.index(b"\r\n", begin)
+        operation, subject, *arguments = data[begin:end_of_line].split(b" ")
+        size = int(arguments[-1])
+        has_reply = len(arguments) > (2 if operation == b"HPUB" else 1)
+        end = end_of_line + 2 + size + 2
+        yield Published(data[begin:end], subject, arguments[0] if has_reply else b"", size)
+        begin = end

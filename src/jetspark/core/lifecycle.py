@@ -15,7 +15,8 @@ from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
 from jetspark.core.connection import Connection, State
 from jetspark.core.options import TLSConfig
 from jetspark.core.reconnect import Server
-from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
+from jetspark.core.tls import OUR_CERTIFICATE, describe_error, is_name_mismatch, is_plain_text
+from jetspark.errors import ConfigError, ConnectionLost, JetSparkError, RequestTimeout
 
 __all__ = [
     "AskSecret",
@@ -69,7 +70,7 @@ class Hangup:
 
 @dataclass(frozen=True, slots=True)
 class AskSecret:
-    """Call the function the user gave for credentials; the answer is what to send back."""
+    """Call the function the user gave for credentials; the answer is what to send back. It may hang: bound the wait."""
 
     source: Callable[[], Any]
 
@@ -87,8 +88,8 @@ def establish(
     """Try servers until a session is up.
 
     The first time each server gets one attempt, and failure is the caller's to handle. Later it goes on as long as
-    the options allow, except that a fixed secret refused twice by every server is not worth a third try; a secret
-    that can change (a function, a credentials file) is.
+    the options allow, and failures are told by events; except that a server that refused a fixed secret twice is not
+    shown it a third time. A secret that can change (a function, a credentials file) is worth any number of attempts.
 
     Raises:
         NoServersAvailable: None could be reached.
@@ -96,6 +97,7 @@ def establish(
         ConfigError: The credentials cannot be used at all.
     """
     pool = connection.pool
+    pool.secret_is_fixed = not (callable(auth) or (isinstance(auth, Credentials) and auth.path is not None))
     tried: set[Server] = set()
     while True:
         server, delay = pool.next()
@@ -109,12 +111,11 @@ def establish(
         except _ATTEMPT_ERRORS as error:
             connection.end(str(error))
             yield Hangup()
-            pool.failed(error)
+            attempts, is_news = pool.failed(error)
             if is_first and isinstance(error, ConfigError):
                 raise  # no server can be right about it
-            can_change = callable(auth) or isinstance(auth, Credentials)
-            if not is_first and not can_change and pool.refusals() >= 2:
-                raise pool.exhausted() from error
+            if not is_first and is_news:
+                connection.attempt_failed(server, error, attempts)
         else:
             pool.succeeded()
             return
@@ -123,21 +124,65 @@ def establish(
 def _attempt(
     connection: Connection, server: Server, auth: AuthSource, tls: TLSConfig | None
 ) -> Generator[Step, Any, None]:
-    tls_name = (tls.hostname if tls is not None else None) or server.host
-    tls_first = tls is not None and tls.handshake_first
-    connection.begin(server)  # before dialling: the greeting may arrive before we are resumed
-    yield Dial(server, tls_name if tls_first else None)
-    yield Converse(lambda: connection.state is State.READY, "the server's greeting")
-    if not tls_first:
-        wants_tls = tls is not None or server.requires_tls
-        offers_tls = connection.info.requires_tls or bool(connection.info.fields.get("tls_available"))
-        if wants_tls and not offers_tls:
-            raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
-        if wants_tls or connection.info.requires_tls:
+    if tls is not None and tls.hostname is not None:
+        names = [tls.hostname]
+    else:
+        names = [server.host] if server.tls_name is None else [server.tls_name, server.host]
+    for name in names:
+        try:
+            yield from _attempt_under_name(connection, server, name, auth, tls)
+            return
+        except OSError as error:
+            # Of a server announced by address: its certificate has the cluster's name, its own address, or both.
+            if name == names[-1] or not is_name_mismatch(error):
+                raise
+        connection.end("its certificate has another name")
+        yield Hangup()
+
+
+def _attempt_under_name(
+    connection: Connection, server: Server, tls_name: str, auth: AuthSource, tls: TLSConfig | None
+) -> Generator[Step, Any, None]:
+    yield from _greeting(connection, server, tls_name, tls)
+    try:
+        if connection.awaits_tls:
+            if not (connection.greeting.requires_tls or connection.greeting.fields.get("tls_available")):
+                raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
             yield UpgradeToTLS(tls_name)
-    secret = yield from _secret(auth)
-    connection.login(secret)
-    yield Converse(lambda: connection.is_connected, "the server's answer to our login")
+            connection.secured()
+        secret = yield from _secret(auth)
+        connection.login(secret)
+        yield Converse(lambda: connection.is_connected, "the server's answer to our login")
+    except ConnectionError as error:
+        # In TLS 1.3 a server that misses our certificate lets the handshake pass and hangs up; that it says why may get
+        # lost on the way.
+        has_certificate = tls is not None and (tls.cert_file is not None or tls.context is not None)
+        if connection.greeting.fields.get("tls_verify") and not has_certificate:
+            raise ConnectionLost(OUR_CERTIFICATE) from error
+        raise
+
+
+def _greeting(
+    connection: Connection, server: Server, tls_name: str, tls: TLSConfig | None
+) -> Generator[Step, Any, None]:
+    tls_first = tls is not None and tls.handshake_first
+    # Before dialling: the greeting may arrive before we are resumed.
+    connection.begin(server, wants_tls=tls is not None, is_secure=tls_first)
+    try:
+        yield Dial(server, tls_name if tls_first else None)
+    except OSError as error:
+        if tls_first and is_plain_text(error):
+            raise ConnectionLost(f"{describe_error(error)}; leave out handshake_first=True for this server") from error
+        raise
+    try:
+        yield Converse(lambda: connection.state is State.READY, "the server's greeting")
+    except (ConnectionError, RequestTimeout) as error:
+        if tls_first:
+            raise
+        raise ConnectionLost(
+            f"{describe_error(error)}; a server with handshake_first waits for us to begin: "
+            "if this is one, pass tls=TLSConfig(handshake_first=True)"
+        ) from error
 
 
 def _secret(auth: AuthSource) -> Generator[Step, Any, Auth | None]:
@@ -145,6 +190,8 @@ def _secret(auth: AuthSource) -> Generator[Step, Any, Auth | None]:
         return auth
     try:
         secret = yield AskSecret(auth)
+    except RequestTimeout:
+        raise  # only slow
     except Exception as error:
         # The function is the user's and may raise anything; a reconnect must survive it and ask again.
         raise ConfigError(f"the function that gives the credentials failed: {error!r}") from error

@@ -12,6 +12,7 @@ from jetspark.core.events import (
     ErrorReported,
     LameDuck,
     Reconnected,
+    ReconnectFailed,
     SlowConsumer,
 )
 
@@ -26,6 +27,8 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
             logger.info("reconnected to %s", server)
         case Disconnected(server, reason, unconfirmed, buffered, _):
             logger.warning("lost %s: %s (%d messages unconfirmed, %d buffered)", server, reason, unconfirmed, buffered)
+        case ReconnectFailed(server, error, attempts):
+            logger.warning("attempt %d to reconnect to %s failed: %s", attempts, server, error)
         case SlowConsumer(subject, dropped):
             logger.warning("slow consumer on %r: %d messages dropped", subject, dropped)
         case ErrorReported(error):

@@ -20,6 +20,9 @@ subscription is removed.
 Messages go to the ``arrived`` list of their subscription and the subscription to ``touched``; everything else goes
 to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk.
 
+Until a session is established, :class:`HandshakeReader` reads instead: one frame at a time, and none but the five that
+a server may send to somebody it does not know yet. Whoever answers first may be anybody.
+
 Invariants: how the stream is split into chunks never changes what comes out; bytes that cannot be NATS raise
 :class:`ProtocolError` no later than ``MAX_LINE_BYTES`` after them; nothing is buffered beyond one incomplete frame.
 """
@@ -32,12 +35,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 
-__all__ = ["MAX_LINE_BYTES", "MAX_MESSAGE_BYTES", "Err", "Info", "Parser", "Ping", "Pong", "Route"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "Control",
+    "Err",
+    "HandshakeReader",
+    "Info",
+    "Parser",
+    "Ping",
+    "Pong",
+    "Route",
+]
 
 # INFO is the longest line a server sends: a few hundred bytes, plus some 30 for each of the cluster's addresses.
 MAX_LINE_BYTES = 1 << 17
@@ -78,6 +92,9 @@ class Pong:
     pass
 
 
+Control: TypeAlias = Info | Err | Ping | Pong
+
+
 class Route(Protocol):
     """Where the messages of one subscription id go."""
 
@@ -108,7 +125,7 @@ class Parser:
         message_class: type[CoreMessage] = CoreMessage,
         client: Any = None,
     ) -> None:
-        self.control: list[Info | Err | Ping | Pong] = []
+        self.control: list[Control] = []
         self.touched: list[Any] = []
         self.chunk_bytes = 0
         """Size of what the last call read; no message in it is larger."""
@@ -324,7 +341,9 @@ class Parser:
                 line = data[position:end_of_line]
                 subject, reply, header_size, size, route = self._parse_hmsg(line)
             else:
-                self._read_control(data[position:end_of_line])
+                frame = _control_frame(data[position:end_of_line])
+                if frame is not None:
+                    self.control.append(frame)
                 position = end_of_line + 2
                 continue
             start = end_of_line + 2
@@ -359,25 +378,75 @@ class Parser:
             raise ProtocolError(f"not an HMSG line: {_show(line)}")
         return self._subject(raw_subject), reply, header_size, size, self._routes.get(sid)
 
-    def _read_control(self, line: bytes) -> None:
-        if line == b"PING":
-            self.control.append(Ping())
-        elif line == b"PONG":
-            self.control.append(Pong())
-        elif line == b"+OK":
-            return  # only with `verbose`, which we never ask for; harmless
-        elif line[:5] == b"INFO ":
-            try:
-                fields = json.loads(line[5:])
-            except (ValueError, RecursionError):
-                fields = None
-            if not isinstance(fields, dict):
-                raise ProtocolError(f"INFO without a JSON object: {_show(line)}")
-            self.control.append(Info(fields))
-        elif line[:5] == b"-ERR ":
-            self.control.append(Err(line[5:].decode(errors="replace").strip().strip("'")))
-        else:
-            raise ProtocolError(f"unknown operation: {_show(line)}")
+
+class HandshakeReader:
+    """Reads what a peer may send before the session is established: INFO, PING, PONG, +OK and -ERR."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+
+    def receive_data(self, data: bytes) -> None:
+        self._unread += data
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes follow the frame last returned."""
+        return bool(self._unread)
+
+    def next_frame(self) -> Control | None:
+        """The next frame, or None when none is complete.
+
+        Raises:
+            ProtocolError: The peer sends a message, or does not speak NATS.
+        """
+        while self._unread:
+            end_of_line = self._unread.find(b"\r\n", 0, MAX_LINE_BYTES + 2)
+            line = bytes(self._unread[: MAX_LINE_BYTES if end_of_line < 0 else end_of_line])
+            if line.startswith((b"MSG ", b"HMSG ")):
+                raise ProtocolError(f"a message before the session is established: {_show(line)}")
+            if end_of_line < 0 and (b"MSG ".startswith(line) or b"HMSG ".startswith(line)):
+                return None  # or something else that begins alike
+            if line[:1] not in (b"P", b"I", b"+", b"-"):
+                raise ProtocolError(f"unknown operation: {_show(line)}")
+            if end_of_line < 0:
+                if len(self._unread) > MAX_LINE_BYTES + 1:
+                    raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(line)}")
+                return None
+            del self._unread[: end_of_line + 2]
+            if (frame := _control_frame(line)) is not None:
+                return frame
+        return None
+
+    def take_rest(self) -> bytes:
+        """What follows the frame last returned; it is not ours to read any more."""
+        rest = bytes(self._unread)
+        self._unread.clear()
+        return rest
+
+
+def _control_frame(line: bytes) -> Control | None:
+    """What a line without a payload says; None for what says nothing.
+
+    Raises:
+        ProtocolError: No server sends such a line.
+    """
+    if line == b"PING":
+        return Ping()
+    if line == b"PONG":
+        return Pong()
+    if line == b"+OK":
+        return None  # only with `verbose`, which we never ask for; harmless
+    if line[:5] == b"INFO ":
+        try:
+            fields = json.loads(line[5:])
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise ProtocolError(f"INFO without a JSON object: {_show(line)}")
+        return Info(fields)
+    if line[:5] == b"-ERR ":
+        return Err(line[5:].decode(errors="replace").strip().strip("'"))
+    raise ProtocolError(f"unknown operation: {_show(line)}")
 
 
 _FIRST_BYTES = frozenset(b"MHPI+-")

@@ -9,6 +9,7 @@ from jetspark.core.events import (
     ErrorReported,
     LameDuck,
     Reconnected,
+    ReconnectFailed,
     ServersDiscovered,
     SlowConsumer,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "PayloadTooLarge",
     "PermissionDenied",
     "ProtocolError",
+    "ReconnectFailed",
     "Reconnected",
     "RequestTimeout",
     "ServerError",

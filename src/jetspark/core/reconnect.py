@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from jetspark.core.auth import Auth, Token, UserPassword
+from jetspark.core.tls import describe_error
 from jetspark.errors import AuthenticationFailed, ConfigError, JetSparkError, NoServersAvailable
 
 __all__ = ["Server", "ServerPool", "parse_servers"]
 
 DEFAULT_PORT = 4222
+
+# A server may refuse a good secret once, while its own configuration is being read. One that cannot change is not shown
+# to it a third time.
+MAX_REFUSALS = 2
+
+# Of one list a cluster announces, so many addresses are used. Clusters have a few nodes with a few addresses each; a
+# longer list is a mistake or an attack, and each address would be dialled with our credentials.
+MAX_DISCOVERED_SERVERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,17 @@ class Server:
     port: int
     requires_tls: bool = False
     auth: Auth | None = field(default=None, repr=False, compare=False)
+    tls_name: str | None = field(default=None, compare=False)
+    """Name to find in its certificate first; None for ``host`` alone."""
+
+    @property
+    def has_name(self) -> bool:
+        """Whether ``host`` is a name, not an address."""
+        try:
+            ip_address(self.host.partition("%")[0])
+        except ValueError:
+            return True
+        return False
 
     def __str__(self) -> str:
         """The address without its secrets, fit for logs and errors."""
@@ -75,10 +96,14 @@ def _without_secrets(url: str) -> str:
 @dataclass(slots=True)
 class _Candidate:
     server: Server
+    is_given: bool = False
+    """Named to ``connect``, so it is never forgotten."""
     failures: int = 0
     last_error: Exception | None = None
     refusals: int = 0
-    """How often in succession it refused our credentials."""
+    """How often it refused our credentials since a session with it was last of use."""
+    told: set[type[Exception]] = field(default_factory=set)
+    """Kinds of errors reported since it was last in use."""
 
 
 class ServerPool:
@@ -87,6 +112,9 @@ class ServerPool:
     A round visits every server once. The first round starts at once (a restarted server or a surviving cluster
     member is back as soon as possible); between rounds the pause doubles up to its maximum. Each pause is jittered
     over its upper half, so that the clients of a lost server do not return in step.
+
+    The servers named to ``connect`` stay. Those the cluster announces come and go with its announcements, each of
+    which is the whole list; the server in use stays until it is left.
     """
 
     def __init__(
@@ -98,17 +126,29 @@ class ServerPool:
         max_attempts: int | None,
         jitter: Callable[[], float],
     ) -> None:
-        self._candidates = [_Candidate(server) for server in dict.fromkeys(servers)]
+        self._candidates = [_Candidate(server, is_given=True) for server in dict.fromkeys(servers)]
+        self._given = {str(server) for server in self.servers}
+        self._current: _Candidate | None = None
+        """Last returned by :meth:`next`; until its attempt is over it is the first of the candidates."""
+        self._is_in_use = False
         self._wait_s, self._wait_max_s = wait_s, wait_max_s
         self._max_attempts = max_attempts
         self._jitter = jitter
         self._tried = 0
         self._round = 0
         self._given_up: dict[str, Exception] = {}
+        self._refusing: list[_Candidate] = []
+        """Not tried again before a session with another server has been of use."""
+        self.secret_is_fixed = False
+        """Whether the next attempt can only show the same credentials as the last."""
 
     @property
     def servers(self) -> list[Server]:
         return [candidate.server for candidate in self._candidates]
+
+    def has_other_than(self, server: Server | None) -> bool:
+        """Whether another one is known that is not known to be out of reach."""
+        return any(not each.failures and each.server != server for each in self._candidates)
 
     def next(self) -> tuple[Server, float]:
         """The server to dial and the seconds to wait before.
@@ -124,29 +164,54 @@ class ServerPool:
             self._round += 1
             pause = min(self._wait_s * 2 ** min(self._round - 1, 32), self._wait_max_s)
             delay = pause * (0.5 + 0.5 * self._jitter())
-        return self._candidates[0].server, delay
+        self._current, self._is_in_use = self._candidates[0], False
+        return self._current.server, delay
 
-    def failed(self, error: Exception) -> None:
-        """The server last returned by :meth:`next` could not be used."""
+    def failed(self, error: Exception) -> tuple[int, bool]:
+        """The server last returned by :meth:`next` could not be used.
+
+        Returns how often that is in succession, and whether it is worth telling: each kind of error is once, and the
+        number each time it has doubled.
+        """
         candidate = self._candidates.pop(0)
         candidate.failures += 1
         candidate.last_error = error
         candidate.refusals = candidate.refusals + 1 if isinstance(error, AuthenticationFailed) else 0
+        is_news = type(error) not in candidate.told or candidate.failures.bit_count() == 1
+        candidate.told.add(type(error))
         if self._max_attempts is not None and candidate.failures >= self._max_attempts:
+            self._current = None
             self._given_up[str(candidate.server)] = error
+        elif self._is_refusing(candidate):
+            self._current = None
+            self._refusing.append(candidate)
         else:
             self._candidates.append(candidate)
             self._tried += 1
+        return candidate.failures, is_news
 
-    def refusals(self) -> int:
-        """How often in succession every server refused our credentials (the smallest of their counts)."""
-        return min((candidate.refusals for candidate in self._candidates), default=0)
+    def refused_in_use(self, error: AuthenticationFailed) -> None:
+        """The server in use ended the session because of our credentials."""
+        candidate = self._current
+        if candidate is None or not self._is_in_use:
+            return
+        candidate.refusals += 1
+        candidate.last_error = error
+        if self._is_refusing(candidate):
+            self._candidates = [each for each in self._candidates if each is not candidate]
+            self._refusing.append(candidate)
+            self._current = None
+
+    def _is_refusing(self, candidate: _Candidate) -> bool:
+        return self.secret_is_fixed and candidate.refusals >= MAX_REFUSALS
 
     def succeeded(self) -> None:
         """The server last returned by :meth:`next` is in use; after it, the others get their turn first."""
         candidate = self._candidates.pop(0)
-        candidate.failures = candidate.refusals = 0
+        candidate.failures = 0
+        candidate.told.clear()
         self._candidates.append(candidate)
+        self._current, self._is_in_use = candidate, True
         self._tried += 1
 
     def proven(self) -> None:
@@ -155,38 +220,53 @@ class ServerPool:
         Until then the pauses go on growing: a server that lets us in and drops us must not be dialled in a tight loop.
         """
         self._tried = self._round = 0
+        if self._is_in_use and self._current is not None:
+            self._current.refusals = 0
+        if self._refusing:
+            for candidate in self._refusing:
+                candidate.refusals = 0
+            self._candidates[:0] = [each for each in self._refusing if each.is_given]
+            self._refusing.clear()
 
-    def discovered(self, urls: Iterable[Any], *, requires_tls: bool, auth: Auth | None = None) -> tuple[str, ...]:
-        """Add servers the cluster announced; returns those that were new."""
-        known = {(candidate.server.host, candidate.server.port) for candidate in self._candidates}
-        new: list[str] = []
-        for url in urls:
+    def discovered(
+        self, urls: Sequence[Any], *, requires_tls: bool, auth: Auth | None = None, tls_name: str | None = None
+    ) -> tuple[str, ...]:
+        """The cluster announced its servers: add the new ones, forget those that are gone; returns the new ones.
+
+        ``tls_name`` is for those announced by address: few certificates have addresses in them.
+        """
+        announced: dict[tuple[str, int], Server] = {}
+        for url in urls[:MAX_DISCOVERED_SERVERS]:
             try:
                 server = Server.parse(url)
             except (ConfigError, TypeError, AttributeError):
                 continue  # an address we cannot read is one we cannot use; it must not cost us the session
-            if (server.host, server.port) not in known:
-                known.add((server.host, server.port))
-                server = Server(server.host, server.port, requires_tls, auth)
-                self._candidates.append(_Candidate(server))
-                new.append(str(server))
-        return tuple(new)
+            name = None if server.has_name else tls_name
+            announced[server.host, server.port] = Server(server.host, server.port, requires_tls, auth, name)
+        if not announced:
+            return ()  # a server without a cluster, or one that does not advertise it
+        self._candidates = [
+            each
+            for each in self._candidates
+            if each.is_given or each is self._current or (each.server.host, each.server.port) in announced
+        ]
+        known = {(each.server.host, each.server.port) for each in (*self._candidates, *self._refusing)}
+        new = [server for address, server in announced.items() if address not in known]
+        self._tried = min(self._tried, len(self._candidates))
+        self._candidates += map(_Candidate, new)
+        if self._is_in_use and self._current is not None:
+            # After it, the others get their turn first.
+            self._candidates = [each for each in self._candidates if each is not self._current] + [self._current]
+        self._given_up = {name: error for name, error in self._given_up.items() if name in self._given}
+        return tuple(map(str, new))
 
     def exhausted(self) -> JetSparkError:
         """The error that says why nothing is left to try."""
         errors = dict(self._given_up)
-        for candidate in self._candidates:
+        for candidate in (*self._refusing, *self._candidates):
             if candidate.last_error is not None:
                 errors[str(candidate.server)] = candidate.last_error
         refusals = [error for error in errors.values() if isinstance(error, AuthenticationFailed)]
         if refusals and len(refusals) == len(errors):
             return refusals[0]
-        return NoServersAvailable({server: _describe(error) for server, error in errors.items()})
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"  # the drivers' own wordings differ, and asyncio's does not say this
-    if reason := getattr(error, "verify_message", None):
-        return f"its certificate was not accepted: {reason}"  # ssl's own text has the line number of its C source
-    return str(error) or type(error).__name__
+        return NoServersAvailable({server: describe_error(error) for server, error in errors.items()})

@@ -1,14 +1,24 @@
-"""From a :class:`TLSConfig` to the context both drivers use. The one module of the core that knows ``ssl``:
-a context reads certificate files but opens no connection."""
+"""From a :class:`TLSConfig` to the context both drivers use, and from what ``ssl`` raises to what to do about it.
+The one module of the core that knows ``ssl``: a context reads certificate files but opens no connection."""
 
 from __future__ import annotations
 
+import re
 import ssl
 
 from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
 
-__all__ = ["tls_context"]
+__all__ = ["OUR_CERTIFICATE", "describe_error", "is_name_mismatch", "is_plain_text", "tls_context"]
+
+OUR_CERTIFICATE = "the server requires a certificate of ours: pass tls=TLSConfig(cert_file=..., key_file=...)"
+
+# OpenSSL's numbers for a certificate with another name, and with another address.
+_MISMATCHES = (62, 64)
+# Alerts by which a server says what it thinks of our certificate; in TLS 1.2 "bad certificate" also means none at all.
+_CERTIFICATE_ALERT = re.compile(
+    r"ALERT_((BAD|UNSUPPORTED)_CERTIFICATE|CERTIFICATE_(REVOKED|EXPIRED|UNKNOWN)|UNKNOWN_CA|ACCESS_DENIED)$"
+)
 
 
 def tls_context(tls: TLSConfig | None) -> ssl.SSLContext:
@@ -27,3 +37,32 @@ def tls_context(tls: TLSConfig | None) -> ssl.SSLContext:
         named = [str(path) for path in (ca_file, tls and tls.cert_file, tls and tls.key_file) if path]
         raise ConfigError(f"TLS files {', '.join(named)}: {error}") from error
     return context
+
+
+def describe_error(error: Exception) -> str:
+    """What happened, without OpenSSL's names and line numbers, and what to do about it where that is known."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"  # the drivers' own wordings differ, and asyncio's does not say this
+    if not isinstance(error, ssl.SSLError):
+        return str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was not accepted: {error.verify_message}"
+    reason = error.reason or ""
+    if reason.endswith("ALERT_CERTIFICATE_REQUIRED"):
+        return OUR_CERTIFICATE
+    if found := _CERTIFICATE_ALERT.search(reason):
+        words = found[1].lower().replace("_", " ")
+        return f"the server did not accept our certificate ({words}): check cert_file and key_file of TLSConfig"
+    if is_plain_text(error):
+        return "it answered in plain text, where TLS must begin"
+    return f"TLS failed: {reason.lower().replace('_', ' ') or error}"
+
+
+def is_name_mismatch(error: Exception) -> bool:
+    """Whether a certificate is good, but for another name."""
+    return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _MISMATCHES
+
+
+def is_plain_text(error: Exception) -> bool:
+    """Whether the peer answered with something that is not TLS."""
+    return isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER"
