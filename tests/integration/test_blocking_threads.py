@@ -124,7 +124,7 @@ def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while nc._link._guest is None:
+        while not nc._link._guest:
             time.sleep(0.001)
         nc.publish("anything")  # with another thread reading, the rest still works
         nc.flush()

@@ -134,7 +134,7 @@ class Client(ClientFace):
         self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
     ) -> Subscription:
         subscription = Subscription(self, callback)
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
             self._link.wake()
         return subscription
@@ -286,12 +286,12 @@ class Client(ClientFace):
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
         """
-        if self._machine.is_closed:
+        if self._link.is_over:
             return
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         try:
             self._complete_publishing(timeout)
-            if self._machine.in_doubt:
+            if self._machine.in_doubt and not self._machine.is_closed:
                 self._waited(self._machine.flush, timeout, "close")
         except RequestTimeout as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
@@ -340,7 +340,7 @@ class Client(ClientFace):
     def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
         self._link.check_may_wait(what)
         done = Waiter()
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             start(done)
             self._link.flush()
         self._link.settle()
@@ -351,7 +351,7 @@ class Client(ClientFace):
                 self._machine.forget_flush(done)
 
     def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             self._machine.unsubscribe(state, max_messages)
             self._link.wake()
         self._link.settle()

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
-from jetspark.blocking.waiter import Waiter
+from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, RequestTimeout
+from jetspark.errors import BufferFull, ConnectionLost, RequestTimeout
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, WhenFull, Window
 
@@ -112,8 +112,11 @@ class AckFuture:
                 self._publisher._due.append((each, self))
 
     def __del__(self) -> None:
-        if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
-            _logger.error("%d failed publishes nobody looked at; the last: %s", count, self._error)
+        try:
+            if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
+                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self._error)
+        except AttributeError:
+            pass  # an interrupt came while it was made
 
 
 class WindowedPublisher:
@@ -216,9 +219,9 @@ class WindowedPublisher:
             if future._followers is None:
                 future._followers = []
             future._followers.append(arrived)
-        self._wait(arrived, timeout, "acknowledgement")
+        self._wait(arrived, timeout, "acknowledgement", future)
 
-    def _wait(self, waiter: Waiter, timeout: float | None, what: str) -> None:
+    def _wait(self, waiter: Waiter, timeout: float | None, what: str, future: AckFuture | None = None) -> None:
         self._link.check_may_wait(what)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
@@ -226,17 +229,27 @@ class WindowedPublisher:
             try:
                 # Not link.wait_for, which sleeps on the socket: it does not notice an acknowledgement that another
                 # thread has read and hands out only now.
-                waiter.wait(min(deadline, self._next_look) - time.monotonic())
+                now = time.monotonic()
+                waiter.wait(min(deadline, self._next_look, now + LONGEST_SLEEP_S) - now)
                 return
             except TimeoutError:
+                if future is not None and self._is_settled(future):
+                    return
                 if time.monotonic() >= deadline:
                     raise RequestTimeout(what, timeout or 0) from None
+
+    def _is_settled(self, future: AckFuture) -> bool:
+        """Whether nothing more will come for it: the main thread may have been interrupted with it in hand."""
+        with self._link.lock:
+            if future._ack is None and future._error is None and not self._window.waits_for(future):
+                future.set_exception(ConnectionLost("a thread was interrupted while it read the acknowledgement", 1))
+            return future._ack is not None or future._error is not None
 
     def _give_up_late_ones(self) -> None:
         now = time.monotonic()
         if now < self._next_look and not self._machine.is_closed:
             return
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             self._window.on_time(now)
             # Without a session or a message no deadline can be nearer than that of one that is sent right now.
             deadline = self._window.next_deadline()

@@ -264,12 +264,13 @@ class Source:
         """Whether something ended it before its time."""
         latest = time.monotonic() + LONGEST_WAIT_S
         deadline = latest if until is None else min(until, latest)
+        self._link._let_go()
         try:
-            if is_reading:
-                try:
+            try:
+                if is_reading:
                     self._link._read_until(waiter, deadline)
-                finally:
-                    self._link._hand_back()
+            finally:
+                self._link.hand_back()
             waiter.wait(deadline - time.monotonic())
             return True
         except TimeoutError:
@@ -280,7 +281,7 @@ class Source:
                     self._waiters.remove(waiter)
 
     def on_arrival(self) -> None:
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             state, puller = self.state, self.puller
             arrived = cast("list[JetStreamMessage]", list(state.pending))
             state.pending.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.blocking.message import Message
+from jetspark.blocking.waiter import Changed
 from jetspark.core.faces import SubscriptionFace
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
@@ -31,7 +32,7 @@ class Subscription(SubscriptionFace):
         self._client = client
         self._callback = callback
         self._lock = client._link.lock
-        self._changed = threading.Condition(self._lock)
+        self._changed = Changed(self._lock)
         self._reader: threading.Thread | None = None
 
     def _attach(self, state: SubscriptionState) -> None:

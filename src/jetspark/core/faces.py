@@ -72,7 +72,7 @@ class ClientFace:
             match event:
                 case Ready(subscription):
                     if subscription.handle is not None:
-                        subscription.handle._wake()
+                        self._wake_reader(subscription)
                 case Done(handle, result):
                     if not handle.done():  # it may have been cancelled meanwhile
                         handle.set_result(result)
@@ -88,6 +88,13 @@ class ClientFace:
                             self._on_event(event)
                         except Exception:
                             self._logger.exception("on_event raised for %r", event)
+
+    def _wake_reader(self, subscription: SubscriptionState) -> None:
+        try:
+            subscription.handle._wake()
+        except Exception:
+            # A reader that an interrupt has left in pieces must not take the connection with it.
+            self._logger.exception("what reads %r failed", subscription.subject)
 
 
 class SubscriptionFace:
