@@ -145,6 +145,32 @@ def test_an_interrupt_at_any_bytecode_leaves_a_connection_that_answers(name: str
     interrupt_everywhere(server, OPERATIONS[name], at="any", at_most=400)
 
 
+@pytest.mark.parametrize("name", ["close", "drain"])
+def test_closing_that_was_interrupted_is_done_by_the_next(name: str, server: NatsServer) -> None:
+    def opened() -> Client:
+        nc = jetspark.blocking.connect(server.url)
+        nc.subscribe("anything")
+        nc.publish("anywhere", b"data")
+        return nc
+
+    first = opened()
+    places = count_places(getattr(first, name))
+    for number in sample(places, 25, seed=11):
+        nc = opened()
+        try:
+            with Interrupt(number):
+                getattr(nc, name)()
+        except (KeyboardInterrupt, JetSparkError):
+            pass
+        began = time.monotonic()
+        try:
+            nc.close()
+        except JetSparkError:
+            pass
+        assert nc.is_closed
+        assert time.monotonic() - began < PATIENCE_S
+
+
 def test_no_other_thread_waits_for_ever_after_an_interrupt(server: NatsServer) -> None:
     """Threads that wait while the main thread reads for all of them are told by somebody."""
     with connected(server) as nc:

@@ -230,7 +230,7 @@ class Source:
             try:
                 while isinstance(step := reader.step(time.monotonic(), self.session), Ask):
                     has_asked = True
-                    self._publish(step)
+                    self._publish(step, reader.deadline if isinstance(reader, Fetch) else None)
                 if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
                     return step
                 waiter, is_reading = self._prepare_to_wait()
@@ -243,13 +243,18 @@ class Source:
                 self.puller.on_time(time.monotonic())
         return step
 
-    def _publish(self, ask: Ask) -> None:
+    def _publish(self, ask: Ask, deadline: float | None) -> None:
+        """Ask, unless there is no room for the question until the deadline."""
         machine = self._machine
         try:
             try:
                 machine.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                self._client._when_there_is_room(lambda: machine.publish(self.puller.subject, ask.body, ask.reply))
+                self._client._when_there_is_room(
+                    lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
+                )
+        except TimeoutError:
+            self.puller.take_back(ask)
         except BaseException:
             self.puller.take_back(ask)
             raise

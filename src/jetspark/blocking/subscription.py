@@ -110,7 +110,9 @@ class Subscription(SubscriptionFace):
         self.unsubscribe()
 
     def _read_up(self, deadline: float) -> bool:
-        if self._reader is not None and self._reader is not threading.current_thread():
+        if self._reader is threading.current_thread():
+            return True  # a callback that drains: it goes on with what is here when it comes back
+        if self._reader is not None:
             self._reader.join(max(0.0, deadline - time.monotonic()))
             return not self._reader.is_alive()
         with self._lock:

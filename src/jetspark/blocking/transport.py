@@ -170,11 +170,15 @@ class Link:
 
     def check_may_wait(self, what: str) -> None:
         """Refuse to wait on the thread that reads for what only reading can bring."""
-        me = threading.get_ident()
-        if me == self._thread.ident or (me == self._guest and self._is_passing_on(me)):
+        if not self.may_wait():
             raise UsageError(
                 f"{what} would wait for ever: on_event runs on the thread that reads; use a thread of your own"
             )
+
+    def may_wait(self) -> bool:
+        """Whether this is not the thread that reads, in ``on_event``."""
+        me = threading.get_ident()
+        return me != self._thread.ident and not (me == self._guest and self._is_passing_on(me))
 
     def _is_passing_on(self, me: int) -> bool:
         """Whether this is called by what we have called; what we have noted may be left from an interrupted call."""
@@ -187,13 +191,16 @@ class Link:
                 return True
         return False
 
-    def wait_for(self, waiter: Waiter, timeout_s: float, what: str) -> Any:
+    def wait_for(self, waiter: Waiter, timeout_s: float, what: str, deadline: float | None = None) -> Any:
         """The result of an operation; brings it in by itself when no other thread is at it.
+
+        ``deadline`` is for an operation that began earlier.
 
         Raises:
             RequestTimeout: It was not there in time.
         """
-        deadline = time.monotonic() + timeout_s
+        if deadline is None:
+            deadline = time.monotonic() + timeout_s
         self._let_go()
         try:
             if self._take_over():
@@ -385,11 +392,26 @@ class Link:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
         self._is_moving = False
 
-    def make_room(self) -> None:
-        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
+    def make_room(self, deadline: float | None = None) -> None:
+        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns.
+
+        Raises:
+            TimeoutError: It took no more until the deadline.
+        """
         self.flush()
-        while self._unsent and self._machine.is_connected:
-            self.room.wait()
+        while self._unsent and self._machine.is_connected and threading.get_ident() != self._thread.ident:
+            self.wait_for_room(deadline)
+
+    def wait_for_room(self, deadline: float | None = None) -> None:
+        """With the lock: until something has changed, and there may be room.
+
+        Raises:
+            TimeoutError: Nothing has changed until the deadline.
+        """
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError
+        self.room.wait(left_s)
 
     def settle(self) -> None:
         """Pass on what happened. Without the lock."""
