@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
 from types import TracebackType
@@ -90,6 +92,8 @@ class Client(ClientFace):
         self._on_event: OnEvent | None = None
         self._listeners = []
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
+        self._is_open = False
+        """Connected once, and nobody was told what is lost with it."""
         self._ending: asyncio.Future[None] | None = None
         """Done when the ``close`` or ``drain`` that came first is."""
 
@@ -114,6 +118,8 @@ class Client(ClientFace):
         )
         client._link = Link(client._machine, auth, tls, client._pass_on)
         await client._link.open()
+        client._is_open = True
+        _clients.add(client)
         return client
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
@@ -439,6 +445,20 @@ class Client(ClientFace):
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(None)
 
+    def _tell_unsent(self) -> None:
+        """The client is gone, or its loop, and nobody closed it: say what that has cost."""
+        self._is_open = False
+        if not self._machine.is_closed and (unsent := self._link.unsent()) != (0, 0):
+            self._logger.warning(
+                "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
+                self.server,
+                *unsent,
+            )
+
+    def __del__(self) -> None:
+        if self._is_open:  # not by the set: a collector forgets weak references first
+            self._tell_unsent()
+
     async def __aenter__(self) -> Client:
         return self
 
@@ -495,3 +515,15 @@ class Client(ClientFace):
 def _expire(future: asyncio.Future[Any], what: str, timeout: float) -> None:
     if not future.done():
         future.set_exception(RequestTimeout(what, timeout))
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _tell_at_exit() -> None:
+    for client in list(_clients):
+        if client._is_open:
+            client._tell_unsent()
+
+
+atexit.register(_tell_at_exit)

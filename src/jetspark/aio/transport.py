@@ -75,6 +75,16 @@ class Link:
         self._settle()
         self._wake_publishers()
 
+    def unsent(self) -> tuple[int, int]:
+        """How many messages were never handed to the network, and how many may not have left it: for a loop that ended.
+
+        What the system took is sent, also after the program's end.
+        """
+        session = self._session
+        transport = None if session is None else session.transport
+        is_stuck = transport is not None and transport.get_write_buffer_size() > 0
+        return self._machine.buffered_messages, self._machine.unconfirmed_messages if is_stuck else 0
+
     def now(self) -> float:
         return self._loop.time()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from types import TracebackType
@@ -31,6 +33,9 @@ from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSpa
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
+
+# Longest time that all clients together may keep a program from ending.
+EXIT_S = 5.0
 
 
 def connect(
@@ -80,6 +85,7 @@ class Client(ClientFace):
         )
         self._link = Link(self._machine, auth, tls, self._pass_on)
         self._link.open()
+        _clients.add(self)
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
 
@@ -460,3 +466,26 @@ class Client(ClientFace):
 
     def _drain_subscription(self, state: SubscriptionState, timeout: float) -> None:
         self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    """Send what clients that nobody closed have accepted. Their threads are daemons, which still run at this time."""
+    deadline = time.monotonic() + EXIT_S
+    for client in list(_clients):
+        left_s = min(client.options.drain_timeout_s, max(0.0, deadline - time.monotonic()))
+        try:
+            client.close(left_s)
+        except ConnectionLost as error:
+            client._logger.warning(
+                "the program ends without closing its connection to %s: %d published messages are in doubt",
+                client.server,
+                error.unconfirmed_messages,
+            )
+        except JetSparkError as error:
+            client._logger.warning("the program ends without closing its connection to %s: %s", client.server, error)
+
+
+atexit.register(_close_at_exit)

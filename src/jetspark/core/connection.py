@@ -188,6 +188,11 @@ class Connection:
         return self._handed_over - self._confirmed
 
     @property
+    def buffered_messages(self) -> int:
+        """Publishes accepted and not yet handed to the network."""
+        return self.published - self._handed_over
+
+    @property
     def in_doubt(self) -> int:
         """Publishes of which nobody knows yet whether they arrive: unconfirmed, or still buffered here."""
         return self.published - self._confirmed
