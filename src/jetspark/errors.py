@@ -234,13 +234,18 @@ class NoServersAvailable(ConnectionLost):
 
 
 class RequestTimeout(JetSparkError, TimeoutError):
-    """No answer arrived in time. What was asked may or may not have happened."""
+    """No answer arrived in time. What was asked may or may not have happened.
 
-    def __init__(self, what: str, timeout_s: float) -> None:
-        super().__init__(what, timeout_s)
-        self.what, self.timeout_s = what, timeout_s
+    Unless ``was_sent`` is False: then all the time went by waiting for room in the send buffer, and nothing was sent.
+    """
+
+    def __init__(self, what: str, timeout_s: float, was_sent: bool = True) -> None:
+        super().__init__(what, timeout_s, was_sent)
+        self.what, self.timeout_s, self.was_sent = what, timeout_s, was_sent
 
     def __str__(self) -> str:
+        if not self.was_sent:
+            return f"{self.what}: no room in the send buffer within {self.timeout_s:g} s; nothing was sent"
         return f"{self.what}: no answer within {self.timeout_s:g} s"
 
 

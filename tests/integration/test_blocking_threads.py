@@ -6,7 +6,17 @@ import threading
 import time
 
 import jetspark.blocking
-from jetspark import ConnectionClosed, ConnectionEvent, NoResponders, Reconnected, RequestTimeout, UsageError
+from jetspark import (
+    BufferFull,
+    ConnectionClosed,
+    ConnectionEvent,
+    ConnectionLost,
+    Disconnected,
+    NoResponders,
+    Reconnected,
+    RequestTimeout,
+    UsageError,
+)
 from jetspark.server import NatsServer
 
 
@@ -124,10 +134,84 @@ def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while nc._link._guest is None:
+        while not nc._link._guest:
             time.sleep(0.001)
         nc.publish("anything")  # with another thread reading, the rest still works
         nc.flush()
         nc.close()
         asking.join(5)
         assert len(outcome) == 1
+
+
+def test_closing_inside_on_event_ends_the_connection() -> None:
+    happened = threading.Event()
+    raised: list[Exception] = []
+
+    def on_event(event: ConnectionEvent) -> None:
+        if isinstance(event, Reconnected):
+            nc.publish("a", b"in doubt, since nobody waits for its confirmation")
+            try:
+                nc.close()
+            except ConnectionLost as error:
+                raised.append(error)
+            happened.set()
+
+    with NatsServer(jetstream=False) as server:
+        nc = jetspark.blocking.connect(server.url, on_event=on_event)
+        server.restart()
+        assert happened.wait(20)
+        assert nc.is_closed
+        assert [str(error) for error in raised] == [
+            "closed before the server confirmed (1 published messages are unconfirmed)"
+        ]
+        nc.close()
+
+
+def test_draining_and_closing_inside_a_callback_do_not_wait_for_it() -> None:
+    with NatsServer(jetstream=False) as server:
+        for end in ("drain", "close"):
+            received: list[bytes] = []
+            errors: list[Exception] = []
+            nc = jetspark.blocking.connect(server.url)
+
+            def callback(
+                message: jetspark.blocking.Message,
+                nc: jetspark.blocking.Client = nc,
+                end: str = end,
+                received: list[bytes] = received,
+                errors: list[Exception] = errors,
+            ) -> None:
+                received.append(message.data)
+                try:
+                    getattr(nc, end)(timeout=10)
+                except Exception as error:
+                    errors.append(error)
+
+            subscription = nc.subscribe("a", callback=callback)
+            for number in range(3):
+                nc.publish("a", b"%d" % number)
+            assert subscription._reader is not None
+            subscription._reader.join(5)
+            assert nc.is_closed
+            assert (received[0], errors) == (b"0", [])
+
+
+def test_publishing_inside_on_event_does_not_wait_for_room() -> None:
+    outcomes: list[Exception] = []
+    happened = threading.Event()
+
+    def on_event(event: ConnectionEvent) -> None:
+        if isinstance(event, Disconnected):
+            try:
+                for _ in range(2):
+                    nc.publish("a", bytes(100))
+            except BufferFull as error:
+                outcomes.append(error)
+            happened.set()
+
+    with NatsServer(jetstream=False) as server:
+        nc = jetspark.blocking.connect(server.url, on_event=on_event, send_buffer_bytes=64)
+        server.restart()
+        assert happened.wait(20)
+        assert len(outcomes) == 1
+        nc.close()

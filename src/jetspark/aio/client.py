@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
 from types import TracebackType
@@ -24,7 +26,7 @@ from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -90,6 +92,10 @@ class Client(ClientFace):
         self._on_event: OnEvent | None = None
         self._listeners = []
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
+        self._is_open = False
+        """Connected once, and nobody was told what is lost with it."""
+        self._ending: asyncio.Future[None] | None = None
+        """Done when the ``close`` or ``drain`` that came first is."""
 
     @classmethod
     async def _connect(
@@ -112,30 +118,46 @@ class Client(ClientFace):
         )
         client._link = Link(client._machine, auth, tls, client._pass_on)
         await client._link.open()
+        client._is_open = True
+        _clients.add(client)
         return client
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
 
     async def publish(
-        self, subject: str, data: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        reply: str = "",
+        headers: HeadersLike | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Send a message, at most once.
 
         When this returns, the message is accepted: it is sent as soon as the network takes it, after a reconnect if
         need be. When this raises or is cancelled, it is not. ``flush`` tells when the server has processed it.
 
+        Args:
+            timeout: Longest wait for room in the send buffer; None waits as long as the connection lasts.
+
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
             BufferFull: The network takes no more and ``when_full="raise"``; by default this waits.
-            ConnectionClosed: After ``close`` or ``drain``.
+            RequestTimeout: There was no room within ``timeout``.
+            ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         machine = self._machine
-        if machine.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
+        deadline = None if timeout is None else self._link.deadline(timeout)
         try:
-            machine.publish(subject, data, reply, headers)
-        except BufferFull:
-            await self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers))
+            if machine.out_bytes >= WRITE_AT_BYTES:
+                await self._link.push(deadline)
+            try:
+                machine.publish(subject, data, reply, headers)
+            except BufferFull:
+                await self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers), deadline)
+        except TimeoutError:
+            raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
         if not self._link.flush_is_scheduled:
             self._link.schedule_flush()
 
@@ -197,19 +219,26 @@ class Client(ClientFace):
         Raises:
             NoResponders: At once, when nobody is subscribed to ``subject``.
             PermissionDenied: We may not publish there, or not subscribe to our inbox.
-            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``). The request may have arrived.
+            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
+                buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = self.options.request_timeout_s if timeout is None else timeout
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
         machine = self._machine
+        deadline = loop.time() + timeout
         try:
             token = machine.request(answer, subject, data, headers)
         except BufferFull:
-            token = await self._when_there_is_room(lambda: machine.request(answer, subject, data, headers))
+            try:
+                token = await self._when_there_is_room(
+                    lambda: machine.request(answer, subject, data, headers), deadline
+                )
+            except TimeoutError:
+                raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
         self._link.flush()
         # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
-        timer = loop.call_later(timeout, _expire, answer, f"request to {subject!r}", timeout)
+        timer = loop.call_at(deadline, _expire, answer, f"request to {subject!r}", timeout)
         try:
             return await answer
         finally:
@@ -238,18 +267,20 @@ class Client(ClientFace):
         Raises:
             NoResponders: Nobody is subscribed to ``subject``.
             PermissionDenied: We may not publish there.
+            RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
         loop = asyncio.get_running_loop()
+        timeout = self.options.request_timeout_s if timeout is None else timeout
         collector = Collector(
             subject,
             now=loop.time(),
-            timeout_s=self.options.request_timeout_s if timeout is None else timeout,
+            timeout_s=timeout,
             stall_s=stall,
             max_messages=max_messages,
         )
         inbox = self._new_inbox()
         async with self._subscribe(inbox, answers_to=subject) as answers:
-            await self.publish(subject, data, reply=inbox, headers=headers)
+            await self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
             while (wait_s := collector.wait_s(loop.time())) > 0:
                 try:
                     message = await answers.next(wait_s)
@@ -310,43 +341,129 @@ class Client(ClientFace):
     async def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
 
+        All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
+        waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.
+
         Raises:
-            RequestTimeout: Readers did not finish in time; the connection is closed all the same.
+            RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
+                closed all the same.
+            ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
-        subscriptions = [
+        deadline = self._link.deadline(timeout)
+        if not self._is_first_to_end():
+            await self._end_with_the_first(deadline)
+            return
+        entries = [
             state.handle
             for state in self._machine.subscriptions
             if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
         ]
         try:
-            async with asyncio.timeout(timeout):
-                await asyncio.gather(*(self._drain_subscription(entry._state) for entry in subscriptions))
-                await asyncio.gather(*(entry._read_up() for entry in subscriptions))
-        except TimeoutError:
-            unread = sum(entry.pending_messages for entry in subscriptions)
-            raise RequestTimeout(f"drain, {unread} messages unread", timeout) from None
+            is_read = await self._read_up(entries, deadline)
+            unread = sum(entry.pending_messages for entry in entries)
+            try:
+                await self._confirm(deadline)
+            except RequestTimeout:
+                what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
+                raise RequestTimeout(what, timeout) from None
+            if not is_read:
+                raise RequestTimeout(f"drain, {unread} messages unread", timeout)
         finally:
-            await self.close()
+            self._end()
 
     async def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
+
+        A close beside another one, or beside ``drain``, waits for that one, at most ``timeout``, and returns.
 
         Raises:
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
         """
-        if self._machine.is_closed:
+        deadline = self._link.deadline(self.options.drain_timeout_s if timeout is None else timeout)
+        if not self._is_first_to_end():
+            await self._end_with_the_first(deadline)
             return
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
         try:
-            await self._complete_publishing(timeout)
-            if self._machine.in_doubt:
-                await self._waited(self._machine.flush, timeout, "close")
+            await self._confirm(deadline)
         except RequestTimeout as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
         finally:
-            self._link.close()
+            self._end()
+
+    def _is_first_to_end(self) -> bool:
+        if self._ending is not None:
+            return False
+        self._ending = asyncio.get_running_loop().create_future()
+        return True
+
+    async def _end_with_the_first(self, deadline: float) -> None:
+        """Another task ends the connection: wait for it, but not for longer than this one may take."""
+        assert self._ending is not None
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(self._ending)
+        except TimeoutError:
+            in_doubt = self._machine.in_doubt
+            self._end()
+            if in_doubt:
+                raise ConnectionLost("closed before the server confirmed", in_doubt) from None
+
+    async def _read_up(self, entries: list[Any], deadline: float) -> bool:
+        """Have the server send no more, and the readers finish; False when they have not until the deadline."""
+        left_s = max(0.0, deadline - self._link.now())
+        try:
+            async with asyncio.timeout_at(deadline):
+                outcomes = await asyncio.gather(
+                    *(self._drain_subscription(entry._state, left_s) for entry in entries), return_exceptions=True
+                )
+                if any(isinstance(outcome, RequestTimeout) for outcome in outcomes):
+                    return False
+                me = asyncio.current_task()  # gather gives each a task of its own
+                await asyncio.gather(
+                    *(entry._read_up() for entry in entries if getattr(entry, "_reader", None) is not me)
+                )
+        except TimeoutError:
+            return False
+        return True
+
+    async def _confirm(self, deadline: float) -> None:
+        """Return when the server has everything that was published, or the connection was closed meanwhile.
+
+        Raises:
+            RequestTimeout: Not by the deadline.
+            ConnectionLost: The session ended, or another task closed the connection, with messages on their way.
+        """
+        left_s = max(0.0, deadline - self._link.now())
+        publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
+        # A RequestTimeout is no news: closing resolves what is left, and says why.
+        await asyncio.gather(*publishing, return_exceptions=True)
+        if self._machine.is_closed or not self._machine.in_doubt:
+            return
+        try:
+            await self._waited(self._machine.flush, max(0.0, deadline - self._link.now()), "close")
+        except ConnectionClosed:
+            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from None
+
+    def _end(self) -> None:
+        self._link.close()
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(None)
+
+    def _tell_unsent(self) -> None:
+        """The client is gone, or its loop, and nobody closed it: say what that has cost."""
+        self._is_open = False
+        if not self._machine.is_closed and (unsent := self._link.unsent()) != (0, 0):
+            self._logger.warning(
+                "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
+                self.server,
+                *unsent,
+            )
+
+    def __del__(self) -> None:
+        if self._is_open:  # not by the set: a collector forgets weak references first
+            self._tell_unsent()
 
     async def __aenter__(self) -> Client:
         return self
@@ -362,25 +479,22 @@ class Client(ClientFace):
             # The body's own error is the one to see; this must not hide it.
             self._logger.warning("%s", failure)
 
-    async def _complete_publishing(self, timeout: float) -> None:
-        publishing = [each.complete(timeout) for each in self._publishers.values() if each.outstanding]
-        # A RequestTimeout is no news: closing resolves what is left, and says why.
-        await asyncio.gather(*publishing, return_exceptions=True)
-
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
     def _new_inbox(self) -> str:
         return self._machine.new_inbox()
 
-    async def _when_there_is_room(self, attempt: Callable[[], Any]) -> Any:
-        while True:
-            self._link.flush()
-            try:
-                return attempt()
-            except BufferFull:
-                if self.options.when_full == "raise":
-                    raise
-            await self._link.wait_for_room()
+    async def _when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
+        """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""
+        async with asyncio.timeout_at(deadline):
+            while True:
+                self._link.flush()
+                try:
+                    return attempt()
+                except BufferFull:
+                    if self.options.when_full == "raise":
+                        raise
+                await self._link.wait_for_room()
 
     async def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
         loop = asyncio.get_running_loop()
@@ -400,11 +514,22 @@ class Client(ClientFace):
         self._pass_on(self._machine.events())
         self._link.schedule_flush()
 
-    async def _drain_subscription(self, state: SubscriptionState, timeout: float | None = None) -> None:
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+    async def _drain_subscription(self, state: SubscriptionState, timeout: float) -> None:
         await self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
 
 
 def _expire(future: asyncio.Future[Any], what: str, timeout: float) -> None:
     if not future.done():
         future.set_exception(RequestTimeout(what, timeout))
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _tell_at_exit() -> None:
+    for client in list(_clients):
+        if client._is_open:
+            client._tell_unsent()
+
+
+atexit.register(_tell_at_exit)

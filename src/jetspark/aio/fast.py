@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Self
 
 from jetspark.aio.transport import WRITE_AT_BYTES
+from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -44,7 +45,7 @@ class _Paced:
         self._loop = client._link._loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters = Waits()
         self._is_listening = False
 
     def _wake(self) -> None:
@@ -69,10 +70,7 @@ class _Paced:
 
     def _settle(self) -> None:
         """After every call into the machine."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake()
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.hand_over()
         elif self._connection.out_bytes:
@@ -104,9 +102,7 @@ class _Paced:
         """Until something has changed."""
         self._link.flush()
         self._watch_clock()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append(waiter)
-        await waiter
+        await self._waiters.wait()
 
     async def _sent(self, send: Callable[[float], None]) -> None:
         """Hand messages to the connection when it takes them: this never raises ``BufferFull``.

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import WRITE_AT_BYTES
+from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.subscription import SubscriptionState
@@ -76,8 +77,8 @@ class WindowedPublisher:
         )
         self._loop = client._link._loop
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting_for_room: list[asyncio.Future[None]] = []
-        self._waiting_for_all: list[asyncio.Future[None]] = []
+        self._waiting_for_room = Waits()
+        self._waiting_for_all = Waits()
         self._is_listening = False
 
     @property
@@ -85,27 +86,35 @@ class WindowedPublisher:
         """Messages accepted whose acknowledgement has not come."""
         return self._window.outstanding
 
-    async def publish(self, subject: str, data: bytes = b"", headers: HeadersLike | None = None) -> AckFuture:
+    async def publish(
+        self, subject: str, data: bytes = b"", headers: HeadersLike | None = None, timeout: float | None = None
+    ) -> AckFuture:
         """Send a message; the future tells what became of it.
 
-        When this raises or is cancelled, the message is not sent.
+        When this raises or is cancelled, the message is not sent. It waits for room, at most ``timeout`` seconds; None
+        waits as long as the connection lasts.
 
         Raises:
+            RequestTimeout: There was no room within ``timeout``.
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
             WindowFull: ``when_full="raise"``, and so many are outstanding.
             BufferFull: The network takes no more and the connection's ``when_full="raise"``.
             ConnectionClosed: After ``close`` or ``drain``.
         """
         machine, link = self._machine, self._link
-        if machine.out_bytes >= WRITE_AT_BYTES:
-            await link.push()
+        deadline = None if timeout is None else self._loop.time() + timeout
         future = AckFuture(self._window, self._loop)
         try:
-            is_accepted = self._window.publish(future, subject, data, headers, self._loop.time())
-        except BufferFull:
-            is_accepted = False
-        if not is_accepted:
-            await self._publish_later(future, subject, data, headers)
+            if machine.out_bytes >= WRITE_AT_BYTES:
+                await link.push(deadline)
+            try:
+                is_accepted = self._window.publish(future, subject, data, headers, self._loop.time())
+            except BufferFull:
+                is_accepted = False
+            if not is_accepted:
+                await self._publish_later(future, subject, data, headers, deadline)
+        except TimeoutError:
+            raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
         if not link.flush_is_scheduled:
             link.schedule_flush()
         if self._timer is None:
@@ -122,25 +131,23 @@ class WindowedPublisher:
             async with asyncio.timeout(timeout):
                 while self._window.outstanding:
                     self._link.flush()
-                    await self._wait(self._waiting_for_all)
+                    await self._waiting_for_all.wait()
         except TimeoutError:
             what = f"{self._window.outstanding} acknowledgements"
             raise RequestTimeout(what, timeout or 0) from None
 
-    async def _publish_later(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> None:
+    async def _publish_later(
+        self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None, deadline: float | None
+    ) -> None:
         """There was no room: in the window, or in the connection's buffer."""
 
         def attempt() -> bool:
             return self._window.publish(future, subject, data, headers, self._loop.time())
 
-        while not await self._client._when_there_is_room(attempt):
-            self._window.check_may_wait()
-            await self._wait(self._waiting_for_room)
-
-    async def _wait(self, waiting: list[asyncio.Future[None]]) -> None:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        waiting.append(waiter)
-        await waiter
+        async with asyncio.timeout_at(deadline):
+            while not await self._client._when_there_is_room(attempt):
+                self._window.check_may_wait()
+                await self._waiting_for_room.wait()
 
     # ---- what others tell us -----------------------------------------------------------------------------------
 
@@ -178,9 +185,9 @@ class WindowedPublisher:
 
     def _wake_waiters(self) -> None:
         if self._waiting_for_room and not self._window.is_full:
-            self._waiting_for_room = _wake_all(self._waiting_for_room)
+            self._waiting_for_room.wake()
         if self._waiting_for_all and not self._window.outstanding:
-            self._waiting_for_all = _wake_all(self._waiting_for_all)
+            self._waiting_for_all.wake()
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -195,10 +202,3 @@ class WindowedPublisher:
 
     async def _read_up(self) -> None:
         """Acknowledgements are read as they come."""
-
-
-def _wake_all(waiting: list[asyncio.Future[None]]) -> list[asyncio.Future[None]]:
-    for waiter in waiting:
-        if not waiter.done():
-            waiter.set_result(None)
-    return []

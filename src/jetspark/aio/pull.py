@@ -80,7 +80,7 @@ class PullConsumer:
         try:
             while (step := fetch.step(source.loop.time(), source.session)) is not None:
                 if isinstance(step, Ask):
-                    await source.send(step)
+                    await source.send(step, fetch.deadline)
                 else:
                     await source.wait(step)
             is_complete = True
@@ -219,15 +219,18 @@ class Source:
         machine = self._machine
         return machine.sessions if machine.is_connected else None
 
-    async def send(self, ask: Ask) -> None:
+    async def send(self, ask: Ask, deadline: float | None = None) -> None:
+        """Ask, unless there is no room for the question until the deadline."""
         machine = self._machine
         try:
             try:
                 machine.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
                 await self._client._when_there_is_room(
-                    lambda: machine.publish(self.puller.subject, ask.body, ask.reply)
+                    lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
                 )
+        except TimeoutError:
+            self.puller.take_back(ask)
         except BaseException:
             self.puller.take_back(ask)
             raise

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio.message import Message
+from jetspark.aio.waits import Waits
 from jetspark.core.faces import SubscriptionFace
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
@@ -32,7 +33,7 @@ class Subscription(SubscriptionFace):
     def __init__(self, client: Client, callback: Callback | None) -> None:
         self._client = client
         self._callback = callback
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters = Waits()
         self._reader: asyncio.Task[None] | None = None
 
     def _attach(self, state: SubscriptionState) -> None:
@@ -56,7 +57,7 @@ class Subscription(SubscriptionFace):
                     if state.error is not None:
                         raise state.error
                     return
-                await self._wait()
+                await self._waiters.wait()
         finally:
             self._wake()  # a drain may wait for us
 
@@ -74,7 +75,7 @@ class Subscription(SubscriptionFace):
                 raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._wait()
+                    await self._waiters.wait()
             except TimeoutError:
                 raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0) from None
         message = cast(Message, state.take())
@@ -95,7 +96,7 @@ class Subscription(SubscriptionFace):
         timeout = self._client.options.drain_timeout_s if timeout is None else timeout
         try:
             async with asyncio.timeout(timeout):
-                await self._client._drain_subscription(self._state)
+                await self._client._drain_subscription(self._state, timeout)
                 await self._read_up()
         except TimeoutError:
             raise RequestTimeout(
@@ -109,22 +110,15 @@ class Subscription(SubscriptionFace):
         await self.unsubscribe()
 
     async def _read_up(self) -> None:
+        if self._reader is asyncio.current_task():
+            return  # a callback that drains: it goes on with what is here when it comes back
         if self._reader is not None:
             await asyncio.shield(self._reader)
         while self._state.pending:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+            await self._waiters.wait()
 
     def _wake(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        self._waiters.wake()
 
     async def _call_back(self, callback: Callback) -> None:
         try:

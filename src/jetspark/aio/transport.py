@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from ipaddress import ip_address
 from typing import Any, TypeAlias, cast
 
+from jetspark.aio.waits import Waits
 from jetspark.core.auth import Auth
 from jetspark.core.connection import Connection, Event
 from jetspark.core.lifecycle import (
@@ -58,7 +59,7 @@ class Link:
         self._is_establishing = False
         self._reconnecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._waiting_for_room = Waits()
         self.flush_is_scheduled = False
 
     async def open(self) -> None:
@@ -76,6 +77,22 @@ class Link:
         self._hang_up()
         self._settle()
         self._wake_publishers()
+
+    def unsent(self) -> tuple[int, int]:
+        """How many messages were never handed to the network, and how many may not have left it: for a loop that ended.
+
+        What the system took is sent, also after the program's end.
+        """
+        session = self._session
+        transport = None if session is None else session.transport
+        is_stuck = transport is not None and transport.get_write_buffer_size() > 0
+        return self._machine.buffered_messages, self._machine.unconfirmed_messages if is_stuck else 0
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def deadline(self, timeout_s: float) -> float:
+        return self._loop.time() + timeout_s
 
     def schedule_flush(self) -> None:
         """Write what is buffered when the current step of the loop is over; much is gathered into one write."""
@@ -100,32 +117,30 @@ class Link:
         if self._session is not None and self._session.is_server_here:
             _give_way()
 
-    async def push(self) -> None:
-        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
+    async def push(self, deadline: float | None = None) -> None:
+        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns.
+
+        Raises:
+            TimeoutError: It took no more until the deadline.
+        """
         self.flush()
         session = self._session
         if session is not None and session.is_paused:
-            await self.wait_for_room()
+            async with asyncio.timeout_at(deadline):
+                await self.wait_for_room()
         else:
             await asyncio.sleep(0)
 
     async def wait_for_room(self) -> None:
         """Until something has changed: there is room, a session, or none ever again."""
-        room = self._loop.create_future()
-        self._waiting_for_room.append(room)
-        await room
+        await self._waiting_for_room.wait()
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Like :meth:`wait_for_room`, for one who cannot wait."""
-        room = self._loop.create_future()
-        room.add_done_callback(lambda _: callback())
-        self._waiting_for_room.append(room)
+        self._waiting_for_room.add().add_done_callback(lambda _: callback())
 
     def _wake_publishers(self) -> None:
-        waiting, self._waiting_for_room = self._waiting_for_room, []
-        for room in waiting:
-            if not room.done():
-                room.set_result(None)
+        self._waiting_for_room.wake()
 
     # ---- a session's life --------------------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import random
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from types import TracebackType
@@ -15,7 +18,7 @@ from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
-from jetspark.blocking.waiter import Waiter
+from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.connection import Connection
 from jetspark.core.events import OnEvent
 from jetspark.core.faces import ClientFace
@@ -26,10 +29,13 @@ from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
+
+# Longest time that all clients together may keep a program from ending.
+EXIT_S = 5.0
 
 
 def connect(
@@ -65,6 +71,10 @@ class Client(ClientFace):
         self._on_event = on_event
         self._listeners = []
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
+        self._ending: Waiter | None = None
+        """Done when the ``close`` or ``drain`` that came first is."""
+        self._ender = 0
+        """The thread of that one."""
         self._machine = Connection(
             options,
             servers,
@@ -75,29 +85,47 @@ class Client(ClientFace):
         )
         self._link = Link(self._machine, auth, tls, self._pass_on)
         self._link.open()
+        _clients.add(self)
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
 
-    def publish(self, subject: str, data: bytes = b"", *, reply: str = "", headers: HeadersLike | None = None) -> None:
+    def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        reply: str = "",
+        headers: HeadersLike | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Send a message, at most once.
 
         When this returns, the message is accepted: it is sent as soon as the network takes it, after a reconnect if
         need be. When this raises, it is not. ``flush`` tells when the server has processed it.
 
+        Args:
+            timeout: Longest wait for room in the send buffer; None waits as long as the connection lasts.
+
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
-            BufferFull: The network takes no more and ``when_full="raise"``; by default this waits.
-            ConnectionClosed: After ``close`` or ``drain``.
+            BufferFull: The network takes no more and ``when_full="raise"``; by default this waits, except in
+                ``on_event``, which nothing may keep.
+            RequestTimeout: There was no room within ``timeout``.
+            ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
-        with link.lock:
-            if machine.out_bytes >= WRITE_AT_BYTES:
-                link.make_room()
-            try:
-                machine.publish(subject, data, reply, headers)
-            except BufferFull:
-                self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers))
-            link.flush_soon()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            with link.lock:
+                if machine.out_bytes >= WRITE_AT_BYTES:
+                    link.make_room(deadline)
+                try:
+                    machine.publish(subject, data, reply, headers)
+                except BufferFull:
+                    self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers), deadline)
+                link.flush_soon()
+        except TimeoutError:
+            raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
 
     def subscribe(
         self,
@@ -138,7 +166,7 @@ class Client(ClientFace):
         self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
     ) -> Subscription:
         subscription = Subscription(self, callback)
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
             self._link.wake()
         return subscription
@@ -151,20 +179,25 @@ class Client(ClientFace):
         Raises:
             NoResponders: At once, when nobody is subscribed to ``subject``.
             PermissionDenied: We may not publish there, or not subscribe to our inbox.
-            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``). The request may have arrived.
+            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
+                buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = self.options.request_timeout_s if timeout is None else timeout
         link, machine = self._link, self._machine
         link.check_may_wait("request")
+        deadline = time.monotonic() + timeout
         answer = Waiter()
         with link.lock:
             try:
                 token = machine.request(answer, subject, data, headers)
             except BufferFull:
-                token = self._when_there_is_room(lambda: machine.request(answer, subject, data, headers))
+                try:
+                    token = self._when_there_is_room(lambda: machine.request(answer, subject, data, headers), deadline)
+                except TimeoutError:
+                    raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
             link.flush()
         try:
-            message: Message = link.wait_for(answer, timeout, f"request to {subject!r}")
+            message: Message = link.wait_for(answer, timeout, f"request to {subject!r}", deadline)
             return message
         finally:
             with link.lock:
@@ -192,17 +225,19 @@ class Client(ClientFace):
         Raises:
             NoResponders: Nobody is subscribed to ``subject``.
             PermissionDenied: We may not publish there.
+            RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
+        timeout = self.options.request_timeout_s if timeout is None else timeout
         collector = Collector(
             subject,
             now=time.monotonic(),
-            timeout_s=self.options.request_timeout_s if timeout is None else timeout,
+            timeout_s=timeout,
             stall_s=stall,
             max_messages=max_messages,
         )
         inbox = self._new_inbox()
         with self._subscribe(inbox, answers_to=subject) as answers:
-            self.publish(subject, data, reply=inbox, headers=headers)
+            self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
             while (wait_s := collector.wait_s(time.monotonic())) > 0:
                 try:
                     message = answers.next(wait_s)
@@ -263,44 +298,125 @@ class Client(ClientFace):
     def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
 
+        All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
+        waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.
+
         Raises:
-            RequestTimeout: Readers did not finish in time; the connection is closed all the same.
+            RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
+                closed all the same.
+            ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         deadline = time.monotonic() + timeout
+        if not self._is_first_to_end():
+            self._end_with_the_first(deadline)
+            return
         with self._link.lock:
-            subscriptions = [
+            entries = [
                 state.handle
                 for state in self._machine.subscriptions
                 if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
             ]
         try:
-            for entry in subscriptions:
-                self._drain_subscription(entry._state, max(0.0, deadline - time.monotonic()))
-            if not all(entry._read_up(deadline) for entry in subscriptions):
-                unread = sum(entry.pending_messages for entry in subscriptions)
+            is_read = self._read_up(entries, deadline)
+            unread = sum(entry.pending_messages for entry in entries)
+            try:
+                self._confirm(deadline)
+            except RequestTimeout:
+                what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
+                raise RequestTimeout(what, timeout) from None
+            if not is_read:
                 raise RequestTimeout(f"drain, {unread} messages unread", timeout)
         finally:
-            self.close()
+            self._end()
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
+
+        A close beside another one, or beside ``drain``, waits for that one, at most ``timeout``, and returns. In
+        ``on_event`` it does not wait for the server's confirmation.
 
         Raises:
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
         """
-        if self._machine.is_closed:
+        if self._link.is_over:
             return
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + (self.options.drain_timeout_s if timeout is None else timeout)
+        if not self._is_first_to_end():
+            self._end_with_the_first(deadline)
+            return
         try:
-            self._complete_publishing(timeout)
-            if self._machine.in_doubt:
-                self._waited(self._machine.flush, timeout, "close")
+            self._confirm(deadline)
         except RequestTimeout as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
         finally:
+            self._end()
+
+    def _is_first_to_end(self) -> bool:
+        me = threading.get_ident()
+        with self._link.lock:
+            if self._ending is not None and self._ender != me:
+                return False
+            self._ending = self._ending or Waiter()  # when it is ours, it was interrupted
+            self._ender = me
+            return True
+
+    def _end_with_the_first(self, deadline: float) -> None:
+        """Another thread ends the connection: wait for it, but not for longer than this one may take."""
+        assert self._ending is not None
+        while not self._link.is_over and self._link.may_wait() and (left_s := deadline - time.monotonic()) > 0:
+            if self._ending.look(min(left_s, LONGEST_SLEEP_S)):
+                break
+        if self._link.is_over:
+            return
+        is_late, in_doubt = not self._ending.done(), self._machine.in_doubt
+        self._end()
+        if is_late and in_doubt:
+            raise ConnectionLost("closed before the server confirmed", in_doubt)
+
+    def _read_up(self, entries: list[Any], deadline: float) -> bool:
+        """Have the server send no more, and the readers finish; False when they have not until the deadline."""
+        try:
+            for entry in entries:
+                self._drain_subscription(entry._state, max(0.0, deadline - time.monotonic()))
+        except RequestTimeout:
+            return False
+        except ConnectionClosed:
+            pass  # by another thread: nothing more will come
+        outcomes = [entry._read_up(deadline) for entry in entries]  # each, also when one of them has failed
+        return all(outcomes)
+
+    def _confirm(self, deadline: float) -> None:
+        """Return when the server has everything that was published, or the connection was closed meanwhile.
+
+        Raises:
+            RequestTimeout: Not by the deadline.
+            ConnectionLost: The session ended, or another thread closed the connection, with messages on their way.
+        """
+        if not self._link.may_wait():
+            deadline = 0.0
+        for publisher in list(self._publishers.values()):
+            if publisher.outstanding and deadline:
+                try:
+                    publisher.complete(max(0.0, deadline - time.monotonic()))
+                except RequestTimeout:
+                    pass  # closing resolves what is left, and says why
+        if self._machine.is_closed or not self._machine.in_doubt:
+            return
+        if not deadline:
+            raise RequestTimeout("close", 0)
+        try:
+            self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
+        except ConnectionClosed:
+            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from None
+
+    def _end(self) -> None:
+        try:
             self._link.close()
+        finally:
+            if self._ending is not None:
+                self._ending.set_result(None)
 
     def __enter__(self) -> Client:
         return self
@@ -316,35 +432,27 @@ class Client(ClientFace):
             # The body's own error is the one to see; this must not hide it.
             self._logger.warning("%s", failure)
 
-    def _complete_publishing(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        for publisher in list(self._publishers.values()):
-            if publisher.outstanding:
-                try:
-                    publisher.complete(max(0.0, deadline - time.monotonic()))
-                except RequestTimeout:
-                    pass  # closing resolves what is left, and says why
-
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
     def _new_inbox(self) -> str:
         with self._link.lock:
             return self._machine.new_inbox()
 
-    def _when_there_is_room(self, attempt: Callable[[], Any]) -> Any:
+    def _when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
+        """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""
         while True:
             self._link.flush()
             try:
                 return attempt()
             except BufferFull:
-                if self.options.when_full == "raise":
+                if self.options.when_full == "raise" or not self._link.may_wait():
                     raise
-            self._link.room.wait()
+            self._link.wait_for_room(deadline)
 
     def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
         self._link.check_may_wait(what)
         done = Waiter()
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             start(done)
             self._link.flush()
         self._link.settle()
@@ -355,10 +463,33 @@ class Client(ClientFace):
                 self._machine.forget_flush(done)
 
     def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             self._machine.unsubscribe(state, max_messages)
             self._link.wake()
         self._link.settle()
 
     def _drain_subscription(self, state: SubscriptionState, timeout: float) -> None:
         self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    """Send what clients that nobody closed have accepted. Their threads are daemons, which still run at this time."""
+    deadline = time.monotonic() + EXIT_S
+    for client in list(_clients):
+        left_s = min(client.options.drain_timeout_s, max(0.0, deadline - time.monotonic()))
+        try:
+            client.close(left_s)
+        except ConnectionLost as error:
+            client._logger.warning(
+                "the program ends without closing its connection to %s: %d published messages are in doubt",
+                client.server,
+                error.unconfirmed_messages,
+            )
+        except JetSparkError as error:
+            client._logger.warning("the program ends without closing its connection to %s: %s", client.server, error)
+
+
+atexit.register(_close_at_exit)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.blocking.waiter import Changed
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -45,7 +46,7 @@ class _Paced(ABC):
 
     def __init__(self, client: Client) -> None:
         self._client, self._connection, self._link = client, client._machine, client._link
-        self._changed = threading.Condition(client._link.lock)
+        self._changed = Changed(client._link.lock)
         self._is_listening = False
 
     def _wake(self) -> None:

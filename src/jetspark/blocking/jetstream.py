@@ -187,15 +187,20 @@ class JetStream(ObjectStores):
         expect: Expect | None = None,
         ttl: float | None = None,
         headers: HeadersLike | None = None,
+        timeout: float | None = None,
     ) -> AckFuture:
         """Send a message and return a future for its acknowledgement, without waiting for it.
 
-        Waits only while the window of unacknowledged messages is full. Order is kept. Every future is resolved exactly
+        Waits only while the window of unacknowledged messages or the connection's send buffer is full, at most
+        ``timeout`` seconds; None waits as long as the connection lasts. Order is kept. Every future is resolved exactly
         once: with the :class:`PubAck`, with the server's error, or with the reason why it is unknown.
+
+        Raises:
+            RequestTimeout: There was no room within ``timeout``; nothing was sent.
         """
         if ttl is not None:
             self._run(self._api.require(MESSAGE_TTL))
-        return self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl))
+        return self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl), timeout)
 
     def publish_async_complete(self, timeout: float | None = None) -> None:
         """Return when no acknowledgement is outstanding.

@@ -13,14 +13,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
-from jetspark.blocking.waiter import Waiter
+from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, RequestTimeout
+from jetspark.errors import BufferFull, ConnectionLost, RequestTimeout
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, WhenFull, Window
 
@@ -112,8 +112,11 @@ class AckFuture:
                 self._publisher._due.append((each, self))
 
     def __del__(self) -> None:
-        if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
-            _logger.error("%d failed publishes nobody looked at; the last: %s", count, self._error)
+        try:
+            if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
+                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self._error)
+        except AttributeError:
+            pass  # an interrupt came while it was made
 
 
 class WindowedPublisher:
@@ -148,12 +151,16 @@ class WindowedPublisher:
         """Messages accepted whose acknowledgement has not come."""
         return self._window.outstanding
 
-    def publish(self, subject: str, data: bytes = b"", headers: HeadersLike | None = None) -> AckFuture:
+    def publish(
+        self, subject: str, data: bytes = b"", headers: HeadersLike | None = None, timeout: float | None = None
+    ) -> AckFuture:
         """Send a message; the future tells what became of it.
 
-        When this raises, the message is not sent.
+        When this raises, the message is not sent. It waits for room, at most ``timeout`` seconds; None waits as long as
+        the connection lasts.
 
         Raises:
+            RequestTimeout: There was no room within ``timeout``.
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
             WindowFull: ``when_full="raise"``, and so many are outstanding.
             BufferFull: The network takes no more and the connection's ``when_full="raise"``.
@@ -161,24 +168,30 @@ class WindowedPublisher:
         """
         machine, link = self._machine, self._link
         future = AckFuture(self)
-        while True:
-            with link.lock:
-                if machine.out_bytes >= WRITE_AT_BYTES:
-                    link.make_room()
-                if self._accept(future, subject, data, headers):
-                    link.flush_soon()
-                    return future
-            self._give_up_late_ones()
-            with link.lock:
-                if not self._window.is_full:
-                    continue
-                self._window.check_may_wait()
-                link.flush()
-                room = Waiter()
-                self._waiting_for_room.append(room)
-            self._wait(room, None, "publish_async")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                with link.lock:
+                    if machine.out_bytes >= WRITE_AT_BYTES:
+                        link.make_room(deadline)
+                    if self._accept(future, subject, data, headers, deadline):
+                        link.flush_soon()
+                        return future
+                self._give_up_late_ones()
+                with link.lock:
+                    if not self._window.is_full:
+                        continue
+                    self._window.check_may_wait()
+                    link.flush()
+                    room = Waiter()
+                    self._waiting_for_room.append(room)
+                self._wait(room, self._waiting_for_room, deadline)
+        except TimeoutError:
+            raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
 
-    def _accept(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
+    def _accept(
+        self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None, deadline: float | None
+    ) -> bool:
         if not self._is_listening:
             self._client._listeners.append(self._on_event)
             self._is_listening = True
@@ -186,7 +199,7 @@ class WindowedPublisher:
             return self._window.publish(future, subject, data, headers, time.monotonic())
         except BufferFull:
             is_accepted: bool = self._client._when_there_is_room(
-                lambda: self._window.publish(future, subject, data, headers, time.monotonic())
+                lambda: self._window.publish(future, subject, data, headers, time.monotonic()), deadline
             )
             return is_accepted
 
@@ -203,7 +216,10 @@ class WindowedPublisher:
             link.flush()
             done = Waiter()
             self._waiting_for_all.append(done)
-        self._wait(done, timeout, "acknowledgements")
+        try:
+            self._wait(done, self._waiting_for_all, None if timeout is None else time.monotonic() + timeout)
+        except TimeoutError:
+            raise RequestTimeout(f"{self._window.outstanding} acknowledgements", timeout or 0) from None
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 
@@ -216,27 +232,51 @@ class WindowedPublisher:
             if future._followers is None:
                 future._followers = []
             future._followers.append(arrived)
-        self._wait(arrived, timeout, "acknowledgement")
+            followers = future._followers
+        try:
+            self._wait(arrived, followers, None if timeout is None else time.monotonic() + timeout, future)
+        except TimeoutError:
+            raise RequestTimeout("acknowledgement", timeout or 0) from None
 
-    def _wait(self, waiter: Waiter, timeout: float | None, what: str) -> None:
-        self._link.check_may_wait(what)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def _wait(
+        self, waiter: Waiter, waiting: list[Any], deadline: float | None, future: AckFuture | None = None
+    ) -> None:
+        """Until the waiter is told, or ``TimeoutError``; it is in ``waiting``, and is not when this has ended."""
+        try:
+            self._link.check_may_wait("an acknowledgement")
+            self._wait_until(waiter, math.inf if deadline is None else deadline, future)
+        finally:
+            with self._link.lock:
+                if waiter in waiting:
+                    waiting.remove(waiter)
+
+    def _wait_until(self, waiter: Waiter, deadline: float, future: AckFuture | None) -> None:
         while True:
             self._give_up_late_ones()
             try:
                 # Not link.wait_for, which sleeps on the socket: it does not notice an acknowledgement that another
                 # thread has read and hands out only now.
-                waiter.wait(min(deadline, self._next_look) - time.monotonic())
+                now = time.monotonic()
+                waiter.wait(min(deadline, self._next_look, now + LONGEST_SLEEP_S) - now)
                 return
             except TimeoutError:
+                if future is not None and self._is_settled(future):
+                    return
                 if time.monotonic() >= deadline:
-                    raise RequestTimeout(what, timeout or 0) from None
+                    raise
+
+    def _is_settled(self, future: AckFuture) -> bool:
+        """Whether nothing more will come for it: the main thread may have been interrupted with it in hand."""
+        with self._link.lock:
+            if future._ack is None and future._error is None and not self._window.waits_for(future):
+                future.set_exception(ConnectionLost("a thread was interrupted while it read the acknowledgement", 1))
+            return future._ack is not None or future._error is not None
 
     def _give_up_late_ones(self) -> None:
         now = time.monotonic()
         if now < self._next_look and not self._machine.is_closed:
             return
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             self._window.on_time(now)
             # Without a session or a message no deadline can be nearer than that of one that is sent right now.
             deadline = self._window.next_deadline()
@@ -304,9 +344,9 @@ class WindowedPublisher:
 
     def _wake_waiters(self) -> None:
         if self._waiting_for_room and not self._window.is_full:
-            self._waiting_for_room = _wake_all(self._waiting_for_room)
+            _wake_all(self._waiting_for_room)
         if self._waiting_for_all and not self._window.outstanding:
-            self._waiting_for_all = _wake_all(self._waiting_for_all)
+            _wake_all(self._waiting_for_all)
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -331,7 +371,7 @@ def _call(callback: Callback, future: AckFuture) -> None:
         _logger.exception("a callback of a publish failed: %r", callback)
 
 
-def _wake_all(waiting: list[Waiter]) -> list[Waiter]:
+def _wake_all(waiting: list[Waiter]) -> None:
     for waiter in waiting:
         waiter.set_result(None)
-    return []
+    waiting.clear()

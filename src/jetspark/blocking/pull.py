@@ -235,7 +235,7 @@ class Source:
             try:
                 while isinstance(step := reader.step(time.monotonic(), self.session), Ask):
                     has_asked = True
-                    self._publish(step)
+                    self._publish(step, reader.deadline if isinstance(reader, Fetch) else None)
                 if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
                     return step
                 waiter, is_reading = self._prepare_to_wait()
@@ -248,13 +248,18 @@ class Source:
                 self.puller.on_time(time.monotonic())
         return step
 
-    def _publish(self, ask: Ask) -> None:
+    def _publish(self, ask: Ask, deadline: float | None) -> None:
+        """Ask, unless there is no room for the question until the deadline."""
         machine = self._machine
         try:
             try:
                 machine.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                self._client._when_there_is_room(lambda: machine.publish(self.puller.subject, ask.body, ask.reply))
+                self._client._when_there_is_room(
+                    lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
+                )
+        except TimeoutError:
+            self.puller.take_back(ask)
         except BaseException:
             self.puller.take_back(ask)
             raise
@@ -269,12 +274,13 @@ class Source:
         """Whether something ended it before its time."""
         latest = time.monotonic() + LONGEST_WAIT_S
         deadline = latest if until is None else min(until, latest)
+        self._link._let_go()
         try:
-            if is_reading:
-                try:
+            try:
+                if is_reading:
                     self._link._read_until(waiter, deadline)
-                finally:
-                    self._link._hand_back()
+            finally:
+                self._link.hand_back()
             waiter.wait(deadline - time.monotonic())
             return True
         except TimeoutError:
@@ -285,7 +291,7 @@ class Source:
                     self._waiters.remove(waiter)
 
     def on_arrival(self) -> None:
-        with self._link.lock:
+        with self._link.lock, self._link.doubt:
             state, puller = self.state, self.puller
             arrived = cast("list[JetStreamMessage]", list(state.pending))
             state.pending.clear()

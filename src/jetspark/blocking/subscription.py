@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.blocking.message import Message
+from jetspark.blocking.waiter import Changed
 from jetspark.core.faces import SubscriptionFace
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
@@ -31,7 +32,7 @@ class Subscription(SubscriptionFace):
         self._client = client
         self._callback = callback
         self._lock = client._link.lock
-        self._changed = threading.Condition(self._lock)
+        self._changed = Changed(self._lock)
         self._reader: threading.Thread | None = None
 
     def _attach(self, state: SubscriptionState) -> None:
@@ -109,7 +110,9 @@ class Subscription(SubscriptionFace):
         self.unsubscribe()
 
     def _read_up(self, deadline: float) -> bool:
-        if self._reader is not None and self._reader is not threading.current_thread():
+        if self._reader is threading.current_thread():
+            return True  # a callback that drains: it goes on with what is here when it comes back
+        if self._reader is not None:
             self._reader.join(max(0.0, deadline - time.monotonic()))
             return not self._reader.is_alive()
         with self._lock:

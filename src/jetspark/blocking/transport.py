@@ -7,6 +7,17 @@ take it.
 Who waits for the network: the connection's own thread (in ``select``), except while another thread waits for an
 answer. That thread then reads by itself (``wait_for``) and the connection's thread looks away: being woken by another
 thread costs more than all the rest of a request. One thread at a time reads; the others wait for it.
+
+Interrupts. The main thread may meet a KeyboardInterrupt between any two steps, the connection's thread never does. So
+the main thread leaves nothing behind that only it could put right:
+
+* A guest has the reading for ``LEASE_S`` and renews it; whoever does not hand it back loses it.
+* What may be interrupted half-way is marked: ``_is_moving`` (bytes between the machine and the socket), ``_interest``
+  (None while the selector is changed), ``_in_hand`` (events taken and not passed on), ``is_suspect`` (a call into the
+  machine). A mark that is found with the lock in hand is that of an interrupted thread. Then the connection's thread
+  makes the selector anew, or ends the session and begins another: every part of the client is made for that, and
+  ``Disconnected`` tells what is in doubt.
+* Nobody sleeps for longer than ``LONGEST_SLEEP_S`` without looking.
 """
 
 from __future__ import annotations
@@ -16,13 +27,14 @@ import os
 import selectors
 import socket
 import ssl
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from jetspark.blocking.waiter import Waiter
+from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.core.connection import Connection, Event
 from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Dial, Hangup, Pause, Step, UpgradeToTLS, establish
 from jetspark.core.options import TLSConfig
@@ -40,6 +52,12 @@ READ_BYTES = 256 << 10
 # each of them instead makes the two fight for the interpreter, and halved the rate.
 GATHER_S = 100e-6
 LINGER_S = 1e-3
+
+# For how long a thread that reads in place of the connection's own may be silent.
+LEASE_S = 1.0
+
+# How long closing waits for the connection's thread, which may be dialling or in a callback.
+ENDING_S = 1.0
 
 _logger = logging.getLogger("jetspark.blocking")
 
@@ -70,6 +88,25 @@ class _Call(threading.Thread):
             self.error = error
 
 
+# What a call raises before it has begun: it was asked for something that cannot be done.
+_REFUSED = (JetSparkError, TypeError, ValueError, AttributeError, LookupError)
+
+
+class Doubt:
+    """``with link.lock, link.doubt``: when the block is interrupted half-way, the session is given up."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and not issubclass(kind, _REFUSED):
+            self._link.is_suspect = True
+            self._link._ring()
+
+
 class Link:
     """Keeps one :class:`Connection` connected, and moves bytes between it and the network."""
 
@@ -83,28 +120,37 @@ class Link:
         self._machine, self._auth, self._tls = machine, auth, tls
         self._on_events = on_events
         self.lock = threading.RLock()
-        self.room = threading.Condition(self.lock)
+        self.room = Changed(self.lock)
         self._socket: socket.socket | None = None
         self._unsent = memoryview(b"")
         # `recv` takes memory for all it might get, which at this size is new memory from the system each time: 150 µs
         # for 200 KB, where copying them out of memory that is there already takes 30.
         self._arrived = memoryview(bytearray(READ_BYTES))
-        self._closing = threading.Event()
+        self._is_closing = False
         self._alarm, self._alarm_button = socket.socketpair()
         self._alarm.setblocking(False)
         self._alarm_button.setblocking(False)
         self._is_alarmed = False
         self._gather_until = 0.0
         self._selector: selectors.BaseSelector | None = None
-        self._interest = 0
-        self._guest: threading.Thread | None = None
-        """The thread that reads in place of our own."""
+        self._interest: int | None = None
+        """What the selector looks for at the socket; None while that is not known."""
+        self._guest = 0
+        """The thread that reads in place of our own, by its identifier; 0 for none."""
+        self._guest_until = 0.0
         self._guests_error: Exception | None = None
+        self._in_hand: dict[int, list[list[Event]]] = {}
+        """Events a thread has taken and is passing on."""
+        self._is_establishing = True
+        self._is_moving = False
+        self.is_suspect = False
+        """A call into the machine was interrupted half-way: the session is given up."""
+        self.doubt = Doubt(self)
         self._bell, self._bell_button = socket.socketpair()
         self._bell.setblocking(False)
         self._bell_button.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
-        self._opened = Waiter()
+        self._opened, self._over = Waiter(), Waiter()
         self._asking: _Call | None = None
         self._clocks: list[Clock] = []
         _links.add(self)
@@ -118,56 +164,121 @@ class Link:
             self.close()
             raise
 
-    def close(self, error: Exception | None = None) -> None:
+    @property
+    def is_over(self) -> bool:
+        """The connection is closed, and its thread has nothing left to do."""
+        return self._over.done()
+
+    def close(self) -> None:
         """Drop the transport and end every wait. What is buffered is lost: flush first."""
-        self._closing.set()
-        with self.lock:
-            self._machine.close(error)
-            self.room.notify_all()
-            self.wake()
-        self.settle()
-        if self._thread is not threading.current_thread() and self._thread.is_alive():
-            # Dialling cannot be interrupted, and is bounded; nobody should have to wait for that.
-            self._thread.join(timeout=1.0)
+        self._is_closing = True
+        self._let_go()
+        self._ring()
+        is_ours = self._thread is threading.current_thread()
+        if not is_ours and not self._is_establishing:
+            self._over.look(ENDING_S)
+        if not self._over.done():
+            # It dials, which cannot be interrupted, or is in a callback: nobody should have to wait for that.
+            with self.lock:
+                self._machine.close()
+                self.room.notify_all()
+            self.settle()
+            if not is_ours and self._thread.is_alive():
+                self._over.look(ENDING_S)
+        if not self._guest:
+            self._bell.close()
 
     def check_may_wait(self, what: str) -> None:
         """Refuse to wait on the thread that reads for what only reading can bring."""
-        if threading.current_thread() in (self._thread, self._guest):
+        if not self.may_wait():
             raise UsageError(
                 f"{what} would wait for ever: on_event runs on the thread that reads; use a thread of your own"
             )
 
-    def wait_for(self, waiter: Waiter, timeout_s: float, what: str) -> Any:
+    def may_wait(self) -> bool:
+        """Whether this is not the thread that reads, in ``on_event``."""
+        me = threading.get_ident()
+        return me != self._thread.ident and not (me == self._guest and self._is_passing_on(me))
+
+    def _is_passing_on(self, me: int) -> bool:
+        """Whether this is called by what we have called; what we have noted may be left from an interrupted call."""
+        if me not in self._in_hand:
+            return False
+        frame = sys._getframe()
+        while (caller := frame.f_back) is not None:
+            frame = caller
+            if frame.f_code is Link._pass_on.__code__ and frame.f_locals["self"] is self:
+                return True
+        return False
+
+    def wait_for(self, waiter: Waiter, timeout_s: float, what: str, deadline: float | None = None) -> Any:
         """The result of an operation; brings it in by itself when no other thread is at it.
+
+        ``deadline`` is for an operation that began earlier.
 
         Raises:
             RequestTimeout: It was not there in time.
         """
-        deadline = time.monotonic() + timeout_s
-        if self._take_over():
-            try:
+        if deadline is None:
+            deadline = time.monotonic() + timeout_s
+        self._let_go()
+        try:
+            if self._take_over():
                 self._read_until(waiter, deadline)
-            finally:
-                self._hand_back()
+        finally:
+            self.hand_back()
         try:
             return waiter.wait(deadline - time.monotonic())
         except TimeoutError:
             raise RequestTimeout(what, timeout_s) from None
 
+    def _let_go(self) -> None:
+        """Before a thread waits for others: have it hold no lock that an interrupted call of its own has left it."""
+        while self.lock._is_owned():  # type: ignore[attr-defined]
+            self.lock.release()
+
     def _take_over(self) -> bool:
+        """Whether the caller reads from here on; then it has to ``hand_back``, and has to when it does not know."""
+        me = threading.get_ident()
         with self.lock:
-            if self._selector is None or self._guest is not None:
+            now = time.monotonic()
+            self._take_back(me)
+            if self._selector is None or (self._guest not in (0, me) and now < self._guest_until):
                 return False
-            self._guest = threading.current_thread()
-            self._watch_socket()
+            self._guest_until = now + LEASE_S
+            self._guest = me
+            self._watch_socket(is_ours=False)
             return True
 
+    def hand_back(self) -> None:
+        """Let the connection's thread read again, if this one does."""
+        try:
+            self._hand_back()
+        finally:
+            self._hand_back()  # an interrupt can have been in the way of the first
+
     def _hand_back(self) -> None:
+        me = threading.get_ident()
+        if self._guest != me:
+            return
         with self.lock:
-            self._guest = None
-            self._watch_socket()
+            self._take_back(me)
+            self._watch_socket(is_ours=True)
+            if self._is_moving or self.is_suspect:
+                self._ring()
             if self._bell_button.fileno() < 0:
                 self._bell.close()  # the connection ended while we were looking at it
+            self._guest = 0  # the last step: what was interrupted before it is done again
+
+    def _take_back(self, me: int) -> None:
+        """With the lock: have events that this thread took, and could not pass on, passed on by the connection's."""
+        if me not in self._in_hand or self._is_passing_on(me):
+            return
+        for events in reversed(self._in_hand[me]):
+            self._machine.put_back(events)
+        self.is_suspect = True
+        self._in_hand.pop(me, None)
+        self._ring()
 
     def _read_until(self, waiter: Waiter, deadline: float) -> None:
         watched = self._socket
@@ -177,10 +288,11 @@ class Link:
             selector.register(watched, selectors.EVENT_READ)
             selector.register(self._bell, selectors.EVENT_READ)
             while not waiter.done() and (left_s := deadline - time.monotonic()) > 0:
-                ready = selector.select(left_s)
+                ready = selector.select(min(left_s, LEASE_S / 2))
                 with self.lock:
                     if self._socket is not watched:
                         return
+                    self._guest_until = time.monotonic() + LEASE_S
                     try:
                         for key, _ in ready:
                             if key.fileobj is self._bell:
@@ -192,38 +304,55 @@ class Link:
                         if not isinstance(error, OSError | JetSparkError):
                             _logger.exception("reading what the server sent failed; the session ends")
                         self._guests_error = error  # sessions are ended by the connection's thread
-                        self.wake()
+                        self._ring()
                         return
-                    events = self._machine.events()
+                    events = self._take_events()
                 self._pass_on(events)
+
+    def _take_events(self) -> list[Event]:
+        """With the lock: what happened, for this thread to pass on."""
+        events = self._machine.events()
+        if events:
+            self._in_hand.setdefault(threading.get_ident(), []).append(events)
+        return events
 
     def _pass_on(self, events: list[Event]) -> None:
         """Without the lock. What a guest waits for may be among them, and the guest is looking at the socket."""
         if not events:
             return
         self._on_events(events)
-        if self._guest is not None and self._guest is not threading.current_thread():
+        me = threading.get_ident()
+        if me in self._in_hand:
+            self._in_hand[me].pop()
+            if not self._in_hand[me]:
+                del self._in_hand[me]
+        if self._guest not in (0, me):
             try:
                 self._bell_button.send(b"!")
             except OSError:
                 pass  # full means that it will look anyway; closed means that nobody waits
 
-    def _watch_socket(self) -> None:
+    def _watch_socket(self, *, is_ours: bool) -> None:
         """With the lock: have ``select`` look at the socket for what the connection's thread is to do with it now.
 
         Another thread may call this while that one is in ``select``, which then looks at what it is told here.
         """
-        if self._selector is None or self._socket is None:
+        selector, before = self._selector, self._interest
+        if selector is None or self._socket is None:
             return
-        interest = (0 if self._guest else selectors.EVENT_READ) | (selectors.EVENT_WRITE if self._unsent else 0)
-        if interest == self._interest:
+        interest = (selectors.EVENT_READ if is_ours else 0) | (selectors.EVENT_WRITE if self._unsent else 0)
+        if interest == before:
+            return
+        self._interest = None
+        if before is None:  # somebody was interrupted here
+            self._ring()
             return
         if not interest:
-            self._selector.unregister(self._socket)
-        elif not self._interest:
-            self._selector.register(self._socket, interest)
+            selector.unregister(self._socket)
+        elif not before:
+            selector.register(self._socket, interest)
         else:
-            self._selector.modify(self._socket, interest)
+            selector.modify(self._socket, interest)
         self._interest = interest
 
     # ---- what ages beside the connection; with the lock held ---------------------------------------------------
@@ -246,11 +375,14 @@ class Link:
     def wake(self) -> None:
         """Have the connection's thread look: there is something to send, or to end."""
         if not self._is_alarmed:
+            self._ring()
             self._is_alarmed = True
-            try:
-                self._alarm_button.send(b"!")
-            except OSError:
-                pass  # full means that it will look anyway; closed means that it is gone
+
+    def _ring(self) -> None:
+        try:
+            self._alarm_button.send(b"!")
+        except OSError:
+            pass  # full means that it will look anyway; closed means that it is gone
 
     def flush_soon(self) -> None:
         """Write now, or shortly together with what follows."""
@@ -265,17 +397,22 @@ class Link:
         """Write as much as the network takes now; the connection's thread sees to the rest."""
         if self._socket is None:
             return
+        if self._is_moving or self.is_suspect:
+            self._ring()  # a thread was interrupted in here or elsewhere: what is here waits for the next session
+            return
+        self._is_moving = True
         try:
             while True:
                 if not self._unsent:
                     self._unsent = memoryview(self._machine.data_to_send())
                     if not self._unsent:
-                        return
+                        break
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
         except _NOT_NOW:
             self.wake()
         except OSError:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
+        self._is_moving = False
 
     @property
     def is_clogged(self) -> bool:
@@ -284,17 +421,39 @@ class Link:
             self.flush()
             return bool(self._unsent) and self._machine.is_connected
 
-    def make_room(self) -> None:
-        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
+    def make_room(self, deadline: float | None = None) -> None:
+        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns.
+
+        Raises:
+            TimeoutError: It took no more until the deadline.
+        """
         self.flush()
-        while self._unsent and self._machine.is_connected:
-            self.room.wait()
+        while self._unsent and self._machine.is_connected and threading.get_ident() != self._thread.ident:
+            self.wait_for_room(deadline)
+
+    def wait_for_room(self, deadline: float | None = None) -> None:
+        """With the lock: until something has changed, and there may be room.
+
+        Raises:
+            TimeoutError: Nothing has changed until the deadline.
+        """
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError
+        self.room.wait(left_s)
 
     def settle(self) -> None:
         """Pass on what happened. Without the lock."""
-        with self.lock:
-            events = self._machine.events()
-        self._pass_on(events)
+        me = threading.get_ident()
+        try:
+            with self.lock:
+                self._take_back(me)
+                events = self._take_events()
+            self._pass_on(events)
+        finally:
+            if me in self._in_hand:
+                with self.lock:
+                    self._take_back(me)
 
     # ---- the connection's thread -------------------------------------------------------------------------------
 
@@ -302,7 +461,7 @@ class Link:
         error: Exception | None = None
         try:
             is_first = True
-            while not self._closing.is_set():
+            while not self._is_closing:
                 try:
                     self._perform_all(
                         establish(self._machine, self._auth, self._tls, is_first=is_first), is_first=is_first
@@ -310,29 +469,35 @@ class Link:
                 except Exception as problem:
                     error = problem
                     break
-                is_first = False
+                is_first = self._is_establishing = False
                 lost = self._serve()
-                if self._closing.is_set():
+                if self._must_close():
                     break
                 with self.lock:
                     self._machine.end(describe_error(lost))
                     self._hang_up()
                     self.room.notify_all()
+                self._is_establishing = True
                 self.settle()
                 if not self._machine.options.reconnect:
                     error = ConnectionLost(describe_error(lost))
                     break
         finally:
+            self._is_establishing = False
             with self.lock:
-                self._machine.close(None if self._closing.is_set() else error)
+                self._machine.close(None if self._is_closing else error)
                 self._hang_up()
                 self.room.notify_all()
                 for end in (self._alarm, self._alarm_button, self._bell_button):
                     end.close()
-                if self._guest is None:
+                if not self._guest:
                     self._bell.close()
             self.settle()
             self._opened.set_exception(error or ConnectionLost("closed while connecting"))
+            self._over.set_result(None)
+
+    def _must_close(self) -> bool:
+        return self._is_closing
 
     def _perform_all(self, steps: Generator[Step, Any, None], *, is_first: bool) -> None:
         answer: Any = None
@@ -343,7 +508,7 @@ class Link:
                     step = steps.send(answer) if problem is None else steps.throw(problem)
                 answer = problem = None
                 self.settle()  # an attempt that failed is told before the next
-                if self._closing.is_set():
+                if self._is_closing:
                     raise ConnectionLost("closed while connecting")
                 try:
                     answer = self._perform(step)
@@ -363,12 +528,14 @@ class Link:
         timeout_s = self._machine.options.connect_timeout_s
         match step:
             case Pause(seconds):
-                self._closing.wait(seconds)
+                self._sleep(seconds)
             case Hangup():
                 self._hang_up()
             case AskSecret(source):
                 return self._ask(source, timeout_s)
             case Dial(server, tls_name):
+                self._is_moving = self.is_suspect = False  # whatever was interrupted, it was not with this session
+                self._guests_error = None
                 self._socket = socket.create_connection((server.host, server.port), timeout=timeout_s)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if tls_name is not None:
@@ -421,38 +588,63 @@ class Link:
     def _serve(self) -> Exception:
         """Read, write and watch the clock until the session ends; returns why it did."""
         assert self._socket is not None
+        with self.lock:
+            self._socket.setblocking(False)
+        try:
+            while not self._is_closing:
+                with self.lock:
+                    if self._guest and time.monotonic() >= self._guest_until:
+                        self._guest = 0
+                    if self._interest is None:
+                        self._make_selector()
+                    self._watch_socket(is_ours=not self._guest)
+                    selector = self._selector
+                    assert selector is not None
+                ready = selector.select(self._patience_s())
+                with self.lock:
+                    self._attend(ready)
+                    events = self._take_events()
+                self._pass_on(events)
+            return ConnectionLost("closed")
+        except (OSError, JetSparkError) as error:
+            return error
+        except Exception as error:  # a mistake of ours: this thread is everybody's, and goes on with a new session
+            _logger.exception("serving the connection failed; the session ends")
+            return error
+        finally:
+            with self.lock:
+                self._end_selector()
+
+    def _make_selector(self) -> None:
+        self._end_selector()
+        selector = selectors.DefaultSelector()
+        selector.register(self._alarm, selectors.EVENT_READ)
+        self._selector, self._interest = selector, 0
+
+    def _end_selector(self) -> None:
+        selector, self._selector = self._selector, None
+        self._interest = None
+        if selector is not None:
+            selector.close()
+
+    def _sleep(self, seconds: float) -> None:
+        """Unless the connection is closed before."""
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._alarm, selectors.EVENT_READ)
-            with self.lock:
-                self._socket.setblocking(False)
-                self._guests_error = None
-                self._selector, self._interest = selector, 0
-            try:
-                while not self._closing.is_set():
-                    with self.lock:
-                        self._watch_socket()
-                    ready = selector.select(self._patience_s())
-                    with self.lock:
-                        self._attend(ready)
-                        events = self._machine.events()
-                    self._pass_on(events)
-                return ConnectionLost("closed")
-            except (OSError, JetSparkError) as error:
-                return error
-            except Exception as error:  # a mistake of ours: this thread is everybody's, and goes on with a new session
-                _logger.exception("serving the connection failed; the session ends")
-                return error
-            finally:
-                with self.lock:
-                    self._selector = None
+            while not self._is_closing and (left_s := deadline - time.monotonic()) > 0:
+                if selector.select(min(left_s, LONGEST_SLEEP_S)):
+                    self._alarm.recv(4096)
 
     def _attend(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         if self._guests_error is not None:
             raise self._guests_error
+        if self._is_moving or self.is_suspect:
+            raise ConnectionLost("a thread was interrupted while it used the connection")
         for key, mask in ready:
             if key.fileobj is self._alarm:
                 self._alarm.recv(4096)
-            elif mask & selectors.EVENT_READ and self._guest is None:
+            elif mask & selectors.EVENT_READ and not self._guest:
                 self._read()
         now = time.monotonic()
         self._machine.on_time(now)
@@ -468,17 +660,21 @@ class Link:
         if not self._unsent:
             self.room.notify_all()
 
-    def _patience_s(self) -> float | None:
-        """How long there may be nothing to do; None is for ever."""
+    def _patience_s(self) -> float:
+        """How long there may be nothing to do."""
         if self._is_alarmed and not self._unsent:
             return LINGER_S
         with self.lock:
             deadlines = [self._machine.next_deadline(), *(clock._next_deadline() for clock in self._clocks)]
-        deadline = min((each for each in deadlines if each is not None), default=None)
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
+        now = time.monotonic()
+        deadline = min((each for each in deadlines if each is not None), default=now + LONGEST_SLEEP_S)
+        return min(max(0.0, deadline - now), LONGEST_SLEEP_S)
 
     def _read(self) -> None:
         assert self._socket is not None
+        if self._is_moving:
+            return
+        self._is_moving = True
         try:
             count = self._socket.recv_into(self._arrived)
             if not count:
@@ -489,6 +685,7 @@ class Link:
                 self._machine.receive_data(self._socket.recv(READ_BYTES))
         except _NOT_NOW:
             pass
+        self._is_moving = False
 
     def _hang_up(self) -> None:
         opened, self._socket = self._socket, None
@@ -503,8 +700,9 @@ class Link:
     def _abandon_after_fork(self) -> None:
         """In the child: the thread is not here, and the locks may be held by threads that are not here either."""
         self.lock = threading.RLock()
-        self.room = threading.Condition(self.lock)
-        self._closing.set()
+        self.room = Changed(self.lock)
+        self._is_closing = True
+        self._over.set_result(None)
         self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
         self._machine.events()
         if self._socket is not None:

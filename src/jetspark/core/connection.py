@@ -198,6 +198,7 @@ class Connection:
         self._requests: dict[str, tuple[Any, str]] = {}
         self._last_token = 0
         self._closed_because = "the connection is closed"
+        self._has_told_closed = False
 
     # ---- the session -------------------------------------------------------------------------------------------
 
@@ -213,6 +214,11 @@ class Connection:
     def unconfirmed_messages(self) -> int:
         """Publishes handed to the network that the server has not confirmed by answering a later PING."""
         return self._handed_over - self._confirmed
+
+    @property
+    def buffered_messages(self) -> int:
+        """Publishes accepted and not yet handed to the network."""
+        return self.published - self._handed_over
 
     @property
     def in_doubt(self) -> int:
@@ -376,8 +382,8 @@ class Connection:
         self._events.append(Disconnected(str(self.server), reason, unconfirmed, buffered, self.published))
 
     def close(self, error: Exception | None = None) -> None:
-        """End everything. Whoever still waits is told."""
-        if self.is_closed:
+        """End everything. Whoever still waits is told. One that was interrupted is done again by the next."""
+        if self._has_told_closed:
             return
         if error is not None:
             self._closed_because = f"the connection is closed: {error}"
@@ -398,6 +404,7 @@ class Connection:
                 subscription.error = error
             self._finish(subscription)
         self._events.append(Closed(error, self.published - self._handed_over))
+        self._has_told_closed = True
 
     def events(self) -> list[Event]:
         """What happened since the last call, in order."""
@@ -405,6 +412,10 @@ class Connection:
             return []
         events, self._events = self._events, []
         return events
+
+    def put_back(self, events: list[Event]) -> None:
+        """Who took these could not pass all of them on: some may be told twice, none is lost."""
+        self._events[:0] = events
 
     def data_to_send(self) -> bytes:
         """Bytes for the transport; they count as handed over from here on."""
@@ -416,9 +427,9 @@ class Connection:
         if not self._out:
             return b""
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
+        self._handed_over = self.published
         self._out.clear()
         self.out_bytes = self._control_bytes = 0
-        self._handed_over = self.published
         return data
 
     def _take_last_words(self) -> bytes:
@@ -482,9 +493,9 @@ class Connection:
         out_bytes = self.out_bytes + len(frame)
         if out_bytes > self._room_bytes:
             self._check_room()
+        self.published += 1  # before it is there: an interrupt in between leaves one counted too many, never too few
         self.out_bytes = out_bytes
         self._out.append(frame)
-        self.published += 1
 
     def publish_raw(self, address: bytes, data: bytes) -> None:
         """Like :meth:`publish`, for an address that came from the server and is used once, such as an ack's.
@@ -495,9 +506,9 @@ class Connection:
         out_bytes = self.out_bytes + len(frame)
         if out_bytes > self._room_bytes:
             self._check_room()
+        self.published += 1
         self.out_bytes = out_bytes
         self._out.append(frame)
-        self.published += 1
 
     def publish_frames(self, ready: list[bytes], *, is_urgent: bool = False) -> None:
         """Like :meth:`publish`, for many messages whose frames their sender has built.
@@ -509,18 +520,18 @@ class Connection:
         out_bytes = self.out_bytes + len(data)
         if out_bytes > self._room_bytes and (not is_urgent or self.is_closed):
             self._check_room()
+        self.published += len(ready)
         self.out_bytes = out_bytes
         self._out.append(data)
-        self.published += len(ready)
 
     def publish_frame(self, data: bytes) -> None:
         """Like :meth:`publish_frames`, for one."""
         out_bytes = self.out_bytes + len(data)
         if out_bytes > self._room_bytes:
             self._check_room()
+        self.published += 1
         self.out_bytes = out_bytes
         self._out.append(data)
-        self.published += 1
 
     def address(self, subject: str) -> bytes:
         """A subject as it stands in a frame.
@@ -642,14 +653,19 @@ class Connection:
         Returns a token for :meth:`forget`, which the driver must call when it stops waiting.
         """
         if self._replies is None:
-            replies = self.subscribe(f"{self._inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40)
-            replies.is_inbox = True
-            self._replies = replies
+            self._replies = self._subscribe_to_replies()
         self._last_token += 1
         token = str(self._last_token)
         self.publish(subject, data, self._reply_subject + token, headers)
         self._requests[token] = (handle, subject)
         return token
+
+    def _subscribe_to_replies(self) -> SubscriptionState:
+        for abandoned in [entry for entry in self._routes.values() if entry.subject == f"{self._inbox}.*"]:
+            self.unsubscribe(abandoned)  # of a request that was interrupted in here
+        replies = self.subscribe(f"{self._inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40)
+        replies.is_inbox = True
+        return replies
 
     def forget(self, token: str) -> None:
         """Nobody waits for this answer any more; a late one is dropped."""

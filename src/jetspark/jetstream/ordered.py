@@ -137,7 +137,7 @@ class OrderedReader:
         return self._created is not None
 
     def open(
-        self, api: Api, stream: str, deliver_subject: str, api_level: int, version: str
+        self, api: Api, stream: str, deliver_subject: str, api_level: int | None, version: str
     ) -> Operation[ConsumerInfo]:
         """Make the next consumer.
 

@@ -435,7 +435,7 @@ class Fetch(_Reader, Generic[M]):
         self._max_bytes = max_bytes
         self._no_wait = no_wait
         self._priority = priority
-        self._deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
+        self.deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
         self._margin_s = min(MARGIN_S, timeout_s / 10)
         self._has_asked = False
         puller.fetches.append(self)
@@ -456,13 +456,13 @@ class Fetch(_Reader, Generic[M]):
                 return None  # these count; the error will come again, or did not matter
             puller.error = None
             raise error
-        if now >= self._deadline:
+        if now >= self.deadline:
             if puller.is_unavailable and not self.messages:
                 raise JetStreamUnavailable(puller.subject)
             return None
         puller.wake_at = min(each.need for each in puller.fetches)
         if session is None:
-            return Wait(self._deadline)
+            return Wait(self.deadline)
         puller.on_session(session)
         if self._no_wait:  # what others asked for may take its time
             shortfall = 0 if puller.has_request_of(self) else self.need
@@ -471,15 +471,15 @@ class Fetch(_Reader, Generic[M]):
             if shortfall <= 0 and not puller.has_request_with(self._priority):
                 shortfall = self.need  # one left behind by another fetch may wait for what we do not
         if shortfall > 0:
-            if self._has_asked and now >= self._deadline - 2 * self._margin_s:
-                return Wait(self._deadline) if puller.owed or puller.is_unavailable else None
+            if self._has_asked and now >= self.deadline - 2 * self._margin_s:
+                return Wait(self.deadline) if puller.owed or puller.is_unavailable else None
             if now < puller.may_ask_at():
-                return Wait(min(puller.may_ask_at(), self._deadline))
+                return Wait(min(puller.may_ask_at(), self.deadline))
             if self._has_asked and self.must_empty:
                 return None
             return self._ask(min(shortfall, self.need), now)
         deadline = puller.next_deadline()
-        return Wait(self._deadline if deadline is None else min(deadline, self._deadline))
+        return Wait(self.deadline if deadline is None else min(deadline, self.deadline))
 
     def leave(self, *, is_cancelled: bool) -> None:
         """Call it in the end. What a cancelled fetch had taken is there for the next one."""
@@ -491,7 +491,7 @@ class Fetch(_Reader, Generic[M]):
 
     def _ask(self, batch: int, now: float) -> Ask:
         self._has_asked = True
-        expires_s = max(self._deadline - now - self._margin_s, 0.001)
+        expires_s = max(self.deadline - now - self._margin_s, 0.001)
         return self._puller.ask(
             self,
             batch,

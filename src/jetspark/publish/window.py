@@ -128,6 +128,10 @@ class Window:
         """Where acknowledgements arrive; None before the first publish."""
         return self._inbox
 
+    def waits_for(self, handle: Handle) -> bool:
+        """Whether its acknowledgement is outstanding."""
+        return any(known[0] is handle for known in self._waiting.values())
+
     def check_may_wait(self) -> None:
         """The window is full: may the caller wait for room?
 
@@ -160,7 +164,8 @@ class Window:
             f"{prefix}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
         )
         inbox.is_inbox = True
-        self._inbox, self._reply_prefix = inbox, f"{prefix}."
+        self._reply_prefix = f"{prefix}."
+        self._inbox = inbox
 
     # ---- what comes back ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,319 @@
+"""A time-out is one deadline for all an operation waits for; closing twice is closing once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.drivers import Driver, Recorder, on_both_drivers
+
+from jetspark import (
+    ConnectionClosed,
+    ConnectionLost,
+    ConsumerConfig,
+    Disconnected,
+    KVConfig,
+    Message,
+    RequestTimeout,
+    StreamConfig,
+)
+from jetspark.server import NatsServer
+
+# Far above what an operation with a time-out of TIMEOUT_S may take, far below an outage that does not end.
+TIMEOUT_S, PATIENCE_S = 0.3, 10.0
+
+
+@asynccontextmanager
+async def without_room(driver: Driver, server: NatsServer) -> AsyncIterator[tuple[Any, Any]]:
+    """A client and a JetStream context whose server is gone and whose send buffer is full."""
+    recorder = Recorder()
+    nc = await driver.connect(server.url, send_buffer_bytes=64, on_event=recorder)
+    js = nc.jetstream()
+    await js.create_stream(StreamConfig(name="S", subjects=["s"]))
+    stream = await js.stream("S")
+    nc.consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
+    await js.create_kv(KVConfig(bucket="b"))
+    nc.bucket = await nc.jetstream(timeout=TIMEOUT_S).kv("b")
+    server.kill()
+    await recorder.wait_for(Disconnected)
+    await nc.publish("fill", bytes(100))
+    try:
+        yield nc, js
+    finally:
+        with pytest.raises(ConnectionLost):
+            await nc.close(timeout=0.01)
+
+
+async def timed_out(call: Callable[[], Awaitable[Any]]) -> RequestTimeout:
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout) as caught:
+        await call()
+    assert time.monotonic() - began < PATIENCE_S
+    return caught.value
+
+
+@on_both_drivers
+async def test_a_timeout_includes_the_wait_for_room_and_says_that_nothing_was_sent(
+    driver: Driver, own: NatsServer
+) -> None:
+    async with without_room(driver, own) as (nc, js):
+
+        async def ask_many() -> None:
+            async for _ in nc.request_many("a", timeout=TIMEOUT_S):
+                pass
+
+        for call in (
+            lambda: nc.request("a", timeout=TIMEOUT_S),
+            ask_many,
+            lambda: js.publish("s", b"", timeout=TIMEOUT_S),
+            lambda: nc.bucket.get("key"),
+            lambda: nc.publish("a", timeout=TIMEOUT_S),
+            lambda: js.publish_async("s", b"", timeout=TIMEOUT_S),
+        ):
+            error = await timed_out(call)
+            assert not error.was_sent
+            assert "nothing was sent" in str(error)
+        assert (await timed_out(lambda: nc.flush(TIMEOUT_S))).was_sent  # a flush needs no room
+        began = time.monotonic()
+        assert await nc.consumer.fetch(1, timeout=TIMEOUT_S) == []
+        assert time.monotonic() - began < PATIENCE_S
+
+
+@on_both_drivers
+async def test_a_publish_without_a_timeout_waits_for_room_until_the_connection_is_closed(
+    driver: Driver, own: NatsServer
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(own.url, send_buffer_bytes=64, on_event=recorder)
+    own.kill()
+    await recorder.wait_for(Disconnected)
+    await nc.publish("fill", bytes(100))
+    waiting = [asyncio.ensure_future(nc.publish("a")), asyncio.ensure_future(nc.jetstream().publish_async("a"))]
+    await asyncio.sleep(0.1)
+    assert not any(each.done() for each in waiting)
+    with pytest.raises(ConnectionLost):
+        await nc.close(timeout=0.01)
+    for each in waiting:
+        with pytest.raises(ConnectionClosed):
+            await each
+
+
+@on_both_drivers
+async def test_a_network_that_takes_no_more_ends_a_publish_with_a_timeout(driver: Driver, own: NatsServer) -> None:
+    nc = await driver.connect(own.url, send_buffer_bytes=64)
+    own.pause()
+    try:
+
+        async def publish_much() -> None:
+            for _ in range(2000):  # the system's own buffers are some MB
+                await nc.publish("a", bytes(64 << 10), timeout=TIMEOUT_S)
+
+        with pytest.raises(RequestTimeout) as caught:
+            await publish_much()
+        assert not caught.value.was_sent
+        with pytest.raises(ConnectionLost):
+            await nc.close(timeout=0)
+    finally:
+        own.resume()
+
+
+# ---- drain and close -----------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_a_drain_takes_no_longer_than_its_timeout_whoever_does_not_answer(
+    driver: Driver, own: NatsServer
+) -> None:
+    nc = await driver.connect(own.url)
+    await nc.subscribe("unread")
+    await nc.publish("unread", b"")
+    await nc.flush()
+    own.pause()
+    try:
+        await nc.publish("a", b"never confirmed")
+        error = await timed_out(lambda: nc.drain(timeout=TIMEOUT_S))
+        assert error.timeout_s == TIMEOUT_S
+        assert nc.is_closed
+    finally:
+        own.resume()
+
+
+@on_both_drivers
+async def test_a_drain_that_gets_no_confirmation_of_what_was_published_says_how_much_is_in_doubt(
+    driver: Driver, own: NatsServer
+) -> None:
+    nc = await driver.connect(own.url)
+    own.pause()
+    try:
+        for _ in range(3):
+            await nc.publish("a", b"never confirmed")
+        error = await timed_out(lambda: nc.drain(timeout=TIMEOUT_S))
+        assert "3 messages in doubt" in str(error)
+    finally:
+        own.resume()
+
+
+@on_both_drivers
+async def test_a_subscription_drains_within_its_timeout(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url) as nc:
+        subscription = await nc.subscribe("a")
+        await nc.flush()
+        own.pause()
+        try:
+            await timed_out(lambda: subscription.drain(timeout=TIMEOUT_S))
+        finally:
+            own.resume()
+
+
+@on_both_drivers
+async def test_closing_in_several_places_at_once_closes_once(driver: Driver, url: str) -> None:
+    for ends in (["close", "close", "close"], ["drain", "drain"], ["drain", "close"], ["close", "drain"]):
+        recorder = Recorder()
+        nc = await driver.connect(url, on_event=recorder)
+        received: list[bytes] = []
+        await nc.subscribe("a", callback=lambda message, received=received: received.append(message.data))
+        for _ in range(100):
+            await nc.publish("a", b"")
+        await asyncio.gather(*(getattr(nc, end)() for end in ends))
+        assert nc.is_closed
+        if ends[0] == "drain":
+            assert len(received) == 100
+        await nc.close()
+        await nc.drain()
+        assert [type(event).__name__ for event in recorder.events].count("Closed") == 1
+
+
+@on_both_drivers
+async def test_an_impatient_close_ends_a_patient_one(driver: Driver, own: NatsServer) -> None:
+    nc = await driver.connect(own.url)
+    own.pause()
+    try:
+        await nc.publish("a", b"never confirmed")
+        patient = asyncio.ensure_future(nc.close(timeout=60))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        with pytest.raises(ConnectionLost):
+            await nc.close(timeout=0)
+        with pytest.raises(ConnectionLost):
+            await patient
+        assert time.monotonic() - began < PATIENCE_S
+    finally:
+        own.resume()
+
+
+@on_both_drivers
+async def test_closing_while_the_server_is_away_returns(driver: Driver, own: NatsServer) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(own.url, on_event=recorder)
+    own.kill()
+    await recorder.wait_for(Disconnected)
+    await asyncio.gather(nc.close(), nc.drain(), nc.close())
+    assert nc.is_closed
+
+
+async def test_draining_inside_a_callback_does_not_wait_for_it(url: str) -> None:
+    nc = await Driver("asyncio").connect(url)
+    received: list[bytes] = []
+    ended = asyncio.Event()
+
+    async def callback(message: Message) -> None:
+        received.append(message.data)
+        await nc.drain(timeout=PATIENCE_S)
+        if len(received) == 3:
+            ended.set()
+
+    await nc.subscribe("draining", callback=callback)
+    for number in range(3):
+        await nc.publish("draining", b"%d" % number)
+    async with asyncio.timeout(PATIENCE_S / 2):
+        await ended.wait()
+    assert nc.is_closed
+    assert received == [b"0", b"1", b"2"]
+
+
+# ---- nothing is left of a wait that was given up -------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_waits_that_time_out_leave_nothing_behind(driver: Driver, own: NatsServer) -> None:
+    async with without_room(driver, own) as (nc, js):
+        subscription = await nc.subscribe("a")
+        inner = getattr(nc, "_target", nc)
+        for _ in range(20):
+            with pytest.raises(RequestTimeout):
+                await nc.publish("a", timeout=0.001)
+            with pytest.raises(RequestTimeout):
+                await nc.request("a", timeout=0.001)
+            with pytest.raises(RequestTimeout):
+                await nc.flush(timeout=0.001)
+            with pytest.raises(RequestTimeout):
+                await subscription.next(timeout=0.001)
+            with pytest.raises(RequestTimeout):
+                await js.publish_async("s", timeout=0.001)
+        assert waits_of(inner, getattr(subscription, "_target", subscription)) == 0
+
+
+@on_both_drivers
+async def test_acknowledgements_nobody_waits_for_any_more_leave_nothing_behind(driver: Driver, own: NatsServer) -> None:
+    nc = await driver.connect(own.url)
+    js = nc.jetstream()
+    await js.create_stream(StreamConfig(name="S", subjects=["s"]))
+    own.pause()
+    try:
+        future = await js.publish_async("s", b"")
+        for _ in range(20):
+            with pytest.raises(RequestTimeout):
+                await js.publish_async_complete(timeout=0.001)
+            if driver.name == "blocking":
+                with pytest.raises(RequestTimeout):
+                    await future.result(timeout=0.001)
+        inner = getattr(nc, "_target", nc)
+        assert waits_of(inner) == 0
+        if driver.name == "blocking":
+            assert not future._target._followers
+    finally:
+        own.resume()
+    await nc.close()
+
+
+async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) -> None:
+    async with without_room(Driver("asyncio"), own) as (nc, js):
+        subscription = await nc.subscribe("a")
+        publisher = js.fast_publisher()
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: nc.publish("a"),
+            lambda: nc.request("a", timeout=60),
+            lambda: nc.flush(60),
+            lambda: js.publish_async("s"),
+            lambda: subscription.next(),
+            lambda: anext(aiter(subscription)),
+            lambda: nc.consumer.fetch(1, timeout=60),
+            lambda: publisher.flush(60),
+        ]
+        await publisher.publish("s", b"")
+        before = waits_of(nc, subscription)  # the publisher's own, for room
+        for call in calls:
+            tasks = [asyncio.ensure_future(call()) for _ in range(1000)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert waits_of(nc, subscription) == before <= 1
+        assert len(publisher._waiters) == len(nc.consumer._source._waiters) == 0
+
+
+def waits_of(client: Any, subscription: Any = None) -> int:
+    """How many waits a client knows of."""
+    link, machine = client._link, client._machine
+    count = len(machine._requests) + sum(ping.handle is not None for ping in machine._pings)
+    count += len(link.room._waiters) if hasattr(link, "room") else len(link._waiting_for_room)
+    for publisher in client._publishers.values():
+        count += len(publisher._waiting_for_room) + len(publisher._waiting_for_all)
+    if subscription is not None:
+        count += len(getattr(subscription, "_changed", subscription)._waiters)
+    return count
