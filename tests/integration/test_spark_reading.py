@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 import resource
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
@@ -36,7 +38,7 @@ from jetspark.spark.offsets import Range
 from jetspark.spark.options import read_options
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.source import StreamReader
+from jetspark.spark.source import BatchReader, StreamReader
 from jetspark.spark.source_options import SourceOptions
 
 pytest_plugins = ["support.sparks"]
@@ -244,6 +246,106 @@ def test_eviction_behind_the_reader_is_no_loss(
     rows = sequences(iter([next(batches)]))
     stream.purge(up_to_sequence=len(rows))
     assert rows + sequences(batches) == list(range(1, 101))
+
+
+# ---- `earliest` is what is there when it is read -------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(js: JetStream) -> Stream:
+    """A stream at its limit: it has 100 messages, and each new one evicts the oldest."""
+    global _count
+    _count += 1
+    made = js.create_stream(
+        StreamConfig(name=f"R{_count}", subjects=[f"r{_count}.>"], allow_batched=True, max_messages=100)
+    )
+    fill(js, made, 150)
+    return made
+
+
+def read_all(reader: BatchReader | StreamReader, partitions: Sequence[InputPartition]) -> list[int]:
+    return [sequence for part in partitions for sequence in sequences(reader.read(part))]
+
+
+@pytest.mark.parametrize("given", [{}, {"startingOffsets": "earliest"}, {"minPartitions": "4"}])
+@pytest.mark.parametrize("evicted", [1, 30, 70])
+def test_a_batch_from_earliest_has_what_a_full_stream_still_has(
+    server: NatsServer, js: JetStream, full: Stream, given: dict[str, str], evicted: int
+) -> None:
+    reader = BatchReader(options(server, full.name, **given), SCHEMA)
+    partitions = reader.partitions()
+    fill(js, full, evicted)
+    assert read_all(reader, partitions) == list(range(51 + evicted, 151))
+
+
+def test_a_batch_from_earliest_of_which_nothing_is_left_has_no_rows(
+    server: NatsServer, js: JetStream, full: Stream
+) -> None:
+    reader = BatchReader(options(server, full.name), SCHEMA)
+    partitions = reader.partitions()
+    fill(js, full, 500)
+    assert read_all(reader, partitions) == []
+
+
+def test_a_filtered_batch_from_earliest_of_a_stream_that_evicts_while_it_is_read_has_no_loss(
+    server: NatsServer, js: JetStream, full: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    reader = BatchReader(options(server, full.name, subjects=f"{full.name.lower()}.1"), SCHEMA)
+    [part] = reader.partitions()
+    found: list[int] = []
+    for batch in reader.read(part):
+        fill(js, full, 0 if found else 40)
+        found += batch.column("sequence").to_pylist()
+    assert found[-1] == 148
+    assert all(n % 3 == 1 for n in found)
+
+
+@pytest.mark.parametrize("start", ["startingOffsets", "startingTimestamp"])
+def test_a_start_that_was_asked_for_by_its_place_or_time_can_be_lost(
+    server: NatsServer, js: JetStream, full: Stream, start: str
+) -> None:
+    value = "51" if start == "startingOffsets" else full.get_message(52).timestamp.isoformat()
+    reader = BatchReader(options(server, full.name, **{start: value}), SCHEMA)
+    partitions = reader.partitions()
+    fill(js, full, 30)
+    with pytest.raises(DataLoss, match="the first there is is 81"):
+        read_all(reader, partitions)
+
+
+def test_a_query_from_earliest_begins_with_what_a_full_stream_still_has_and_keeps_its_place_from_then_on(
+    server: NatsServer, js: JetStream, full: Stream
+) -> None:
+    def reader() -> StreamReader:
+        return StreamReader(options(server, full.name, startingOffsets="earliest"), SCHEMA)
+
+    start = reader().initialOffset()
+    fill(js, full, 10)
+    end = reader().latestOffset(start, ReadMaxRows(50))
+    fill(js, full, 10)
+    assert read_all(reader(), reader().partitions(start, end)) == list(range(71, 111))
+    # The batch that failed, run again, in another process; by then its options may be others.
+    again = StreamReader(options(server, full.name), SCHEMA)
+    assert read_all(again, again.partitions(start, json.loads(json.dumps(end)))) == list(range(71, 111))
+    following = reader().latestOffset(end, ReadAllAvailable())
+    fill(js, full, 60)
+    with pytest.raises(DataLoss, match="sequence 111 is wanted and the first there is is 131"):
+        read_all(reader(), reader().partitions(end, following))
+    with pytest.raises(DataLoss):
+        reader().latestOffset(end, ReadAllAvailable())
+
+
+def test_an_empty_stream_read_from_earliest_stays_at_its_beginning_until_something_was_read(
+    server: NatsServer, js: JetStream, full: Stream
+) -> None:
+    full.purge()
+    reader = StreamReader(options(server, full.name, startingOffsets="earliest"), SCHEMA)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) is start
+    fill(js, full, 300)
+    end = StreamReader(options(server, full.name), SCHEMA).latestOffset(start, ReadAllAvailable())
+    assert read_all(reader, reader.partitions(start, end)) == list(range(351, 451))
 
 
 def test_a_recreated_stream_is_not_read(server: NatsServer, js: JetStream, stream: Stream) -> None:

@@ -101,7 +101,7 @@ def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], defa
                 f"startingOffsets={begin}: the next sequence of stream {head.stream!r} is {head.next}; "
                 "expected that or one before"
             )
-        positions[head.stream] = Position(head.created, begin)
+        positions[head.stream] = Position(head.created, begin, is_earliest=where == "earliest")
     return Offset(positions)
 
 

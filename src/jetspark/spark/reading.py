@@ -13,7 +13,8 @@ ask, because it may be behind the leader that the range's end came from.
 Nothing is skipped: every message says its place among those the consumer has sent, so one that got lost on the way (a
 reconnect) is noticed, and another consumer starts where the rows end. A gap in the stream's own sequences is deleted
 messages, or what the filters leave out, unless the stream begins behind it *after* it was seen: then it may be what the
-limits evicted in front of the reader, and is data loss.
+limits evicted in front of the reader, and is data loss. Not in a range that starts at ``earliest``, which is what is
+there when it is read: a stream at its limit evicts between the plan and the task, and nobody was promised the rest.
 """
 
 from __future__ import annotations
@@ -237,6 +238,10 @@ class RangeReader:
             self._lose(gone[0], first, len(gone))
 
     def _lose(self, wanted: int, first: int, count: int) -> None:
+        if self._part.is_earliest:
+            _logger.info("stream %s: evicted before it was read: %d from %d on", self._part.stream, count, wanted)
+            self._counted_to = first
+            return
         if self._options.fail_on_data_loss:
             raise DataLoss(self._part.stream, wanted, first)
         if not self.lost_sequences:

@@ -234,8 +234,9 @@ def _check_loss(start: Offset, heads: list[Head], options: SourceOptions) -> boo
     """
     is_lost = False
     for head in heads:
-        wanted = start.streams[head.stream].next
-        if wanted < min(head.first, head.next):
+        position = start.streams[head.stream]
+        wanted = position.next
+        if position.is_promised and wanted < min(head.first, head.next):
             is_lost = True
             if options.fail_on_data_loss:
                 raise DataLoss(head.stream, wanted, head.first)
