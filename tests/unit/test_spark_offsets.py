@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
-from jetspark.spark.offsets import Head, Limits, Offset, Position, Range, Sizes, admit, check_unchanged, plan
+from jetspark.spark.offsets import (
+    Head,
+    Limits,
+    Offset,
+    Position,
+    Range,
+    Sizes,
+    admit,
+    check_filters,
+    check_unchanged,
+    plan,
+)
 
 CREATED = "2026-03-20T10:14:30.000001Z"
 ANY = Limits()
@@ -90,6 +102,33 @@ def test_a_stream_purged_before_its_earliest_start_was_read_has_an_empty_batch()
 def test_an_offset_of_another_kind_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="offset"):
         Offset.from_json(value)
+
+
+# ---- filters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "now"),
+    [((), ()), ((), ("a.>",)), (("a.>",), ("a.b",)), (("a.*", "b"), ("a.x", "b")), ((">",), ()), (None, ("a",))],
+)
+def test_filters_that_want_nothing_more_are_taken(known: tuple[str, ...] | None, now: tuple[str, ...]) -> None:
+    check_filters(Offset({}, subjects=known), now, "subjects")
+
+
+@pytest.mark.parametrize(("known", "now"), [(("a.>",), ()), (("a.b",), ("a.>",)), (("a",), ("a", "b"))])
+def test_filters_that_want_more_are_refused_with_both_and_the_remedies(
+    known: tuple[str, ...], now: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_filters(Offset({}, subjects=known), now, "subjects")
+    for words in (
+        f"subjects={','.join(known)!r}",
+        f"subjects={','.join(now)!r}",
+        "new checkpoint",
+        "acceptFilterChange",
+    ):
+        assert words in str(caught.value)
+    check_filters(Offset({}, subjects=known), now, "subjects", is_accepted=True)
 
 
 # ---- how far -------------------------------------------------------------------------------------------------------
@@ -219,7 +258,10 @@ def test_an_empty_batch_has_no_partitions() -> None:
 
 
 def test_the_plan_carries_the_filters() -> None:
-    assert plan(at(A=1), at(5, 1, A=3), ("a.>",)) == [Range("A", CREATED, 1, 3, ("a.>",))]
+    end = at(5, 1, A=3)
+    assert plan(at(A=1), replace(end, subjects=("a.>",)), ("b.>",)) == [Range("A", CREATED, 1, 3, ("a.>",))]
+    # Version 1 did not note them.
+    assert plan(at(A=1), replace(end, subjects=None), ("b.>",)) == [Range("A", CREATED, 1, 3, ("b.>",))]
 
 
 def test_a_plan_over_two_streams_of_one_name_is_refused() -> None:

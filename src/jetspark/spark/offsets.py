@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Range",
     "Sizes",
     "admit",
+    "check_filters",
     "check_unchanged",
     "plan",
 ]
@@ -76,9 +78,19 @@ class Position:
         """Whether the next batch has to start at ``next``, or data is lost."""
         return not (self.is_earliest and self.begin == self.next)
 
+    def settled(self) -> Position:
+        """The same place, as the end of a batch that reads nothing."""
+        return Position(self.created, self.next, self.next, not self.is_promised)
+
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"created": self.created, "from": self.begin, "next": self.next}
         return found | {"earliest": True} if self.is_earliest else found
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Position:
+        # Version 1 spelled the zone of a bucket's time another way.
+        created = str(value["created"]).replace("+00:00", "Z")
+        return cls(created, int(value["next"]), int(value["from"]), bool(value.get("earliest", False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +119,7 @@ class Offset:
                 "the checkpoint is another source's or a newer release's"
             )
         try:
-            streams = {
-                str(name): Position(
-                    str(entry["created"]), int(entry["next"]), int(entry["from"]), bool(entry.get("earliest", False))
-                )
-                for name, entry in value["streams"].items()
-            }
+            streams = {str(name): Position.from_json(entry) for name, entry in value["streams"].items()}
             subjects = None if value["version"] == 1 else tuple(sorted(map(str, value["subjects"])))
             return cls(streams, int(value["step"]), subjects)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -173,6 +180,26 @@ def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
             raise StreamWentBack(head.stream, known.next, head.next)
 
 
+def check_filters(offset: Offset, filters: tuple[str, ...], option: str, *, is_accepted: bool = False) -> None:
+    """That the offset has not passed over what the filters want.
+
+    Filters that leave out more than those of the offset are fine: all they want has been read.
+
+    Raises:
+        ConfigError: They want something else, and that is not accepted.
+    """
+    if is_accepted or offset.subjects is None:
+        return
+    known = offset.subjects or (">",)
+    if all(any(is_subset(each, wider) for wider in known) for each in filters or (">",)):
+        return
+    raise ConfigError(
+        f"{option}={','.join(filters)!r}: the checkpoint is of {option}={','.join(offset.subjects)!r}, and what those "
+        "left out so far would never be read; start with a new checkpoint, or set acceptFilterChange=true to read it "
+        "from the checkpoint's offsets on"
+    )
+
+
 def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) -> Offset:
     """The end of the next batch: everything there is, or each stream's share of what the limits allow.
 
@@ -216,7 +243,7 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
     """The partitions of the batch that ends at ``end``.
 
     ``start`` only says whether there is one: a query with another source that has news is run with two equal offsets
-    here.
+    here. ``subjects`` are for offsets that do not have their own.
 
     Raises:
         StreamRecreated: The two are not of the same stream.
@@ -224,6 +251,7 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
     if start == end:
         return []
     ranges = []
+    subjects = subjects if end.subjects is None else end.subjects
     for name, last in sorted(end.streams.items()):
         first = start.streams.get(name)
         if first is not None and first.created != last.created:

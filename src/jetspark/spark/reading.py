@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -48,10 +48,9 @@ from jetspark.spark.connections import jetstream_for
 from jetspark.spark.lookups import head_of, patiently, will_pass
 from jetspark.spark.offsets import Head, Range
 from jetspark.spark.places import place
-from jetspark.spark.schema import Columns
 from jetspark.spark.source_options import SourceOptions
 
-__all__ = ["RangeReader", "Sweep"]
+__all__ = ["RangeReader", "RowMaker", "Sweep"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -122,13 +121,25 @@ class Sweep(Flow[JetStreamMessage]):
         return Wait(now + (PAUSE_S if puller.is_unavailable else SILENCE_S))
 
 
+class RowMaker(Protocol):
+    """What becomes of the messages: the columns of a stream, or of a bucket."""
+
+    @property
+    def needs_contents(self) -> bool:
+        """Whether the messages' data is of use."""
+
+    def of_messages(self, stream: str, messages: Sequence[JetStreamMessage]) -> pa.RecordBatch: ...
+
+    def of_stored(self, stream: str, messages: Sequence[StoredMessage]) -> pa.RecordBatch: ...
+
+
 class RangeReader:
     """Reads a range, through reconnects, leader changes and lost consumers.
 
     ``lost_sequences`` counts what was gone, where that is allowed.
     """
 
-    def __init__(self, options: SourceOptions, part: Range, columns: Columns) -> None:
+    def __init__(self, options: SourceOptions, part: Range, columns: RowMaker) -> None:
         self._options, self._part, self._columns = options, part, columns
         self._next = part.start
         self._is_done = False
@@ -158,7 +169,7 @@ class RangeReader:
             yield self._batch(rows, rows_start)
 
     def _batch(self, rows: list[Any], start: int) -> pa.RecordBatch:
-        if len(rows) < self._next - start:
+        if len(rows) < self._next - start and not self._part.is_earliest:
             self._check_gaps(rows, start)
         if isinstance(rows[0], StoredMessage):
             return self._columns.of_stored(self._part.stream, rows)
