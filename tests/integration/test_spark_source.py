@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -322,6 +324,33 @@ def test_a_stream_that_was_recreated_is_noticed_at_restart(
     fill(js, js.create_stream(stream.cached_info.config), 500)
     with pytest.raises(Exception, match=f"{stream.name}.*was deleted and created anew.*start with a new checkpoint"):
         drain(streaming(spark, server, stream.name, startingOffsets="earliest").load(), tmp_path, Sink())
+
+
+def test_a_python_worker_that_dies_does_not_end_the_query(
+    spark: SparkSession, server: NatsServer, stream: Stream, tmp_path: Path
+) -> None:
+    from pyspark import TaskContext
+    from pyspark.sql import functions as F
+
+    mark = tmp_path / "died"
+
+    def fatal_at_first(sequence: Any) -> Any:
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sequence
+
+    sink = Sink()
+    frame = streaming(spark, server, stream.name, startingOffsets="earliest").load()
+    drain(
+        frame.select(F.udf(lambda each: fatal_at_first(each), "bigint")("sequence").alias("sequence")),
+        tmp_path / "checkpoint",
+        sink,
+    )
+    assert mark.exists()
+    assert sink.rows == list(range(1, 101))
 
 
 def test_by_default_a_query_starts_with_what_comes(

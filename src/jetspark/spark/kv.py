@@ -40,7 +40,6 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampType,
 )
@@ -56,19 +55,12 @@ from jetspark.spark.ledger import patiently
 from jetspark.spark.offsets import Head, Limits, Offset, Position, Sizes
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, names, option, read_options, text
 from jetspark.spark.reading import RangeReader
+from jetspark.spark.schema import KV_SCHEMA
 from jetspark.spark.source_options import SourceOptions
 
 __all__ = ["SCHEMA", "batch_reader", "batch_writer", "stream_reader", "stream_writer"]
 
-SCHEMA = StructType(
-    [
-        StructField("key", StringType()),
-        StructField("value", BinaryType()),
-        StructField("revision", LongType()),
-        StructField("created", TimestampType()),
-        StructField("operation", StringType()),
-    ]
-)
+SCHEMA = KV_SCHEMA
 
 FORMAT = "jetstream_kv"
 
