@@ -587,6 +587,46 @@ def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStr
     assert js.account_info().api["total"] - before <= elapsed / 0.1 + 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    # The driver asks once. A task asks about the stream, makes a consumer, pulls, deletes the consumer. Where sequences
+    # are missing it asks whether they were evicted, and the leader whether the end is one.
+    [("whole", 1 + 4 + 4), ("filtered", 1 + 5 + 6), ("bucket", 1 + 4 + 4)],
+)
+def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: JetStream, kind: str, most: int) -> None:
+    if kind == "bucket":
+        js.create_kv(KVConfig(bucket="requests", history=5))
+        given = {"servers": server.url, "bucket": "requests", "numPartitions": "2"}
+        reader: StreamReader | ChangeReader = ChangeReader(
+            read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA
+        )
+        prefix = "$KV.requests"
+    else:
+        stream = other_stream(js, 10)
+        prefix = stream.name.lower()
+        given = {"minPartitions": "2", "subjects": f"{prefix}.1"} if kind == "filtered" else {"minPartitions": "2"}
+        reader = StreamReader(options(server, stream.name, startingOffsets="earliest", **given), SCHEMA)
+    start = reader.initialOffset()
+    if kind != "bucket":
+        start = reader.latestOffset(start, ReadAllAvailable())  # from here on it is promised
+    for number in range(1_000):
+        js.publish_async(f"{prefix}.{number if kind == 'bucket' else number % 3}", b"x")
+    js.publish_async_complete()
+    time.sleep(following.POLL_S)
+    before = js.account_info().api["total"]
+    pulls = js._client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
+    js._client.flush()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    reader.reportLatestOffset()
+    parts = reader.partitions(start, end)
+    assert len(parts) == 2
+    rows = sum(batch.num_rows for part in parts for batch in reader.read(part))
+    assert rows == (333 if kind == "filtered" else 1_000)
+    js._client.flush()
+    asked = js.account_info().api["total"] - before - 1 + pulls.pending_messages
+    assert asked <= most
+
+
 def test_news_behind_a_limit_are_not_waited_for(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

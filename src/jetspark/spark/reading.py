@@ -144,6 +144,7 @@ class RangeReader:
         self._next = part.start
         self._is_done = False
         self._counted_to = part.start
+        self._head_at_end: Head | None = None
         self._heard_at = time.monotonic()
         self._silence_s = SILENCE_S
         self.lost_sequences = 0
@@ -197,10 +198,10 @@ class RangeReader:
                 problem = error
             if self._next < part.end and not self._is_done:
                 self._pause(problem)
-        if self._next < part.end:
+        if self._next < part.end and not part.is_earliest:
             # Nothing is there between the last row and the end; but was it, when the range was planned?
-            info = patiently(self._options, lambda js: js.stream(part.stream).cached_info)
-            self._skip_lost(self._check_identity(head_of(info)))
+            self._head_at_end = self._head()
+            self._skip_lost(self._head_at_end)
 
     def _pause(self, problem: JetSparkError | None) -> None:
         part = self._part
@@ -225,6 +226,11 @@ class RangeReader:
 
     # ---- what is gone ------------------------------------------------------------------------------------------
 
+    def _head(self) -> Head:
+        """The stream as it is now."""
+        info = patiently(self._options, lambda js: js.stream(self._part.stream).cached_info)
+        return self._check_identity(head_of(info))
+
     def _check_identity(self, head: Head) -> Head:
         if head.created != self._part.created:
             raise StreamRecreated(head.stream, self._part.created, head.created)
@@ -238,8 +244,8 @@ class RangeReader:
 
     def _check_gaps(self, rows: list[Any], start: int) -> None:
         """Whether a gap in the rows is in front of the stream's beginning by now."""
-        info = patiently(self._options, lambda js: js.stream(self._part.stream).cached_info)
-        first = self._check_identity(head_of(info)).first
+        # Of the last rows it is known already: it was asked when the range was done.
+        first = (self._head_at_end or self._head()).first
         start = max(start, self._counted_to)
         if first <= start:
             return
