@@ -30,13 +30,15 @@ CONSUMER = "bench"
 
 
 @contextlib.contextmanager
-def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
+def _filled(
+    job: Job, ack_policy: Literal["none", "explicit"], storage: Literal["file", "memory"] = "memory"
+) -> Iterator[str]:
     """The name of a stream with warm-up and measurement in it, and a consumer."""
     name = job.subject.replace(".", "-")
     total = job.warmup + job.count
     with connect_blocking(job.url) as client:
         js = client.jetstream(timeout=30.0)
-        stream = js.create_stream(StreamConfig(name=name, subjects=[job.subject], storage="memory", allow_batched=True))
+        stream = js.create_stream(StreamConfig(name=name, subjects=[job.subject], storage=storage, allow_batched=True))
         payload = payload_of(job.payload_bytes)
         with js.fast_batch() as fast:  # not blindly: of a million the server drops some when it is pressed too hard
             fast.add_many((job.subject, payload) for _ in range(total))
@@ -51,9 +53,9 @@ def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
 # ---- nothing to acknowledge ----------------------------------------------------------------------------------------
 
 
-def bare(job: Job) -> Values:
+def bare(job: Job, storage: Literal["file", "memory"] = "memory") -> Values:
     """Requests framed beforehand; two are out at any time, so that the server always has one to serve."""
-    return _read_bare(job, requests=2)
+    return _read_bare(job, requests=2, storage=storage)
 
 
 def bare_fetch(job: Job) -> Values:
@@ -61,9 +63,9 @@ def bare_fetch(job: Job) -> Values:
     return _read_bare(job, requests=1)
 
 
-def _read_bare(job: Job, *, requests: int) -> Values:
+def _read_bare(job: Job, *, requests: int, storage: Literal["file", "memory"] = "memory") -> Values:
     batch = BATCH // requests
-    with _filled(job, "none") as stream:
+    with _filled(job, "none", storage) as stream:
         connection, _ = dial(job.url)
         body = json.dumps({"batch": batch, "expires": 60_000_000_000}).encode()
         ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b bench.inbox.%b %d\r\n%b\r\n" % (

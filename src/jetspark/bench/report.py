@@ -170,7 +170,11 @@ def summarise(
         for metric in workload.metrics
         for contender in measured.values()
         for baseline in workload.baselines
-        if baseline in measured and baseline != contender.name
+        # Not everyone has every number: a reader without Spark has no first use to speak of.
+        if baseline in measured
+        and baseline != contender.name
+        and metric.name in contender.spreads
+        and metric.name in measured[baseline].spreads
     ]
     verdicts = []
     for bar in workload.bars:
