@@ -42,6 +42,7 @@ from jetspark.spark.kv import ChangeReader
 from jetspark.spark.lookups import head_of
 from jetspark.spark.offsets import Offset, Position, Range
 from jetspark.spark.options import read_options
+from jetspark.spark.progress import Lag, lag
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
 from jetspark.spark.source import BatchReader, StreamReader
@@ -784,6 +785,53 @@ def test_loss_is_noticed_when_a_batch_is_planned(server: NatsServer, stream: Str
         StreamReader(options(server, stream.name), SCHEMA).latestOffset(start, ReadAllAvailable())
     lenient = StreamReader(options(server, stream.name, failOnDataLoss="false"), SCHEMA)
     assert lenient.latestOffset(start, ReadMaxRows(10))["streams"][stream.name]["next"] == 41
+
+
+# ---- how far behind ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelled", [json.dumps, str, dict], ids=["as JSON", "as Spark shows it", "as a listener's"])
+def test_a_query_says_how_far_it_is_behind(
+    server: NatsServer, js: JetStream, stream: Stream, spelled: Callable[[Any], Any]
+) -> None:
+    reader = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(40))
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    size = stream.info().state.bytes * 60 // 100
+    assert latest["behind"] == {"messages": 60, "bytes": size}
+    progress = {"sources": [{"endOffset": "{'files': 1}"}, {"endOffset": spelled(end)}]}
+    since = stream.get_message(41).timestamp
+    found = lag(progress, js)[stream.name]
+    waited_s = (datetime.datetime.now(datetime.UTC) - since).total_seconds()
+    assert (found.messages, found.bytes) == (60, size)
+    assert 0 <= found.seconds <= waited_s
+    rest = reader.latestOffset(end, ReadAllAvailable())
+    assert lag({"sources": [{"endOffset": spelled(rest)}]}, js) == {stream.name: Lag(0, 0, 0.0)}
+
+
+def test_of_messages_that_a_query_leaves_out_none_waits(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    given = options(server, stream.name, startingOffsets="earliest", subjects=f"{stream.name.lower()}.none")
+    start = StreamReader(given, SCHEMA).initialOffset()
+    found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)[stream.name]
+    assert (found.messages, found.seconds) == (100, 0.0)
+
+
+def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: JetStream) -> None:
+    bucket = js.create_kv(KVConfig(bucket="behind"))
+    given = {"servers": server.url, "bucket": "behind", "keys": "a.*"}
+    start = ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA).initialOffset()
+    bucket.put("a.1", b"")
+    bucket.put("b.1", b"")
+    found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)["KV_behind"]
+    assert found.messages == 2
+    assert found.seconds > 0
+
+
+def test_without_an_offset_of_ours_there_is_no_lag(js: JetStream) -> None:
+    for progress in ({}, {"sources": []}, {"sources": [{"endOffset": None}]}, {"sources": [{"endOffset": "7"}]}):
+        with pytest.raises(ConfigError, match="has no source of ours"):
+            lag(progress, js)
 
 
 # ---- other filters, other streams ----------------------------------------------------------------------------------

@@ -10,19 +10,20 @@ from jetspark.spark import _extra as _extra
 from jetspark.spark.session import session
 
 if TYPE_CHECKING:
+    from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
 
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from jetspark.spark.registration import register
+        from jetspark.spark import progress, registration
 
-        globals()[name] = register
-        return register
+        globals()[name] = found = getattr(registration if name == "register" else progress, name)
+        return found
 
     def __dir__():
         return sorted({*globals(), *__all__})
 
 
-__all__ = ["register", "session"]
+__all__ = ["Lag", "lag", "register", "session"]

@@ -71,6 +71,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: list[Head] | None = None
         self._is_reached = False
+        self._ends: dict[str, int] = {}
 
     # ---- what streams and buckets say of themselves ------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_unchanged(begin, heads)
         self._note_loss(begin, heads)
         end = self._admit(begin, heads, self._limits(limit))
+        self._ends = {name: position.next for name, position in end.streams.items()}
         # Spark compares offsets by their text: what has not moved must be the very same.
         return start if end is known else replace(end, subjects=self._filters).to_json()
 
@@ -136,7 +138,11 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._heads:
             return None
         streams = {head.stream: Position(head.created, head.next) for head in self._heads}
-        return Offset(streams, subjects=self._filters).to_json()
+        behind = {head.stream: max(0, head.next - self._ends.get(head.stream, head.next)) for head in self._heads}
+        size = sum(behind[head.stream] * head.bytes_per_sequence for head in self._heads)
+        # Spark only shows this. It has no other place for what a source written in Python has to say of itself.
+        waiting = {"messages": sum(behind.values()), "bytes": int(size)}
+        return Offset(streams, subjects=self._filters).to_json() | {"behind": waiting}
 
     def commit(self, end: dict[str, Any]) -> None:
         pass  # the checkpoint is the one place where the query's position is kept
