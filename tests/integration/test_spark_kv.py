@@ -485,6 +485,19 @@ def test_a_query_does_not_go_on_with_another_bucket_of_the_same_name(
         kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
 
 
+def test_changes_that_are_all_deletions_are_no_rows_where_those_are_left_out(
+    bucket: KeyValue, options: dict[str, str]
+) -> None:
+    bucket.put("a", b"1")
+    reader = kv.stream_reader(options | {"includeDeletes": "false", "startingOffsets": "latest"}, kv.SCHEMA)
+    start = reader.initialOffset()
+    bucket.delete("a")
+    bucket.delete("b")
+    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    assert next_of(end) == 4
+    assert changes(reader, start, end) == []
+
+
 def test_a_query_of_other_keys_is_refused_and_one_of_another_bucket_too(
     js: JetStream, bucket: KeyValue, options: dict[str, str]
 ) -> None:

@@ -388,7 +388,8 @@ class ChangeReader(Follower):
         options = self._options
         columns = kv_reading.ChangeColumns(partition.prefix, _arrow(self._schema), with_deletes=options.include_deletes)
         with seldom_collecting():
-            yield from RangeReader(options.for_ranges(), partition.part, columns).batches()
+            batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
+            yield from (batch for batch in batches if batch.num_rows)
 
     def _look(self, js: JetStream) -> list[Head]:
         bucket = kv_reading.open_bucket(js, self._options.bucket)

@@ -232,6 +232,8 @@ class ChangeColumns:
     def of_messages(self, stream: str, messages: Sequence[JetStreamMessage]) -> pa.RecordBatch:
         if not self._with_deletes:
             messages = [message for message in messages if operation(message) == "put"]
+        if not messages:
+            return pa.RecordBatch.from_pylist([], self._schema)
         return columns(messages, self._prefix_length, self._schema)
 
     def of_stored(self, stream: str, messages: Sequence[StoredMessage]) -> pa.RecordBatch:
