@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        if name not in __all__:
+        if name != "aio" and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import jetspark.aio
 
-        globals()[name] = found = getattr(jetspark.aio, name)
+        globals()[name] = found = jetspark.aio if name == "aio" else getattr(jetspark.aio, name)
         return found
 
     def __dir__():

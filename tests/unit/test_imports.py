@@ -52,6 +52,7 @@ def test_a_worker_that_reads_loads_nothing_that_writes() -> None:
 def test_names_of_the_asyncio_driver_are_there_when_they_are_used() -> None:
     assert of_asyncio(loaded_by("import jetspark; jetspark.connect")) != []
     assert of_asyncio(loaded_by("from jetspark import Client")) != []
+    assert of_asyncio(loaded_by("import jetspark; jetspark.aio.publisher")) != []
     assert set(jetspark.__all__) <= set(dir(jetspark))
     with pytest.raises(AttributeError, match="module 'jetspark' has no attribute 'conect'"):
         jetspark.conect  # type: ignore[attr-defined]  # noqa: B018
