@@ -71,13 +71,6 @@ def test_a_ratio_is_of_medians_and_its_spread_of_the_same_repeat() -> None:
     assert (ratio.ratio_min, ratio.ratio_max) == (2.5, 4.5)
 
 
-def test_a_number_that_only_some_have_is_compared_among_them() -> None:
-    samples = dict(SAMPLES)
-    samples["bare"] = [Sample(repeat=0, values={"other": 1.0})]
-    found = result(samples)
-    assert {(ratio.contender, ratio.baseline) for ratio in found.ratios} == {("jetspark", "nats-py")}
-
-
 def test_nobody_is_compared_with_itself() -> None:
     pairs = {(ratio.contender, ratio.baseline) for ratio in result(SAMPLES).ratios}
     assert pairs == {

@@ -170,11 +170,7 @@ def summarise(
         for metric in workload.metrics
         for contender in measured.values()
         for baseline in workload.baselines
-        # Not everyone has every number: a reader without Spark has no first use to speak of.
-        if baseline in measured
-        and baseline != contender.name
-        and metric.name in contender.spreads
-        and metric.name in measured[baseline].spreads
+        if baseline in measured and baseline != contender.name
     ]
     verdicts = []
     for bar in workload.bars:
