@@ -285,6 +285,33 @@ def test_a_stream_is_read_in_limited_batches_and_goes_on_from_its_checkpoint(
     assert second.rows == [n for n in range(101, 151) if n != 120]
 
 
+def test_a_stream_at_its_limit_is_read_from_earliest_while_it_evicts(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path
+) -> None:
+    name = f"S{next(_numbers)}"
+    subjects = [f"{name.lower()}.>"]
+    full = js.create_stream(StreamConfig(name=name, subjects=subjects, allow_batched=True, max_messages=5_000))
+    fill(js, full, 6_000)
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.wait(0.005):
+            js.publish(f"{name.lower()}.x", b"")
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        found = [sequences(batch(spark, server, name, minPartitions="3").load()) for _ in range(3)]
+        sink = Sink()
+        drain(streaming(spark, server, name, startingOffsets="earliest").load(), tmp_path, sink)
+        found.append(sink.rows)
+    finally:
+        is_over.set()
+        publisher.join()
+    assert all(rows == list(range(rows[0], rows[-1] + 1)) for rows in found)
+    assert min(map(len, found)) > 1_000
+
+
 def test_a_limit_of_bytes_is_kept(spark: SparkSession, server: NatsServer, stream: Stream, tmp_path: Path) -> None:
     sink = Sink()
     limit = str(stream.info().state.bytes // 2)
