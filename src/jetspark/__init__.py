@@ -1,24 +1,11 @@
 """JetSpark: event streams in, Spark through, state out.
 
-This is the asyncio face. ``import jetspark.blocking as jetspark`` gives the same names without ``await``.
+This is the asyncio face. ``import jetspark.blocking as jetspark`` gives the same names without ``await``. The asyncio
+driver is loaded when one of its names is used, so that programs that block, Spark's workers among them, do without.
 """
 
-from jetspark.aio import (
-    AtomicBatch,
-    Client,
-    Consumer,
-    FastBatch,
-    FastPublisher,
-    JetStream,
-    JetStreamMessage,
-    KeyValue,
-    Message,
-    ObjectStore,
-    OrderedConsumer,
-    Stream,
-    Subscription,
-    connect,
-)
+from typing import TYPE_CHECKING
+
 from jetspark.core import public as _core
 from jetspark.core.public import *
 from jetspark.core.version import VERSION
@@ -26,6 +13,37 @@ from jetspark.jetstream import public as _jetstream
 from jetspark.jetstream.public import *
 from jetspark.publish import public as _publish
 from jetspark.publish.public import *
+
+if TYPE_CHECKING:
+    from jetspark.aio import (
+        AtomicBatch,
+        Client,
+        Consumer,
+        FastBatch,
+        FastPublisher,
+        JetStream,
+        JetStreamMessage,
+        KeyValue,
+        Message,
+        ObjectStore,
+        OrderedConsumer,
+        Stream,
+        Subscription,
+        connect,
+    )
+else:
+
+    def __getattr__(name):
+        if name != "aio" and name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import jetspark.aio
+
+        globals()[name] = found = jetspark.aio if name == "aio" else getattr(jetspark.aio, name)
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "AtomicBatch",

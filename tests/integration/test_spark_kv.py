@@ -532,10 +532,63 @@ def test_a_query_does_not_go_on_with_another_bucket_of_the_same_name(
     bucket.put("a", b"1")
     reader = kv.stream_reader(options, kv.SCHEMA)
     start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
     js.delete_kv(bucket.bucket)
-    js.create_kv(KVConfig(bucket=bucket.bucket))
+    js.create_kv(KVConfig(bucket=bucket.bucket)).put("b", b"1")
     with pytest.raises(StreamRecreated, match="start with a new checkpoint"):
-        reader.latestOffset(start, ReadAllAvailable())
+        changes(reader, start, end)
+    with pytest.raises(StreamRecreated, match="start with a new checkpoint"):
+        kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+
+
+def test_changes_that_are_all_deletions_are_no_rows_where_those_are_left_out(
+    bucket: KeyValue, options: dict[str, str]
+) -> None:
+    bucket.put("a", b"1")
+    reader = kv.stream_reader(options | {"includeDeletes": "false", "startingOffsets": "latest"}, kv.SCHEMA)
+    start = reader.initialOffset()
+    bucket.delete("a")
+    bucket.delete("b")
+    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    assert next_of(end) == 4
+    assert changes(reader, start, end) == []
+
+
+def test_a_query_of_other_keys_is_refused_and_one_of_another_bucket_too(
+    js: JetStream, bucket: KeyValue, options: dict[str, str]
+) -> None:
+    bucket.put("a.1", b"1")
+    bucket.put("b.1", b"1")
+    some = kv.stream_reader(options | {"keys": "a.*"}, kv.SCHEMA)
+    start = some.initialOffset()
+    end = some.latestOffset(start, ReadAllAvailable())
+    assert changes(some, start, end) == [("a.1", b"1", "put")]
+    with pytest.raises(ConfigError, match=r"keys='b\.\*': the checkpoint is of keys='a\.\*'.*acceptFilterChange"):
+        kv.stream_reader(options | {"keys": "b.*"}, kv.SCHEMA).latestOffset(end, ReadAllAvailable())
+    # A batch that is run again is what it was.
+    other = kv.stream_reader(options | {"keys": "b.*", "acceptFilterChange": "true"}, kv.SCHEMA)
+    assert changes(other, start, end) == [("a.1", b"1", "put")]
+    bucket.put("b.2", b"1")
+    following = other.latestOffset(end, ReadAllAvailable())
+    assert changes(other, end, following) == [("b.2", b"1", "put")]
+    elsewhere = kv.stream_reader(options | {"bucket": new_bucket(js).bucket, "keys": "a.*"}, kv.SCHEMA)
+    with pytest.raises(ConfigError, match=f"the checkpoint is of '{bucket.bucket}'; start with a new checkpoint"):
+        elsewhere.latestOffset(start, ReadAllAvailable())
+
+
+def test_changes_from_earliest_are_those_a_busy_bucket_still_has(bucket: KeyValue, options: dict[str, str]) -> None:
+    for _ in range(3):
+        bucket.put("a", b"1")
+    reader = kv.stream_reader(options, kv.SCHEMA)
+    start = reader.initialOffset()
+    for _ in range(3):
+        bucket.put("a", b"2")
+    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    for _ in range(3):
+        bucket.put("a", b"3")
+    assert changes(reader, start, end) == []
+    following = kv.stream_reader(options, kv.SCHEMA).latestOffset(end, ReadAllAvailable())
+    assert changes(reader, end, following) == [("a", b"3", "put")]
 
 
 # ---- writing, task by task -------------------------------------------------------------------------------------------

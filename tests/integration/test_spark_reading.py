@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
@@ -23,6 +28,8 @@ from jetspark import (
     ConsumerConfig,
     ConsumerNotFound,
     JetSparkError,
+    KVConfig,
+    NoServersAvailable,
     RequestTimeout,
     StreamConfig,
     StreamNotFound,
@@ -30,13 +37,15 @@ from jetspark import (
 from jetspark.blocking import JetStream, Stream, connect
 from jetspark.errors import DataLoss, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer
-from jetspark.spark import connections, reading, source
+from jetspark.spark import connections, following, kv, reading, source
+from jetspark.spark.kv import ChangeReader
 from jetspark.spark.lookups import head_of
-from jetspark.spark.offsets import Range
+from jetspark.spark.offsets import Offset, Position, Range
 from jetspark.spark.options import read_options
+from jetspark.spark.progress import Lag, lag
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.source import StreamReader
+from jetspark.spark.source import BatchReader, StreamReader
 from jetspark.spark.source_options import SourceOptions
 
 pytest_plugins = ["support.sparks"]
@@ -244,6 +253,106 @@ def test_eviction_behind_the_reader_is_no_loss(
     rows = sequences(iter([next(batches)]))
     stream.purge(up_to_sequence=len(rows))
     assert rows + sequences(batches) == list(range(1, 101))
+
+
+# ---- `earliest` is what is there when it is read -------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(js: JetStream) -> Stream:
+    """A stream at its limit: it has 100 messages, and each new one evicts the oldest."""
+    global _count
+    _count += 1
+    made = js.create_stream(
+        StreamConfig(name=f"R{_count}", subjects=[f"r{_count}.>"], allow_batched=True, max_messages=100)
+    )
+    fill(js, made, 150)
+    return made
+
+
+def read_all(reader: BatchReader | StreamReader, partitions: Sequence[InputPartition]) -> list[int]:
+    return [sequence for part in partitions for sequence in sequences(reader.read(part))]
+
+
+@pytest.mark.parametrize("given", [{}, {"startingOffsets": "earliest"}, {"minPartitions": "4"}])
+@pytest.mark.parametrize("evicted", [1, 30, 70])
+def test_a_batch_from_earliest_has_what_a_full_stream_still_has(
+    server: NatsServer, js: JetStream, full: Stream, given: dict[str, str], evicted: int
+) -> None:
+    reader = BatchReader(options(server, full.name, **given), SCHEMA)
+    partitions = reader.partitions()
+    fill(js, full, evicted)
+    assert read_all(reader, partitions) == list(range(51 + evicted, 151))
+
+
+def test_a_batch_from_earliest_of_which_nothing_is_left_has_no_rows(
+    server: NatsServer, js: JetStream, full: Stream
+) -> None:
+    reader = BatchReader(options(server, full.name), SCHEMA)
+    partitions = reader.partitions()
+    fill(js, full, 500)
+    assert read_all(reader, partitions) == []
+
+
+def test_a_filtered_batch_from_earliest_of_a_stream_that_evicts_while_it_is_read_has_no_loss(
+    server: NatsServer, js: JetStream, full: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    reader = BatchReader(options(server, full.name, subjects=f"{full.name.lower()}.1"), SCHEMA)
+    [part] = reader.partitions()
+    found: list[int] = []
+    for batch in reader.read(part):
+        fill(js, full, 0 if found else 40)
+        found += batch.column("sequence").to_pylist()
+    assert found[-1] == 148
+    assert all(n % 3 == 1 for n in found)
+
+
+@pytest.mark.parametrize("start", ["startingOffsets", "startingTimestamp"])
+def test_a_start_that_was_asked_for_by_its_place_or_time_can_be_lost(
+    server: NatsServer, js: JetStream, full: Stream, start: str
+) -> None:
+    value = "51" if start == "startingOffsets" else full.get_message(52).timestamp.isoformat()
+    reader = BatchReader(options(server, full.name, **{start: value}), SCHEMA)
+    partitions = reader.partitions()
+    fill(js, full, 30)
+    with pytest.raises(DataLoss, match="the first there is is 81"):
+        read_all(reader, partitions)
+
+
+def test_a_query_from_earliest_begins_with_what_a_full_stream_still_has_and_keeps_its_place_from_then_on(
+    server: NatsServer, js: JetStream, full: Stream
+) -> None:
+    def reader() -> StreamReader:
+        return StreamReader(options(server, full.name, startingOffsets="earliest"), SCHEMA)
+
+    start = reader().initialOffset()
+    fill(js, full, 10)
+    end = reader().latestOffset(start, ReadMaxRows(50))
+    fill(js, full, 10)
+    assert read_all(reader(), reader().partitions(start, end)) == list(range(71, 111))
+    # The batch that failed, run again, in another process; by then its options may be others.
+    again = StreamReader(options(server, full.name), SCHEMA)
+    assert read_all(again, again.partitions(start, json.loads(json.dumps(end)))) == list(range(71, 111))
+    following = reader().latestOffset(end, ReadAllAvailable())
+    fill(js, full, 60)
+    with pytest.raises(DataLoss, match="sequence 111 is wanted and the first there is is 131"):
+        read_all(reader(), reader().partitions(end, following))
+    with pytest.raises(DataLoss):
+        reader().latestOffset(end, ReadAllAvailable())
+
+
+def test_an_empty_stream_read_from_earliest_stays_at_its_beginning_until_something_was_read(
+    server: NatsServer, js: JetStream, full: Stream
+) -> None:
+    full.purge()
+    reader = StreamReader(options(server, full.name, startingOffsets="earliest"), SCHEMA)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) is start
+    fill(js, full, 300)
+    end = StreamReader(options(server, full.name), SCHEMA).latestOffset(start, ReadAllAvailable())
+    assert read_all(reader, reader.partitions(start, end)) == list(range(351, 451))
 
 
 def test_a_recreated_stream_is_not_read(server: NatsServer, js: JetStream, stream: Stream) -> None:
@@ -479,10 +588,50 @@ def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStr
     assert js.account_info().api["total"] - before <= elapsed / 0.1 + 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    # The driver asks once. A task asks about the stream, makes a consumer, pulls, deletes the consumer. Where sequences
+    # are missing it asks whether they were evicted, and the leader whether the end is one.
+    [("whole", 1 + 4 + 4), ("filtered", 1 + 5 + 6), ("bucket", 1 + 4 + 4)],
+)
+def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: JetStream, kind: str, most: int) -> None:
+    if kind == "bucket":
+        js.create_kv(KVConfig(bucket="requests", history=5))
+        given = {"servers": server.url, "bucket": "requests", "numPartitions": "2"}
+        reader: StreamReader | ChangeReader = ChangeReader(
+            read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA
+        )
+        prefix = "$KV.requests"
+    else:
+        stream = other_stream(js, 10)
+        prefix = stream.name.lower()
+        given = {"minPartitions": "2", "subjects": f"{prefix}.1"} if kind == "filtered" else {"minPartitions": "2"}
+        reader = StreamReader(options(server, stream.name, startingOffsets="earliest", **given), SCHEMA)
+    start = reader.initialOffset()
+    if kind != "bucket":
+        start = reader.latestOffset(start, ReadAllAvailable())  # from here on it is promised
+    for number in range(1_000):
+        js.publish_async(f"{prefix}.{number if kind == 'bucket' else number % 3}", b"x")
+    js.publish_async_complete()
+    time.sleep(following.POLL_S)
+    before = js.account_info().api["total"]
+    pulls = js._client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
+    js._client.flush()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    reader.reportLatestOffset()
+    parts = reader.partitions(start, end)
+    assert len(parts) == 2
+    rows = sum(batch.num_rows for part in parts for batch in reader.read(part))
+    assert rows == (333 if kind == "filtered" else 1_000)
+    js._client.flush()
+    asked = js.account_info().api["total"] - before - 1 + pulls.pending_messages
+    assert asked <= most
+
+
 def test_news_behind_a_limit_are_not_waited_for(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "POLL_S", 60.0)
+    monkeypatch.setattr(following, "POLL_S", 60.0)
     reader = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
     offset = reader.initialOffset()
     started = time.monotonic()
@@ -495,22 +644,129 @@ def test_news_behind_a_limit_are_not_waited_for(
     assert latest["streams"][stream.name]["next"] == 101
 
 
-def test_an_outage_does_not_end_the_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.spark.source.PATIENCE_S", 0.5)
-    with NatsServer(store_dir=tmp_path) as own, connect(own.url) as client:
-        js = client.jetstream()
+@dataclass
+class Followed:
+    """A query's reader, as the driver has it, and what feeds it."""
+
+    new_reader: Callable[[], StreamReader | ChangeReader]
+    feed: Callable[[int], None]
+
+    def read(self, start: dict[str, Any], end: dict[str, Any]) -> int:
+        reader = self.new_reader()
+        return sum(batch.num_rows for part in reader.partitions(start, end) for batch in reader.read(part))
+
+
+def followed(kind: str, own: NatsServer, js: JetStream) -> Followed:
+    ways = {"servers": own.url, "requestTimeoutMs": "300", "startingOffsets": "earliest"}
+    if kind == "stream":
         stream = js.create_stream(StreamConfig(name="S", subjects=["s.>"], allow_batched=True))
-        reader = StreamReader(options(own, "S", requestTimeoutMs="300"), SCHEMA)
+        given = {**ways, "stream": "S"}
+        return Followed(
+            lambda: StreamReader(read_options(SourceOptions, "jetstream", given), SCHEMA),
+            lambda count: fill(js, stream, count),
+        )
+    js.create_kv(KVConfig(bucket="b", history=64, allow_batched=True))
+    given = {**ways, "bucket": "b"}
+
+    def feed(count: int) -> None:
+        with js.fast_batch() as batch:
+            for number in range(count):
+                batch.add(f"$KV.b.k{number % 5_000}", b"x")
+
+    return Followed(lambda: ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA), feed)
+
+
+KINDS = pytest.mark.parametrize("kind", ["stream", "bucket"])
+
+
+@KINDS
+def test_an_outage_does_not_end_the_query(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PATIENCE_S", 0.5)
+    with NatsServer(store_dir=tmp_path) as own, connect(own.url) as client:
+        what = followed(kind, own, client.jetstream())
+        reader = what.new_reader()
         start = reader.initialOffset()
         assert reader.latestOffset(start, ReadAllAvailable()) is start
         own.kill()
-        assert reader.latestOffset(start, ReadAllAvailable()) is start
+        for limit in (ReadAllAvailable(), ReadMaxRows(5)):
+            began = time.monotonic()
+            assert reader.latestOffset(start, limit) is start
+            assert time.monotonic() - began < 10  # Spark cannot stop the query meanwhile
+        assert reader.reportLatestOffset() is not None
         own.start()
-        fill(js, stream, 10)
+        what.feed(10)
         deadline = time.monotonic() + 20
         while (end := reader.latestOffset(start, ReadAllAvailable())) is start:
             assert time.monotonic() < deadline
-        assert end["streams"]["S"]["next"] == 11
+        [position] = end["streams"].values()
+        assert position["next"] == 11
+        assert what.read(start, end) == 10
+
+
+@KINDS
+def test_a_task_survives_a_restart_of_the_server(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "REQUEST_ROWS", 500)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 500)
+    with NatsServer(store_dir=tmp_path) as own:
+        with connect(own.url) as client:
+            what = followed(kind, own, client.jetstream())
+            what.feed(20_000)
+        reader = what.new_reader()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        [part] = reader.partitions(start, end)
+        rows = 0
+        for number, batch in enumerate(reader.read(part)):
+            rows += batch.num_rows
+            if number == 5:
+                own.kill()
+                timer = threading.Timer(6.0, own.start)  # longer than a handful of attempts take
+                timer.start()
+        timer.join()
+        assert rows == 20_000
+
+
+def test_an_idle_reader_of_a_bucket_leaves_the_server_in_peace(server: NatsServer, js: JetStream) -> None:
+    js.create_kv(KVConfig(bucket="idle"))
+    given = read_options(kv.StreamOptions, "jetstream_kv", {"servers": server.url, "bucket": "idle"})
+    reader = ChangeReader(given, kv.SCHEMA)
+    start = reader.initialOffset()
+    reader.latestOffset(start, ReadAllAvailable())
+    before = js.account_info().api["total"]
+    started = time.monotonic()
+    for _ in range(10):
+        assert reader.latestOffset(start, ReadAllAvailable()) is start
+        reader.reportLatestOffset()
+    assert js.account_info().api["total"] - before <= (time.monotonic() - started) / 0.1 + 3
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda url: source.batch_reader({"servers": url, "stream": "S"}, SCHEMA).partitions(),
+        lambda url: source.stream_reader({"servers": url, "stream": "S"}, SCHEMA).initialOffset(),
+        lambda url: source.stream_reader({"servers": url, "stream": "S"}, SCHEMA).latestOffset(
+            Offset({"S": Position("", 1)}).to_json(), ReadAllAvailable()
+        ),
+        lambda url: kv.batch_reader({"servers": url, "bucket": "b"}, kv.SCHEMA).partitions(),
+        lambda url: kv.stream_reader({"servers": url, "bucket": "b"}, kv.SCHEMA).initialOffset(),
+    ],
+    ids=["batch", "query", "query with a checkpoint", "table", "changes"],
+)
+def test_where_nothing_listens_a_plan_fails_soon_and_says_so_once(
+    plan: Callable[[str], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    started = time.monotonic()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen: nobody else can, meanwhile
+        port = bound.getsockname()[1]
+        with caplog.at_level(logging.WARNING), pytest.raises(NoServersAvailable) as caught:
+            plan(f"nats://127.0.0.1:{port}")
+    assert caplog.messages == []
+    assert time.monotonic() - started < 10
+    assert f"127.0.0.1:{port}: connection refused" in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
 
 
 def test_a_recreated_stream_ends_the_query(server: NatsServer, js: JetStream, stream: Stream) -> None:
@@ -531,10 +787,203 @@ def test_loss_is_noticed_when_a_batch_is_planned(server: NatsServer, stream: Str
     assert lenient.latestOffset(start, ReadMaxRows(10))["streams"][stream.name]["next"] == 41
 
 
-def test_other_streams_than_the_checkpoints_are_refused(server: NatsServer, stream: Stream) -> None:
+# ---- how far behind ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelled", [json.dumps, str, dict], ids=["as JSON", "as Spark shows it", "as a listener's"])
+def test_a_query_says_how_far_it_is_behind(
+    server: NatsServer, js: JetStream, stream: Stream, spelled: Callable[[Any], Any]
+) -> None:
+    reader = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(40))
+    latest = reader.reportLatestOffset()
+    assert latest is not None
+    size = stream.info().state.bytes * 60 // 100
+    assert latest["behind"] == {"messages": 60, "bytes": size}
+    progress = {"sources": [{"endOffset": "{'files': 1}"}, {"endOffset": spelled(end)}]}
+    since = stream.get_message(41).timestamp
+    found = lag(progress, js)[stream.name]
+    waited_s = (datetime.datetime.now(datetime.UTC) - since).total_seconds()
+    assert (found.messages, found.bytes) == (60, size)
+    assert 0 <= found.seconds <= waited_s
+    rest = reader.latestOffset(end, ReadAllAvailable())
+    assert lag({"sources": [{"endOffset": spelled(rest)}]}, js) == {stream.name: Lag(0, 0, 0.0)}
+
+
+def test_of_messages_that_a_query_leaves_out_none_waits(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    given = options(server, stream.name, startingOffsets="earliest", subjects=f"{stream.name.lower()}.none")
+    start = StreamReader(given, SCHEMA).initialOffset()
+    found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)[stream.name]
+    assert (found.messages, found.seconds) == (100, 0.0)
+
+
+def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: JetStream) -> None:
+    bucket = js.create_kv(KVConfig(bucket="behind"))
+    given = {"servers": server.url, "bucket": "behind", "keys": "a.*"}
+    start = ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA).initialOffset()
+    bucket.put("a.1", b"")
+    bucket.put("b.1", b"")
+    found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)["KV_behind"]
+    assert found.messages == 2
+    assert found.seconds > 0
+
+
+def test_without_an_offset_of_ours_there_is_no_lag(js: JetStream) -> None:
+    for progress in ({}, {"sources": []}, {"sources": [{"endOffset": None}]}, {"sources": [{"endOffset": "7"}]}):
+        with pytest.raises(ConfigError, match="has no source of ours"):
+            lag(progress, js)
+
+
+# ---- other filters, other streams ----------------------------------------------------------------------------------
+
+
+def next_of(offset: dict[str, Any], stream: Stream) -> int:
+    found: int = offset["streams"][stream.name]["next"]
+    return found
+
+
+def other_stream(js: JetStream, count: int, name: str = "") -> Stream:
+    global _count
+    _count += 1
+    name = name or f"R{_count}"
+    made = js.create_stream(StreamConfig(name=name, subjects=[f"{name.lower()}.>"], allow_batched=True))
+    if count:
+        fill(js, made, count)
+    return made
+
+
+def test_other_subjects_than_the_checkpoints_are_refused_unless_that_is_accepted(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    prefix = stream.name.lower()
+
+    def reader(subjects: str, **given: str) -> StreamReader:
+        return StreamReader(options(server, stream.name, subjects=subjects, **given), SCHEMA)
+
+    old = reader(f"{prefix}.1", startingOffsets="earliest")
+    start = old.initialOffset()
+    end = old.latestOffset(start, ReadMaxRows(50))
+    words = (
+        rf"subjects='{prefix}.2': the checkpoint is of subjects='{prefix}.1'.*new checkpoint.*acceptFilterChange=true"
+    )
+    with pytest.raises(ConfigError, match=words):
+        reader(f"{prefix}.2").latestOffset(end, ReadAllAvailable())
+    with pytest.raises(ConfigError, match=r"subjects='': the checkpoint is of"):
+        StreamReader(options(server, stream.name), SCHEMA).latestOffset(end, ReadAllAvailable())
+    accepting = reader(f"{prefix}.2", acceptFilterChange="true")
+    # The batch that failed is run again as it was; what comes after it has the new filter.
+    assert read_all(accepting, accepting.partitions(start, end)) == [n for n in range(1, 51) if n % 3 == 1]
+    following = accepting.latestOffset(end, ReadAllAvailable())
+    assert read_all(accepting, accepting.partitions(end, following)) == [n for n in range(51, 101) if n % 3 == 2]
+    with pytest.raises(ConfigError, match="the checkpoint is of"):
+        old.latestOffset(following, ReadAllAvailable())
+
+
+def test_subjects_that_leave_out_more_than_the_checkpoints_are_taken(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    prefix = stream.name.lower()
+    start = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA).initialOffset()
+    narrower = StreamReader(options(server, stream.name, subjects=f"{prefix}.1,{prefix}.2"), SCHEMA)
+    end = narrower.latestOffset(start, ReadAllAvailable())
+    assert end["subjects"] == [f"{prefix}.1", f"{prefix}.2"]
+    assert read_all(narrower, narrower.partitions(start, end)) == [n for n in range(1, 101) if n % 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [({}, 1), ({"startingOffsets": "latest"}, 1), ({"startingOffsets": '{"%s": 5}'}, 5)],
+    ids=["by default", "as if that were for it", "where it is named"],
+)
+def test_a_stream_that_is_added_to_a_query_starts_at_its_earliest(
+    server: NatsServer, js: JetStream, stream: Stream, given: dict[str, str], first: int
+) -> None:
     start = StreamReader(options(server, stream.name), SCHEMA).initialOffset()
-    with pytest.raises(ConfigError, match=rf"stream='{stream.name},R1': the checkpoint is of '{stream.name}'"):
-        StreamReader(options(server, f"{stream.name},R1"), SCHEMA).latestOffset(start, ReadAllAvailable())
+    new = other_stream(js, 20)
+    more = {name: value.replace("%s", new.name) for name, value in given.items()}
+    both = StreamReader(options(server, f"{stream.name},{new.name}", **more), SCHEMA)
+    end = both.latestOffset(start, ReadAllAvailable())
+    assert (next_of(end, stream), next_of(end, new)) == (101, 21)
+    assert read_all(both, both.partitions(start, end)) == list(range(first, 21))
+    assert both.latestOffset(end, ReadAllAvailable()) is end
+
+
+def test_a_stream_that_is_added_where_it_ends_is_noted_and_nothing_is_read_twice(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    old = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
+    first = old.latestOffset(old.initialOffset(), ReadAllAvailable())
+    new = other_stream(js, 20)
+    given = {"startingOffsets": json.dumps({new.name: "latest"})}
+    both = StreamReader(options(server, f"{stream.name},{new.name}", **given), SCHEMA)
+    second = both.latestOffset(first, ReadAllAvailable())
+    assert next_of(second, new) == 21
+    assert both.partitions(first, second) == []
+    fill(js, new, 5)
+    again = StreamReader(options(server, f"{stream.name},{new.name}", **given), SCHEMA)
+    third = again.latestOffset(second, ReadAllAvailable())
+    assert read_all(again, again.partitions(second, third)) == [21, 22, 23, 24, 25]
+
+
+def test_a_stream_that_is_left_out_is_refused(server: NatsServer, js: JetStream, stream: Stream) -> None:
+    other = other_stream(js, 1)
+    start = StreamReader(options(server, f"{stream.name},{other.name}"), SCHEMA).initialOffset()
+    with pytest.raises(ConfigError, match=rf"stream='{stream.name}': the checkpoint also has '{other.name}'.*name it"):
+        StreamReader(options(server, stream.name), SCHEMA).latestOffset(start, ReadAllAvailable())
+
+
+def pattern(server: NatsServer, text: str, **given: str) -> SourceOptions:
+    return read_options(SourceOptions, "jetstream", {"servers": server.url, "streamPattern": text, **given})
+
+
+def test_streams_named_by_a_pattern_are_found_also_those_created_later(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    name = f"{stream.name}_EU"
+    first = other_stream(js, 10, f"{name}_1")
+    reader = StreamReader(pattern(server, f"{name}_[0-9]+"), SCHEMA)
+    start = reader.initialOffset()
+    assert set(start["streams"]) == {first.name}
+    assert next_of(start, first) == 11
+    second = other_stream(js, 7, f"{name}_22")
+    other_stream(js, 7, f"{name}_X")
+    end = start
+    deadline = time.monotonic() + 20
+    while end is start and time.monotonic() < deadline:
+        end = reader.latestOffset(start, ReadAllAvailable())
+    assert set(end["streams"]) == {first.name, second.name}
+    assert read_all(reader, reader.partitions(start, end)) == list(range(1, 8))
+    batch = BatchReader(pattern(server, f"{name}.*"), SCHEMA)
+    assert sorted(read_all(batch, batch.partitions())) == sorted([*range(1, 11), *range(1, 8), *range(1, 8)])
+
+
+def test_a_stream_of_a_pattern_that_is_deleted_ends_the_query_unless_loss_is_allowed(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    names = [f"{stream.name}_{letter}" for letter in "AB"]
+    gone, kept = (other_stream(js, 5, name) for name in names)
+    start = StreamReader(pattern(server, f"{stream.name}_."), SCHEMA).initialOffset()
+    js.delete_stream(gone.name)
+    fill(js, kept, 5)
+    with pytest.raises(ConfigError, match=rf"the checkpoint also has '{gone.name}', which is deleted or no longer"):
+        StreamReader(pattern(server, f"{stream.name}_."), SCHEMA).latestOffset(start, ReadAllAvailable())
+    lenient = StreamReader(pattern(server, f"{stream.name}_.", failOnDataLoss="false"), SCHEMA)
+    end = lenient.latestOffset(start, ReadAllAvailable())
+    assert read_all(lenient, lenient.partitions(start, end)) == [6, 7, 8, 9, 10]
+
+
+def test_a_pattern_without_a_stream_is_refused_in_a_batch_and_waits_in_a_query(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    with pytest.raises(ConfigError, match=r"streamPattern='NONE_\.\*': no stream has such a name"):
+        BatchReader(pattern(server, "NONE_.*"), SCHEMA).partitions()
+    name = f"{stream.name}_LATE"
+    reader = StreamReader(pattern(server, name), SCHEMA)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) is start
+    other_stream(js, 3, name)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert read_all(reader, reader.partitions(start, end)) == [1, 2, 3]
 
 
 def test_the_initial_offset_stays_though_the_stream_goes_on(server: NatsServer, js: JetStream, stream: Stream) -> None:

@@ -59,7 +59,8 @@ def servers() -> Iterator[str]:
         assert js.stream("COPY").info().state.messages == 10
 
 
-def run(program: str, servers: str, **environment: str) -> None:
+def run(program: str, servers: str, **environment: str) -> str:
+    """What the program wrote to stderr."""
     code = READ_AND_WRITE + program
     finished = subprocess.run(
         [sys.executable, "-c", code, servers],
@@ -71,18 +72,25 @@ def run(program: str, servers: str, **environment: str) -> None:
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr[-4000:]
     assert "done" in finished.stdout
+    return finished.stderr
 
 
-def test_a_plain_session_finds_the_formats_by_itself(servers: str) -> None:
-    run(
+def test_a_plain_session_finds_the_formats_by_itself_and_registering_them_is_no_reason_to_warn(servers: str) -> None:
+    shown = run(
         """
 import sys
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 read_and_write(spark, sys.argv[1])
+from jetspark.spark import register
+register(spark)
+register(spark)
+spark._jvm.org.apache.log4j.Logger.getLogger("own").warn("warnings are shown")
 """,
         servers,
     )
+    assert "warnings are shown" in shown
+    assert "DataSourceManager" not in shown
 
 
 def test_spark_connect_reads_and_writes(servers: str) -> None:

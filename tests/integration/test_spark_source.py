@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -283,6 +285,33 @@ def test_a_stream_is_read_in_limited_batches_and_goes_on_from_its_checkpoint(
     assert second.rows == [n for n in range(101, 151) if n != 120]
 
 
+def test_a_stream_at_its_limit_is_read_from_earliest_while_it_evicts(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path
+) -> None:
+    name = f"S{next(_numbers)}"
+    subjects = [f"{name.lower()}.>"]
+    full = js.create_stream(StreamConfig(name=name, subjects=subjects, allow_batched=True, max_messages=5_000))
+    fill(js, full, 6_000)
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.wait(0.005):
+            js.publish(f"{name.lower()}.x", b"")
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        found = [sequences(batch(spark, server, name, minPartitions="3").load()) for _ in range(3)]
+        sink = Sink()
+        drain(streaming(spark, server, name, startingOffsets="earliest").load(), tmp_path, sink)
+        found.append(sink.rows)
+    finally:
+        is_over.set()
+        publisher.join()
+    assert all(rows == list(range(rows[0], rows[-1] + 1)) for rows in found)
+    assert min(map(len, found)) > 1_000
+
+
 def test_a_limit_of_bytes_is_kept(spark: SparkSession, server: NatsServer, stream: Stream, tmp_path: Path) -> None:
     sink = Sink()
     limit = str(stream.info().state.bytes // 2)
@@ -322,6 +351,33 @@ def test_a_stream_that_was_recreated_is_noticed_at_restart(
     fill(js, js.create_stream(stream.cached_info.config), 500)
     with pytest.raises(Exception, match=f"{stream.name}.*was deleted and created anew.*start with a new checkpoint"):
         drain(streaming(spark, server, stream.name, startingOffsets="earliest").load(), tmp_path, Sink())
+
+
+def test_a_python_worker_that_dies_does_not_end_the_query(
+    spark: SparkSession, server: NatsServer, stream: Stream, tmp_path: Path
+) -> None:
+    from pyspark import TaskContext
+    from pyspark.sql import functions as F
+
+    mark = tmp_path / "died"
+
+    def fatal_at_first(sequence: Any) -> Any:
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sequence
+
+    sink = Sink()
+    frame = streaming(spark, server, stream.name, startingOffsets="earliest").load()
+    drain(
+        frame.select(F.udf(lambda each: fatal_at_first(each), "bigint")("sequence").alias("sequence")),
+        tmp_path / "checkpoint",
+        sink,
+    )
+    assert mark.exists()
+    assert sink.rows == list(range(1, 101))
 
 
 def test_by_default_a_query_starts_with_what_comes(

@@ -137,7 +137,10 @@ def _is_within(module: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _check_init(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Allowed: imports, a docstring, ``__all__``, ``__version__`` and a ``__getattr__`` for lazy exports."""
+    """Allowed: imports, a docstring, ``__all__``, ``__version__``, ``__getattr__`` and ``__dir__`` for lazy exports.
+
+    The two may be hidden from type checkers, which would take any name for one that is there.
+    """
     for position, node in enumerate(tree.body):
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -150,10 +153,15 @@ def _check_init(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 continue
             case ast.AugAssign(target=ast.Name(id="__all__")):
                 continue
-            case ast.FunctionDef(name="__getattr__"):
+            case ast.FunctionDef(name="__getattr__" | "__dir__"):
                 continue
-            case ast.If(test=test, orelse=[]) if _is_type_checking(test) and all(
-                isinstance(inner, ast.Import | ast.ImportFrom) for inner in node.body
+            case ast.If(test=test) if (
+                _is_type_checking(test)
+                and all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in node.body)
+                and all(
+                    isinstance(inner, ast.FunctionDef) and inner.name in ("__getattr__", "__dir__")
+                    for inner in node.orelse
+                )
             ):
                 continue
         yield node.lineno, f"an __init__ only re-exports, but has {type(node).__name__}"
@@ -248,6 +256,7 @@ def test_nobody_rolls_the_dice_that_a_program_has_seeded() -> None:
         ("core/__init__.py", "x = 1", "only re-exports, but has Assign"),
         ("core/__init__.py", "def helper(): ...", "only re-exports, but has FunctionDef"),
         ("core/__init__.py", "if TYPE_CHECKING:\n    x = 1", "only re-exports, but has If"),
+        ("core/__init__.py", "if TYPE_CHECKING:\n    import x\nelse:\n    def f(): ...", "only re-exports, but has If"),
         ("utils/x.py", "", "'utils' is not in the layer table"),
     ],
 )
@@ -273,6 +282,7 @@ def test_the_checker_catches_a_violation(path: str, source: str, message: str) -
             '"""Doc."""\nfrom .aio import connect\n__all__ = ["connect"]\n__version__ = "1"\n'
             "if TYPE_CHECKING:\n    from .core import x\ndef __getattr__(name): ...",
         ),
+        ("__init__.py", "if TYPE_CHECKING:\n    from .aio import x\nelse:\n    def __dir__(): ..."),
     ],
 )
 def test_the_checker_lets_the_rest_pass(path: str, source: str) -> None:

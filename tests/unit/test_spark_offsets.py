@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
-from jetspark.spark.offsets import Head, Limits, Offset, Position, Range, Sizes, admit, check_unchanged, plan
+from jetspark.spark.offsets import (
+    Head,
+    Limits,
+    Offset,
+    Position,
+    Range,
+    Sizes,
+    admit,
+    check_filters,
+    check_unchanged,
+    plan,
+)
 
 CREATED = "2026-03-20T10:14:30.000001Z"
 ANY = Limits()
@@ -40,18 +52,83 @@ def test_the_text_of_an_offset_does_not_depend_on_how_it_was_made() -> None:
 
 
 def test_the_json_is_what_the_documentation_shows() -> None:
-    assert json.dumps(at(50_000, 1, ORDERS=1201).to_json()) == (
-        '{"version": 1, "step": 50000, "streams": '
-        '{"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1, "next": 1201}}}'
+    offset = Offset({"ORDERS": Position(CREATED, 1201, 1, is_earliest=True)}, 50_000, ("orders.>",))
+    assert json.dumps(offset.to_json()) == (
+        '{"version": 2, "step": 50000, "subjects": ["orders.>"], "streams": '
+        '{"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1, "next": 1201, "earliest": true}}}'
     )
 
 
+def test_an_offset_of_version_1_is_read_with_its_start_promised_and_its_filters_unknown() -> None:
+    streams = {"A": {"created": CREATED, "from": 1, "next": 12}}
+    found = Offset.from_json({"version": 1, "step": 5, "streams": streams})
+    assert found == Offset({"A": Position(CREATED, 12, 1)}, 5, None)
+
+
+def test_a_start_from_earliest_is_promised_when_a_batch_has_begun_with_it() -> None:
+    start = Offset({"A": Position(CREATED, 1, is_earliest=True), "B": Position(CREATED, 1, is_earliest=True)})
+    assert not start.streams["A"].is_promised
+    first = admit(start, [head("A", 101, first=31), head("B", 1)], Limits(rows=10), Sizes())
+    assert first.streams["A"] == Position(CREATED, 41, 31, is_earliest=True)
+    assert (first.streams["A"].is_promised, first.streams["B"].is_promised) == (True, False)
+    assert [part.is_earliest for part in plan(start, first)] == [True]
+    second = admit(first, [head("A", 101, first=31), head("B", 11, first=6)], ANY, Sizes())
+    assert second.streams["A"] == Position(CREATED, 101, 41)
+    assert second.streams["B"] == Position(CREATED, 11, 6, is_earliest=True)
+
+
+def test_what_is_gone_from_the_earliest_start_takes_nothing_of_a_limit_and_no_partitions() -> None:
+    start = Offset({"A": Position(CREATED, 1, is_earliest=True)})
+    end = admit(start, [head("A", 1_000_001, first=999_001)], ANY, Sizes(max_records=100))
+    assert [(part.start, part.end) for part in plan(start, end)][:2] == [(999_001, 999_101), (999_101, 999_201)]
+
+
+def test_a_stream_purged_before_its_earliest_start_was_read_has_an_empty_batch() -> None:
+    start = Offset({"A": Position(CREATED, 1, is_earliest=True)})
+    end = admit(start, [head("A", 101, first=101)], ANY, Sizes())
+    assert plan(start, end) == []
+
+
 @pytest.mark.parametrize(
-    "value", [{}, {"version": 2, "streams": {}}, {"version": 1}, {"version": 1, "step": 1, "streams": {"A": {}}}]
+    "value",
+    [
+        {},
+        {"version": 3, "streams": {}},
+        {"version": 1},
+        {"version": 1, "step": 1, "streams": {"A": {}}},
+        {"version": 2, "step": 1, "streams": {}},
+    ],
 )
 def test_an_offset_of_another_kind_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="offset"):
         Offset.from_json(value)
+
+
+# ---- filters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "now"),
+    [((), ()), ((), ("a.>",)), (("a.>",), ("a.b",)), (("a.*", "b"), ("a.x", "b")), ((">",), ()), (None, ("a",))],
+)
+def test_filters_that_want_nothing_more_are_taken(known: tuple[str, ...] | None, now: tuple[str, ...]) -> None:
+    check_filters(Offset({}, subjects=known), now, "subjects")
+
+
+@pytest.mark.parametrize(("known", "now"), [(("a.>",), ()), (("a.b",), ("a.>",)), (("a",), ("a", "b"))])
+def test_filters_that_want_more_are_refused_with_both_and_the_remedies(
+    known: tuple[str, ...], now: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_filters(Offset({}, subjects=known), now, "subjects")
+    for words in (
+        f"subjects={','.join(known)!r}",
+        f"subjects={','.join(now)!r}",
+        "new checkpoint",
+        "acceptFilterChange",
+    ):
+        assert words in str(caught.value)
+    check_filters(Offset({}, subjects=known), now, "subjects", is_accepted=True)
 
 
 # ---- how far -------------------------------------------------------------------------------------------------------
@@ -181,7 +258,10 @@ def test_an_empty_batch_has_no_partitions() -> None:
 
 
 def test_the_plan_carries_the_filters() -> None:
-    assert plan(at(A=1), at(5, 1, A=3), ("a.>",)) == [Range("A", CREATED, 1, 3, ("a.>",))]
+    end = at(5, 1, A=3)
+    assert plan(at(A=1), replace(end, subjects=("a.>",)), ("b.>",)) == [Range("A", CREATED, 1, 3, ("a.>",))]
+    # Version 1 did not note them.
+    assert plan(at(A=1), replace(end, subjects=None), ("b.>",)) == [Range("A", CREATED, 1, 3, ("b.>",))]
 
 
 def test_a_plan_over_two_streams_of_one_name_is_refused() -> None:

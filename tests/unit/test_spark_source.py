@@ -71,6 +71,8 @@ def test_times_are_epoch_milliseconds_or_iso_8601_in_utc(text: str, found: datet
         ({"stream": "A,A"}, "each of them once"),
         ({"stream": "a.b"}, "not allowed"),
         ({"strem": "A"}, "did you mean 'stream'"),
+        ({"streamPattern": "A.*"}, "or streamPattern instead"),
+        ({"streamPattern": "A("}, "a regular expression such as"),
         ({"subjects": "a..b"}, "subject"),
         ({"subjects": "a.>,a.b"}, "'a.>' alone may do"),
         ({"startingOffsets": "5", "startingTimestamp": "0"}, "startingOffsets with startingTimestamp"),
@@ -87,6 +89,21 @@ def test_times_are_epoch_milliseconds_or_iso_8601_in_utc(text: str, found: datet
 def test_options_that_cannot_be_used_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**given)
+
+
+def test_bounds_may_name_streams_that_a_pattern_matches() -> None:
+    def read(**given: str) -> SourceOptions:
+        return read_options(SourceOptions, "jetstream", {"streamPattern": "A_.+", **given})
+
+    assert read(startingOffsets='{"A_1": 5}').has("A_1")
+    with pytest.raises(ConfigError, match=r"'A_' is not one of streamPattern='A_\.\+'"):
+        read(startingOffsets='{"A_": 5}')
+    with pytest.raises(ConfigError, match="startingOffsets=9 is behind endingOffsets=5"):
+        read(startingOffsets="9", endingOffsets="5")
+    with pytest.raises(ConfigError, match="no rows"):
+        read(startingOffsets="latest").for_batch()
+    with pytest.raises(ConfigError, match="no rows"):
+        read(startingOffsets='{"A_1": "latest"}').for_batch()
 
 
 def test_a_stream_is_required() -> None:

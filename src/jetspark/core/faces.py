@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready
-from jetspark.core.events import ConnectionEvent, ErrorReported, OnEvent
+from jetspark.core.events import Closed, Connected, ConnectionEvent, ErrorReported, OnEvent
 from jetspark.core.info import ServerInfo
 from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions
@@ -24,6 +24,7 @@ class ClientFace:
     _on_event: OnEvent | None
     _listeners: list[OnEvent]
     """Our own modules that have to know; told before ``on_event``."""
+    _was_connected = False
 
     @property
     def options(self) -> ConnectOptions:
@@ -82,7 +83,10 @@ class ClientFace:
                     if not handle.done():
                         handle.set_exception(error)
                 case _:
-                    log_event(self._logger, event)
+                    self._was_connected |= isinstance(event, Connected)
+                    # Who connects for the first time is told by an exception; a log would say it twice.
+                    if self._was_connected or not isinstance(event, Closed):
+                        log_event(self._logger, event)
                     for listener in list(self._listeners):
                         self._guard(listener, event)
                     self._tell_user(event)

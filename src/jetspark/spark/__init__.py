@@ -1,8 +1,31 @@
-"""JetStream and key-value buckets as PySpark sources and sinks: ``register(spark)``, then ``format("jetstream")``."""
+"""JetStream and key-value buckets as PySpark sources and sinks: ``register(spark)``, then ``format("jetstream")``.
+
+Each of the Python processes that Spark starts imports this package, and most of them read or write one format: what
+registers them all is loaded when it is used.
+"""
+
+from typing import TYPE_CHECKING
 
 from jetspark.spark import _extra as _extra
-from jetspark.spark.folding import fold
-from jetspark.spark.registration import register
 from jetspark.spark.session import session
 
-__all__ = ["fold", "register", "session"]
+if TYPE_CHECKING:
+    from jetspark.spark.folding import fold
+    from jetspark.spark.progress import Lag, lag
+    from jetspark.spark.registration import register
+else:
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        home = {"fold": "folding", "register": "registration"}.get(name, "progress")
+        globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
+
+__all__ = ["Lag", "fold", "lag", "register", "session"]

@@ -1,7 +1,8 @@
 """The formats as Spark sees them: names, schemas, and who reads and writes.
 
 Spark makes these objects anew for each plan and in several processes, and pickles what they return. So they only read
-options; connections are opened where the work is done.
+options; connections are opened where the work is done. What reads and writes is imported by whoever needs it: most of
+those processes do one of the two, for one format.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from jetspark.spark import kv, sink, source
+from jetspark.spark import schema as columns
 
 __all__ = ["JetStreamFormat", "KVFormat"]
 
@@ -28,18 +29,26 @@ class JetStreamFormat(DataSource):
         return "jetstream"
 
     def schema(self) -> StructType:
-        return source.SCHEMA
+        return columns.SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from jetspark.spark import source
+
         return source.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from jetspark.spark import source
+
         return source.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from jetspark.spark import sink
+
         return sink.batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from jetspark.spark import sink
+
         return sink.stream_writer(self.options, schema, overwrite)
 
 
@@ -51,16 +60,24 @@ class KVFormat(DataSource):
         return "jetstream_kv"
 
     def schema(self) -> StructType:
-        return kv.SCHEMA
+        return columns.KV_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from jetspark.spark import kv
+
         return kv.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from jetspark.spark import kv
+
         return kv.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from jetspark.spark import kv
+
         return kv.batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from jetspark.spark import kv
+
         return kv.stream_writer(self.options, schema, overwrite)

@@ -5,13 +5,14 @@ Here is what Spark sees: options, schema, offsets, partitions and tasks. How a t
 ``docs/spark-kv.md``.
 
 A stream of changes is one of messages, so its offsets are those of :mod:`jetspark.spark.offsets`, with the stream
-behind the bucket as the only one.
+behind the bucket as the only one and the keys as filters; and it is driven like one, by
+:mod:`jetspark.spark.following`.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import sys
 import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +32,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import (
     BinaryType,
     ByteType,
@@ -45,31 +40,27 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampType,
 )
 
-from jetspark.errors import ConfigError, Conflict, UsageError
+from jetspark.blocking import JetStream
+from jetspark.errors import ConfigError, Conflict, JetSparkError, UsageError
 from jetspark.jetstream.kv import check_bucket, check_filter
-from jetspark.spark import kv_reading, kv_writing, offsets
+from jetspark.spark import kv_reading, kv_writing, lookups, offsets
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import jetstream_for
+from jetspark.spark.following import PATIENCE_S, Follower
 from jetspark.spark.ledger import patiently
-from jetspark.spark.offsets import Limits, Offset, Position, Sizes
+from jetspark.spark.offsets import Head, Limits, Offset, Position, Sizes
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, names, option, read_options, text
+from jetspark.spark.reading import RangeReader
+from jetspark.spark.schema import KV_SCHEMA
+from jetspark.spark.source_options import SourceOptions
 
 __all__ = ["SCHEMA", "batch_reader", "batch_writer", "stream_reader", "stream_writer"]
 
-SCHEMA = StructType(
-    [
-        StructField("key", StringType()),
-        StructField("value", BinaryType()),
-        StructField("revision", LongType()),
-        StructField("created", TimestampType()),
-        StructField("operation", StringType()),
-    ]
-)
+SCHEMA = KV_SCHEMA
 
 FORMAT = "jetstream_kv"
 
@@ -79,8 +70,6 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 # Where nobody says how many readers there are to be: one for so many revisions, up to a limit.
 REVISIONS_PER_PARTITION = 100_000
 MAX_PARTITIONS = 8
-# Spark asks for news about eighty times a second when there are none.
-IDLE_S = 0.05
 # An error names so many keys; it has to fit a log.
 MAX_NAMED = 20
 
@@ -116,9 +105,12 @@ class BucketOptions(Connecting):
         """The part that says how to connect, by which connections are kept."""
         return Connecting(**{entry.name: getattr(self, entry.name) for entry in fields(Connecting)})
 
-    def open(self, keys: Sequence[str] = ()) -> kv_reading.Bucket:
-        return patiently(
-            lambda: kv_reading.open_bucket(jetstream_for(self.connecting()), self.bucket, keys), self.patience_s
+    def open(self, keys: Sequence[str] = (), *, is_first_contact: bool = False) -> kv_reading.Bucket:
+        return lookups.patiently(
+            self.connecting(),
+            lambda js: kv_reading.open_bucket(js, self.bucket, keys),
+            patience_s=self.patience_s,
+            is_first_contact=is_first_contact,
         )
 
 
@@ -164,6 +156,11 @@ class StreamOptions(BucketOptions):
     max_offsets_per_trigger: int | None = option(count, "a micro-batch covers at most so many revisions")
     include_deletes: bool = option(boolean, "rows for deletions and purges too", default=True)
     num_partitions: int = option(count, "how many tasks read a micro-batch", default=1)
+    accept_filter_change: bool = option(
+        boolean,
+        "go on from a checkpoint of other `keys`; what those left out before it is never read",
+        default=False,
+    )
 
     def __post_init__(self) -> None:
         BucketOptions.__post_init__(self)
@@ -172,6 +169,11 @@ class StreamOptions(BucketOptions):
         start = self.starting_offsets
         if start not in ("earliest", "latest") and not (start.isdecimal() and int(start) > 0):
             raise ConfigError(f"{FORMAT}: startingOffsets={start!r}: expected earliest, latest or a revision")
+
+    def for_ranges(self) -> SourceOptions:
+        """The same for reading ranges of the stream behind the bucket."""
+        ways = {entry.name: getattr(self, entry.name) for entry in fields(Connecting)}
+        return SourceOptions(**ways, stream=(f"KV_{self.bucket}",), fetch_timeout_s=self.patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +238,14 @@ class Range(InputPartition):
     last: int
 
 
+@dataclass(frozen=True)
+class Changes(InputPartition):
+    """Some of a bucket's changes."""
+
+    part: offsets.Range
+    prefix: str
+
+
 class TableReader(DataSourceReader):
     """A table at one moment, or every revision up to one. Spark pickles it: plain data only."""
 
@@ -244,12 +254,14 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        bucket = options.open(options.keys)
+        bucket = options.open(options.keys, is_first_contact=True)
         if options.history:
             return self._ranges(bucket)
         if options.as_of is None and (options.num_partitions or 1) == 1:
             return [Table(bucket.created)]
-        plan = kv_reading.plan(bucket, as_of=options.as_of, include_deletes=options.with_deletes)
+        plan = kv_reading.plan(
+            bucket, as_of=options.as_of, include_deletes=options.with_deletes, patience_s=options.patience_s
+        )
         if plan.doubtful and options.fail_on_data_loss:
             raise ConfigError(
                 f"{FORMAT}: asOf={options.as_of}: the bucket keeps {bucket.history} revisions of a key, and "
@@ -277,14 +289,16 @@ class TableReader(DataSourceReader):
         bucket = options.open(options.keys)
         bucket.check_is(partition.created)
         rows = kv_reading.Rows(bucket, _arrow(self._schema), with_deletes=options.with_deletes)
+        patience_s = options.patience_s
         with seldom_collecting():
             match partition:
                 case Table():
-                    yield from rows.of(iter([list(kv_reading.snapshot(bucket).values())]))
+                    present = kv_reading.snapshot(bucket, patience_s=patience_s)
+                    yield from rows.of(iter([list(present.values())]))
                 case Range(first=first, last=last):
-                    yield from rows.of(kv_reading.scan(bucket, first, last))
+                    yield from rows.of(kv_reading.scan(bucket, first, last, patience_s=patience_s))
                 case Revisions(wanted=wanted):
-                    yield from rows.of(kv_reading.read_wanted(bucket, wanted))
+                    yield from rows.of(kv_reading.read_wanted(bucket, wanted, patience_s=patience_s))
                     self._check_complete(bucket, partition, rows.read)
 
     def _check_complete(self, bucket: kv_reading.Bucket, partition: Revisions, read: int) -> None:
@@ -343,85 +357,92 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     return ChangeReader(read_options(StreamOptions, FORMAT, options), _checked(schema))
 
 
-class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ChangeReader(Follower):
     """Changes in the order of their revisions. Spark pickles it: plain data only."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        super().__init__(
+            options.connecting(),
+            filters=options.keys,
+            filters_option="keys",
+            limits=Limits(rows=options.max_offsets_per_trigger),
+            # As many tasks as was said, however much there is.
+            sizes=Sizes(min_partitions=options.num_partitions, max_records=sys.maxsize),
+            accepts_other_filters=options.accept_filter_change,
+        )
         self._options, self._schema = options, schema
-        self._target: int | None = None
-        """With AvailableNow: where the query ends."""
-
-    def initialOffset(self) -> dict[str, Any]:
-        bucket = self._bucket()
-        head = bucket.head()
-        match self._options.starting_offsets:
-            case "earliest":
-                begin = head.first
-            case "latest":
-                begin = head.next
-            case revision:
-                begin = int(revision)
-        if begin > head.next:
-            raise ConfigError(f"{FORMAT}: startingOffsets={begin}: the bucket is at {head.next - 1}")
-        return Offset({head.stream: Position(head.created, begin, begin)}).to_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._bucket().head().next
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        bucket = self._bucket()
-        head = bucket.head()
-        begin = Offset.from_json(start)
-        offsets.check_unchanged(begin, [head])
-        if self._target is not None:
-            head = replace(head, next=min(head.next, self._target))
-        limits = Limits()
-        if isinstance(limit, ReadMaxRows):
-            limits = Limits(rows=limit.max_rows)
-            at = begin.streams[head.stream].next
-            if head.next - at > limit.max_rows:
-                # Revisions that are gone are not worth batches of their own: a bucket has long stretches of them.
-                head = replace(head, first=kv_reading.first_from(bucket, at) or head.next)
-        # As many tasks as was said, however much there is.
-        sizes = Sizes(min_partitions=self._options.num_partitions, max_records=head.next)
-        end = offsets.admit(begin, [head], limits, sizes)
-        if end is begin:
-            time.sleep(IDLE_S)
-            return start
-        position = end.streams[head.stream]
-        # Nor are they worth tasks of their own.
-        position = replace(position, begin=max(position.begin, min(head.first, position.next)))
-        return Offset({head.stream: position}, end.step).to_json()
-
-    def reportLatestOffset(self) -> dict[str, Any]:
-        head = self._bucket().head()
-        return Offset({head.stream: Position(head.created, head.next, head.next)}).to_json()
+        self._prefix: str | None = None
+        """In front of every key. Known once the bucket was looked at."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        ranges = offsets.plan(Offset.from_json(start), Offset.from_json(end))
-        return [Range(each.created, each.start, each.end - 1) for each in ranges]
+        if self._prefix is None:  # a batch that is run again comes before anything else
+            self._ask(lookups.PATIENCE_S)
+        prefix = self._prefix
+        assert prefix is not None
+        ranges = offsets.plan(Offset.from_json(start), Offset.from_json(end), self._options.keys)
+        return [Changes(_of_subjects(each, prefix), prefix) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Range):
+        if not isinstance(partition, Changes):
             return  # Spark's way to say that there are none
-        bucket = self._bucket()
-        bucket.check_is(partition.created)
-        rows = kv_reading.Rows(bucket, _arrow(self._schema), with_deletes=self._options.include_deletes)
+        options = self._options
+        columns = kv_reading.ChangeColumns(partition.prefix, _arrow(self._schema), with_deletes=options.include_deletes)
         with seldom_collecting():
-            yield from rows.of(kv_reading.scan(bucket, partition.first, partition.last))
+            batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
+            yield from (batch for batch in batches if batch.num_rows)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint is the only cursor."""
+    def _look(self, js: JetStream) -> list[Head]:
+        bucket = kv_reading.open_bucket(js, self._options.bucket)
+        self._prefix = bucket.prefix
+        return [bucket.head()]
 
-    def stop(self) -> None:
-        """Nothing to do: the connection belongs to the process."""
+    def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
+        [head] = heads
+        start = self._options.starting_offsets
+        begin = head.first if start == "earliest" else head.next if start == "latest" else int(start)
+        if begin > head.next:
+            raise ConfigError(f"{FORMAT}: startingOffsets={begin}: the bucket is at {head.next - 1}")
+        return Offset({head.stream: Position(head.created, begin, is_earliest=start == "earliest")})
 
-    def _bucket(self) -> kv_reading.Bucket:
-        return self._options.open(self._options.keys)
+    def _without(self, missing: dict[str, Position]) -> None:
+        known = ", ".join(sorted(each.removeprefix("KV_") for each in missing))
+        raise ConfigError(
+            f"{FORMAT}: bucket={self._options.bucket!r}: the checkpoint is of {known!r}; start with a new checkpoint"
+        )
+
+    def _admit(self, begin: Offset, heads: list[Head], limits: Limits) -> Offset:
+        """As for streams; but revisions that are gone are worth no batches and no tasks: a bucket has many of them."""
+        [head] = heads
+        at = begin.streams[head.stream].next
+        if limits.rows is not None and head.next - at > limits.rows:
+            try:
+                head = replace(head, first=self._first_from(at) or head.next)
+            except JetSparkError as error:
+                if not lookups.will_pass(error):
+                    raise
+                _logger.warning("bucket %s: nothing heard: %s", self._options.bucket, error)
+                return begin
+        end = super()._admit(begin, [head], limits)
+        if end is begin:
+            return begin
+        position = end.streams[head.stream]
+        position = replace(position, begin=max(position.begin, min(head.first, position.next)))
+        return replace(end, streams={head.stream: position})
+
+    def _first_from(self, at: int) -> int | None:
+        options = self._options
+
+        def ask(js: JetStream) -> int | None:
+            return kv_reading.first_from(kv_reading.open_bucket(js, options.bucket, options.keys), at)
+
+        return self._patiently(ask, PATIENCE_S)
+
+
+def _of_subjects(part: offsets.Range, prefix: str) -> offsets.Range:
+    """A range of keys as one of the stream behind the bucket."""
+    subjects = tuple(f"{prefix}{key}" for key in part.subjects or (">",))
+    # A bucket drops old revisions all the time, so none of them is promised.
+    return replace(part, subjects=subjects, is_earliest=True)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

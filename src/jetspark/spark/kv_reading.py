@@ -43,13 +43,15 @@ from jetspark.errors import (
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
-from jetspark.jetstream.info import StreamInfo
+from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import Operation, check_bucket, check_filter, operation_of, subject_of
+from jetspark.jetstream.wire import time_text
 from jetspark.spark.offsets import Head
 from jetspark.spark.places import place, places
 
 __all__ = [
     "Bucket",
+    "ChangeColumns",
     "Plan",
     "Rows",
     "columns",
@@ -71,8 +73,10 @@ PIECE_MESSAGES = 5000
 # A reader that is kept waiting by what it feeds makes a new consumer afterwards.
 INACTIVE_S = 60.0
 FETCH_S = 5.0
-MAX_FRUITLESS_PASSES = 6
+# How long reading goes on while nothing comes, unless the caller says otherwise. A server's restart takes seconds.
+PATIENCE_S = 60.0
 PAUSE_S = 0.25
+LONGEST_PAUSE_S = 1.0
 # How long a replica may be behind, or a transaction be half stored, before the table is taken as it is.
 CATCH_UP_S = 2.0
 CATCH_UP_PAUSE_S = 0.002
@@ -105,7 +109,7 @@ class Bucket:
     @property
     def created(self) -> str:
         """Tells this bucket from a later one of the same name."""
-        return "" if self.info.created is None else self.info.created.isoformat()
+        return "" if self.info.created is None else time_text(self.info.created)
 
     def head(self) -> Head:
         state = self.info.state
@@ -215,6 +219,27 @@ class Rows:
                 yield columns(kept[at : at + self.BATCH_ROWS], self._prefix_length, self._schema)
 
 
+class ChangeColumns:
+    """Messages of a range into rows, as :class:`~jetspark.spark.reading.RangeReader` wants them made."""
+
+    def __init__(self, prefix: str, schema: pa.Schema, *, with_deletes: bool) -> None:
+        self._prefix_length, self._schema, self._with_deletes = len(prefix), schema, with_deletes
+
+    @property
+    def needs_contents(self) -> bool:
+        return "value" in self._schema.names
+
+    def of_messages(self, stream: str, messages: Sequence[JetStreamMessage]) -> pa.RecordBatch:
+        if not self._with_deletes:
+            messages = [message for message in messages if operation(message) == "put"]
+        if not messages:
+            return pa.RecordBatch.from_pylist([], self._schema)
+        return columns(messages, self._prefix_length, self._schema)
+
+    def of_stored(self, stream: str, messages: Sequence[StoredMessage]) -> pa.RecordBatch:
+        raise ConfigError(f"stream {stream!r}: a bucket has limits retention, and this one does not")
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -222,24 +247,27 @@ class _Interrupted(Exception):
     """The consumer is gone, or something it sent is."""
 
 
-def scan(bucket: Bucket, first: int, last: int, *, headers_only: bool = False) -> Iterator[list[JetStreamMessage]]:
+def scan(
+    bucket: Bucket, first: int, last: int, *, headers_only: bool = False, patience_s: float = PATIENCE_S
+) -> Iterator[list[JetStreamMessage]]:
     """Every message there is from one sequence to another, both included, in order and in pieces.
 
     Raises:
-        JetSparkError: Several times in a row nothing could be read.
+        JetSparkError: For ``patience_s`` seconds nothing could be read.
     """
-    fruitless = 0
+    patience = _Patience(patience_s)
     while first <= last:
         try:
             with _consumer(bucket, first, headers_only) as consumer:
                 for messages in _pieces(consumer):
-                    fruitless = 0
+                    patience.renew()
                     reached = place(messages[-1]).sequence
                     first = reached + 1
                     if reached >= last:
                         messages = messages[: cut(messages, last)]
                     if messages:
                         yield messages
+                        patience.renew()  # Spark may have taken its time
                     if reached >= last:
                         return
             # The consumer has nothing more; but it reads from a replica, and may be behind the leader.
@@ -248,30 +276,31 @@ def scan(bucket: Bucket, first: int, last: int, *, headers_only: bool = False) -
                 return
             raise _Interrupted(f"revision {following} is not there yet")
         except (_Interrupted, *_PASSING) as error:
-            fruitless += 1
-            _pause(fruitless, error)
+            patience.pause(error)
 
 
-def snapshot(bucket: Bucket, *, headers_only: bool = False) -> dict[str, JetStreamMessage]:
+def snapshot(
+    bucket: Bucket, *, headers_only: bool = False, patience_s: float = PATIENCE_S
+) -> dict[str, JetStreamMessage]:
     """The last message of each key at one moment that is not before this call; marks of deleted keys included.
 
     Raises:
-        JetSparkError: Several times in a row it could not be read.
+        JetSparkError: For ``patience_s`` seconds nothing could be read.
     """
-    fruitless = 0
+    patience = _Patience(patience_s)
     while True:
         found: dict[str, JetStreamMessage] = {}
         try:
             moment = _Moment(bucket)
             with _consumer(bucket, None, headers_only) as consumer:
                 for messages in _pieces(consumer, moment):
+                    patience.renew()
                     for message in messages:
                         found[message.subject] = message
             return found
         except (_Interrupted, *_PASSING) as error:
             # Not from where it was: half of one moment and half of another are no moment.
-            fruitless += 1
-            _pause(fruitless, error)
+            patience.pause(error)
 
 
 def first_from(bucket: Bucket, sequence: int) -> int | None:
@@ -384,13 +413,24 @@ def _pieces(
         time.sleep(CATCH_UP_PAUSE_S)
 
 
-def _pause(fruitless: int, error: Exception) -> None:
-    if fruitless >= MAX_FRUITLESS_PASSES:
-        if isinstance(error, JetSparkError):
-            raise error
-        raise ConnectionLost(f"{fruitless} readings of the bucket were interrupted: {error}") from error
-    _logger.debug("reading again: %s", error)
-    time.sleep(PAUSE_S * fruitless)
+class _Patience:
+    """Pauses between attempts, until for too long none of them has brought anything."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self.renew()
+
+    def renew(self) -> None:
+        self._since, self._pause_s = time.monotonic(), PAUSE_S
+
+    def pause(self, error: Exception) -> None:
+        if time.monotonic() - self._since >= self._patience_s:
+            if isinstance(error, JetSparkError):
+                raise error
+            raise ConnectionLost(f"nothing could be read for {self._patience_s:g} s: {error}") from error
+        _logger.debug("reading again: %s", error)
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
 # ---- a moment, and who reads what of it ------------------------------------------------------------------------------
@@ -412,14 +452,16 @@ class Plan:
         return [self.wanted[low:high] for low, high in split(0, len(self.wanted), number)]
 
 
-def plan(bucket: Bucket, *, as_of: int | None = None, include_deletes: bool = False) -> Plan:
+def plan(
+    bucket: Bucket, *, as_of: int | None = None, include_deletes: bool = False, patience_s: float = PATIENCE_S
+) -> Plan:
     """Fix a moment, now or in the past, and the revision of each key at it.
 
     Raises:
         ConfigError: ``as_of`` has not been reached yet.
     """
     if as_of is None:
-        present = snapshot(bucket, headers_only=True)
+        present = snapshot(bucket, headers_only=True, patience_s=patience_s)
         wanted = [place(each).sequence for each in present.values() if include_deletes or operation(each) == "put"]
         moment = max((place(each).sequence for each in present.values()), default=0)
         return Plan(moment, array("Q", sorted(wanted)))
@@ -427,7 +469,8 @@ def plan(bucket: Bucket, *, as_of: int | None = None, include_deletes: bool = Fa
     if as_of > state.last_sequence:
         raise ConfigError(f"asOf={as_of}: the bucket is at {state.last_sequence}")
     last: dict[str, tuple[int, Operation]] = {}
-    for messages in scan(bucket, max(1, state.first_sequence), as_of, headers_only=True):
+    first = max(1, state.first_sequence)
+    for messages in scan(bucket, first, as_of, headers_only=True, patience_s=patience_s):
         for message in messages:
             last[message.subject] = place(message).sequence, operation(message)
     wanted = [revision for revision, what in last.values() if include_deletes or what == "put"]
@@ -447,12 +490,14 @@ def _doubtful(bucket: Bucket, known: dict[str, tuple[int, Operation]]) -> tuple[
     return tuple(sorted(set(doubtful)))
 
 
-def read_wanted(bucket: Bucket, wanted: Sequence[int]) -> Iterator[list[JetStreamMessage]]:
+def read_wanted(
+    bucket: Bucket, wanted: Sequence[int], *, patience_s: float = PATIENCE_S
+) -> Iterator[list[JetStreamMessage]]:
     """The messages with these sequences, which are in order; those that are gone are left out."""
     if not wanted:
         return
     left = set(wanted)
-    for messages in scan(bucket, wanted[0], wanted[-1]):
+    for messages in scan(bucket, wanted[0], wanted[-1], patience_s=patience_s):
         found = [message for message in messages if place(message).sequence in left]
         if found:
             yield found

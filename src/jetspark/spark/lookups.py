@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,16 +20,19 @@ from jetspark.errors import (
     JetStreamUnavailable,
     MessageNotFound,
     NoResponders,
+    NoServersAvailable,
     RequestTimeout,
     ServerError,
+    StreamNotFound,
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.wire import time_text
 from jetspark.spark.connections import jetstream_for
 from jetspark.spark.offsets import Head, Offset, Position
+from jetspark.spark.options import Connecting
 from jetspark.spark.source_options import SourceOptions, Where
 
-__all__ = ["ends_of", "head_of", "heads_of", "patiently", "starts_of", "will_pass"]
+__all__ = ["ends_of", "head_of", "heads_of", "matching", "patiently", "position_of", "starts_of", "will_pass"]
 
 T = TypeVar("T")
 
@@ -37,6 +41,9 @@ _logger = logging.getLogger("jetspark.spark")
 # Elections and restarts are over within seconds. A query that starts while nothing answers should say so soon.
 PATIENCE_S = 30.0
 PAUSE_S = 0.25
+# Where nothing listens, and nothing ever did, the address is wrong or nobody has started the server; but it may just be
+# starting.
+FIRST_CONTACT_S = 2.0
 
 
 def will_pass(error: BaseException) -> bool:
@@ -48,18 +55,28 @@ def will_pass(error: BaseException) -> bool:
     return isinstance(error, ConnectionLost | ConnectionClosed | RequestTimeout | JetStreamUnavailable | NoResponders)
 
 
-def patiently(options: SourceOptions, ask: Callable[[JetStream], T], *, patience_s: float = PATIENCE_S) -> T:
+def patiently(
+    options: Connecting,
+    ask: Callable[[JetStream], T],
+    *,
+    patience_s: float = PATIENCE_S,
+    is_first_contact: bool = False,
+) -> T:
     """Ask the server, and again while that may help; each time on a connection that is open.
+
+    ``is_first_contact`` is for drivers that have not reached a server yet: one that is not there is given up soon.
 
     Raises:
         JetSparkError: What the last attempt raised.
     """
-    give_up_at = time.monotonic() + patience_s
+    started = time.monotonic()
     while True:
         try:
             return ask(jetstream_for(options))
         except JetSparkError as error:
-            if not will_pass(error) or time.monotonic() >= give_up_at:
+            is_nobody_there = is_first_contact and isinstance(error, NoServersAvailable)
+            patience = min(patience_s, FIRST_CONTACT_S) if is_nobody_there else patience_s
+            if not will_pass(error) or time.monotonic() - started >= patience:
                 raise
             _logger.info("asking again: %s", error)
             time.sleep(PAUSE_S)
@@ -83,6 +100,17 @@ def heads_of(js: JetStream, names: Iterable[str]) -> list[Head]:
     return [head_of(js.stream(name).cached_info) for name in names]
 
 
+def matching(js: JetStream, pattern: str) -> list[Head]:
+    """The streams whose whole name the regular expression matches."""
+    heads = []
+    for name in sorted(name for name in js.stream_names() if re.fullmatch(pattern, name)):
+        try:
+            heads += heads_of(js, [name])
+        except StreamNotFound:
+            continue  # deleted since it was listed
+    return heads
+
+
 def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], default: Where) -> Offset:
     """Where reading starts.
 
@@ -94,15 +122,23 @@ def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], defa
         where = options.starting_offsets.of(head.stream) if options.starting_offsets is not None else None
         if options.starting_timestamp is not None:
             where = sequence_at(js, head, options.starting_timestamp)
-        where = default if where is None else where
-        begin = head.first if where == "earliest" else head.next if where == "latest" else where
-        if begin > head.next:
-            raise ConfigError(
-                f"startingOffsets={begin}: the next sequence of stream {head.stream!r} is {head.next}; "
-                "expected that or one before"
-            )
-        positions[head.stream] = Position(head.created, begin)
-    return Offset(positions)
+        positions[head.stream] = position_of(head, default if where is None else where)
+    return Offset(positions, subjects=tuple(sorted(options.subjects)))
+
+
+def position_of(head: Head, where: Where) -> Position:
+    """Where reading starts in one stream.
+
+    Raises:
+        ConfigError: A sequence that is behind the stream's end.
+    """
+    begin = head.first if where == "earliest" else head.next if where == "latest" else where
+    if begin > head.next:
+        raise ConfigError(
+            f"startingOffsets={begin}: the next sequence of stream {head.stream!r} is {head.next}; "
+            "expected that or one before"
+        )
+    return Position(head.created, begin, is_earliest=where == "earliest")
 
 
 def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> list[Head]:

@@ -3,14 +3,19 @@
 The offset of a stream is the sequence of the *next* message, as Kafka has it: an end is exclusive, and what a batch has
 read is ``[from, next)``. In a checkpoint it looks like this, always in this order, because Spark compares the text::
 
-    {"version": 1, "step": 50000, "streams": {"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1,
-                                                         "next": 1201}}}
+    {"version": 2, "step": 50000, "subjects": ["orders.>"],
+     "streams": {"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1, "next": 1201, "earliest": true}}}
 
 ``created`` is the stream's identity: one that was deleted and made again has the same name and other messages, and its
 sequences mean nothing to the old offset. ``from`` is where the batch that ends here starts, and ``step`` how many
 sequences each of its partitions has. So a batch is told by its end alone, whatever the options say by the time it is
 run again. The end of the batch before would be as good a start, but the first batch has none: Spark asks for the
 initial offset twice before it, and once more when it is run again, and by then ``latest`` is somewhere else.
+
+``earliest`` says that the batch starts where its stream did, whatever that was: what the stream's limits remove before
+it is read was promised to nobody. The batch after it starts at a promised place. ``subjects`` are the filters of the
+batch: what they leave out is passed over for ever, so other filters are another query. Version 1 had neither: its
+starts are promised, and its filters unknown.
 
 Invariants: an offset never goes back; the ranges of a plan cover ``[from, next)`` of every stream, once.
 """
@@ -22,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
 
 __all__ = [
@@ -32,11 +38,13 @@ __all__ = [
     "Range",
     "Sizes",
     "admit",
+    "check_filters",
     "check_unchanged",
     "plan",
 ]
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +66,31 @@ class Position:
     next: int
     begin: int = 0
     """Where the batch that ends at ``next`` starts, ``from`` in JSON; left out, nothing was read up to here."""
+    is_earliest: bool = False
+    """``begin`` is wherever the stream begins when it is read; ``earliest`` in JSON."""
 
     def __post_init__(self) -> None:
         if not self.begin:
             object.__setattr__(self, "begin", self.next)
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the next batch has to start at ``next``, or data is lost."""
+        return not (self.is_earliest and self.begin == self.next)
+
+    def settled(self) -> Position:
+        """The same place, as the end of a batch that reads nothing."""
+        return Position(self.created, self.next, self.next, not self.is_promised)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"created": self.created, "from": self.begin, "next": self.next}
+        return found | {"earliest": True} if self.is_earliest else found
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Position:
+        # Version 1 spelled the zone of a bucket's time another way.
+        created = str(value["created"]).replace("+00:00", "Z")
+        return cls(created, int(value["next"]), int(value["from"]), bool(value.get("earliest", False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +99,12 @@ class Offset:
 
     streams: Mapping[str, Position]
     step: int = 0
+    subjects: tuple[str, ...] | None = ()
+    """The filters, sorted; none for everything. None: version 1, which did not note them."""
 
     def to_json(self) -> dict[str, Any]:
-        streams = {
-            name: {"created": position.created, "from": position.begin, "next": position.next}
-            for name, position in sorted(self.streams.items())
-        }
-        return {"version": VERSION, "step": self.step, "streams": streams}
+        streams = {name: position.to_json() for name, position in sorted(self.streams.items())}
+        return {"version": VERSION, "step": self.step, "subjects": list(self.subjects or ()), "streams": streams}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
@@ -85,17 +113,15 @@ class Offset:
         Raises:
             ConfigError: It is not one of ours, or one of a later version.
         """
-        if value.get("version") != VERSION:
+        if value.get("version") not in _READABLE:
             raise ConfigError(
-                f"an offset of version {value.get('version')!r}: this release reads version {VERSION}; "
+                f"an offset of version {value.get('version')!r}: this release reads versions 1 and {VERSION}; "
                 "the checkpoint is another source's or a newer release's"
             )
         try:
-            streams = {
-                str(name): Position(str(entry["created"]), int(entry["next"]), int(entry["from"]))
-                for name, entry in value["streams"].items()
-            }
-            return cls(streams, int(value["step"]))
+            streams = {str(name): Position.from_json(entry) for name, entry in value["streams"].items()}
+            subjects = None if value["version"] == 1 else tuple(sorted(map(str, value["subjects"])))
+            return cls(streams, int(value["step"]), subjects)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"an offset that cannot be read: {error!r}") from None
 
@@ -133,6 +159,8 @@ class Range:
     start: int
     end: int
     subjects: tuple[str, ...] = field(default=())
+    is_earliest: bool = False
+    """Nobody was promised its first messages: what is gone before it is read is not lost."""
 
 
 def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
@@ -150,6 +178,26 @@ def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
             raise StreamRecreated(head.stream, known.created, head.created)
         if known.next > head.next:
             raise StreamWentBack(head.stream, known.next, head.next)
+
+
+def check_filters(offset: Offset, filters: tuple[str, ...], option: str, *, is_accepted: bool = False) -> None:
+    """That the offset has not passed over what the filters want.
+
+    Filters that leave out more than those of the offset are fine: all they want has been read.
+
+    Raises:
+        ConfigError: They want something else, and that is not accepted.
+    """
+    if is_accepted or offset.subjects is None:
+        return
+    known = offset.subjects or (">",)
+    if all(any(is_subset(each, wider) for wider in known) for each in filters or (">",)):
+        return
+    raise ConfigError(
+        f"{option}={','.join(filters)!r}: the checkpoint is of {option}={','.join(offset.subjects)!r}, and what those "
+        "left out so far would never be read; start with a new checkpoint, or set acceptFilterChange=true to read it "
+        "from the checkpoint's offsets on"
+    )
 
 
 def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) -> Offset:
@@ -175,10 +223,11 @@ def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) ->
     streams = {
         name: replace(
             position,
-            begin=position.next,
+            begin=position.next if position.is_promised else min(begins[name], moved[name]),
             next=moved[name]
             if share == 1.0 or not waiting[name]
             else begins[name] + max(1, min(waiting[name], int(waiting[name] * share))),
+            is_earliest=not position.is_promised,
         )
         for name, position in start.streams.items()
     }
@@ -187,14 +236,14 @@ def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) ->
     # Sequences that are gone are in the ranges, too, to be noticed; they must not make millions of partitions.
     spanned = sum(position.next - position.begin for position in streams.values())
     partitions = math.ceil(admitted / step) + len(streams)
-    return Offset(streams, max(step, math.ceil(spanned / partitions)))
+    return Offset(streams, max(step, math.ceil(spanned / partitions)), start.subjects)
 
 
 def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Range]:
     """The partitions of the batch that ends at ``end``.
 
     ``start`` only says whether there is one: a query with another source that has news is run with two equal offsets
-    here.
+    here. ``subjects`` are for offsets that do not have their own.
 
     Raises:
         StreamRecreated: The two are not of the same stream.
@@ -202,13 +251,14 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
     if start == end:
         return []
     ranges = []
+    subjects = subjects if end.subjects is None else end.subjects
     for name, last in sorted(end.streams.items()):
         first = start.streams.get(name)
         if first is not None and first.created != last.created:
             raise StreamRecreated(name, first.created, last.created)
         step = end.step or max(1, last.next - last.begin)
         ranges += [
-            Range(name, last.created, begin, min(begin + step, last.next), subjects)
+            Range(name, last.created, begin, min(begin + step, last.next), subjects, last.is_earliest)
             for begin in range(last.begin, last.next, step)
         ]
     return ranges

@@ -13,16 +13,17 @@ ask, because it may be behind the leader that the range's end came from.
 Nothing is skipped: every message says its place among those the consumer has sent, so one that got lost on the way (a
 reconnect) is noticed, and another consumer starts where the rows end. A gap in the stream's own sequences is deleted
 messages, or what the filters leave out, unless the stream begins behind it *after* it was seen: then it may be what the
-limits evicted in front of the reader, and is data loss.
+limits evicted in front of the reader, and is data loss. Not in a range that starts at ``earliest``, which is what is
+there when it is read: a stream at its limit evicts between the plan and the task, and nobody was promised the rest.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -47,10 +48,9 @@ from jetspark.spark.connections import jetstream_for
 from jetspark.spark.lookups import head_of, patiently, will_pass
 from jetspark.spark.offsets import Head, Range
 from jetspark.spark.places import place
-from jetspark.spark.schema import Columns
 from jetspark.spark.source_options import SourceOptions
 
-__all__ = ["RangeReader", "Sweep"]
+__all__ = ["RangeReader", "RowMaker", "Sweep"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -121,17 +121,30 @@ class Sweep(Flow[JetStreamMessage]):
         return Wait(now + (PAUSE_S if puller.is_unavailable else SILENCE_S))
 
 
+class RowMaker(Protocol):
+    """What becomes of the messages: the columns of a stream, or of a bucket."""
+
+    @property
+    def needs_contents(self) -> bool:
+        """Whether the messages' data is of use."""
+
+    def of_messages(self, stream: str, messages: Sequence[JetStreamMessage]) -> pa.RecordBatch: ...
+
+    def of_stored(self, stream: str, messages: Sequence[StoredMessage]) -> pa.RecordBatch: ...
+
+
 class RangeReader:
     """Reads a range, through reconnects, leader changes and lost consumers.
 
     ``lost_sequences`` counts what was gone, where that is allowed.
     """
 
-    def __init__(self, options: SourceOptions, part: Range, columns: Columns) -> None:
+    def __init__(self, options: SourceOptions, part: Range, columns: RowMaker) -> None:
         self._options, self._part, self._columns = options, part, columns
         self._next = part.start
         self._is_done = False
         self._counted_to = part.start
+        self._head_at_end: Head | None = None
         self._heard_at = time.monotonic()
         self._silence_s = SILENCE_S
         self.lost_sequences = 0
@@ -157,7 +170,7 @@ class RangeReader:
             yield self._batch(rows, rows_start)
 
     def _batch(self, rows: list[Any], start: int) -> pa.RecordBatch:
-        if len(rows) < self._next - start:
+        if len(rows) < self._next - start and not self._part.is_earliest:
             self._check_gaps(rows, start)
         if isinstance(rows[0], StoredMessage):
             return self._columns.of_stored(self._part.stream, rows)
@@ -185,10 +198,10 @@ class RangeReader:
                 problem = error
             if self._next < part.end and not self._is_done:
                 self._pause(problem)
-        if self._next < part.end:
+        if self._next < part.end and not part.is_earliest:
             # Nothing is there between the last row and the end; but was it, when the range was planned?
-            info = patiently(self._options, lambda js: js.stream(part.stream).cached_info)
-            self._skip_lost(self._check_identity(head_of(info)))
+            self._head_at_end = self._head()
+            self._skip_lost(self._head_at_end)
 
     def _pause(self, problem: JetSparkError | None) -> None:
         part = self._part
@@ -213,6 +226,11 @@ class RangeReader:
 
     # ---- what is gone ------------------------------------------------------------------------------------------
 
+    def _head(self) -> Head:
+        """The stream as it is now."""
+        info = patiently(self._options, lambda js: js.stream(self._part.stream).cached_info)
+        return self._check_identity(head_of(info))
+
     def _check_identity(self, head: Head) -> Head:
         if head.created != self._part.created:
             raise StreamRecreated(head.stream, self._part.created, head.created)
@@ -226,8 +244,8 @@ class RangeReader:
 
     def _check_gaps(self, rows: list[Any], start: int) -> None:
         """Whether a gap in the rows is in front of the stream's beginning by now."""
-        info = patiently(self._options, lambda js: js.stream(self._part.stream).cached_info)
-        first = self._check_identity(head_of(info)).first
+        # Of the last rows it is known already: it was asked when the range was done.
+        first = (self._head_at_end or self._head()).first
         start = max(start, self._counted_to)
         if first <= start:
             return
@@ -237,6 +255,10 @@ class RangeReader:
             self._lose(gone[0], first, len(gone))
 
     def _lose(self, wanted: int, first: int, count: int) -> None:
+        if self._part.is_earliest:
+            _logger.info("stream %s: evicted before it was read: %d from %d on", self._part.stream, count, wanted)
+            self._counted_to = first
+            return
         if self._options.fail_on_data_loss:
             raise DataLoss(self._part.stream, wanted, first)
         if not self.lost_sequences:

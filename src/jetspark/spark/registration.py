@@ -18,6 +18,14 @@ def register(spark: SparkSession) -> None:
 
     Doing it twice is fine. Where the package is installed for Spark's Python, Spark also finds them by itself.
     """
-    spark.dataSource.register(JetStreamFormat)
-    spark.dataSource.register(KVFormat)
-    spark.dataSource.register(FoldFormat)
+    for kind in (JetStreamFormat, KVFormat, FoldFormat):
+        # Spark warns of every format that takes the place of one it has registered, or has found by itself.
+        if not _is_known(spark, kind.name()):
+            spark.dataSource.register(kind)
+
+
+def _is_known(spark: SparkSession, name: str) -> bool:
+    java = getattr(spark, "_jsparkSession", None)
+    if java is None:  # a session of Connect, whose JVM is out of reach
+        return False
+    return bool(java.sessionState().dataSourceManager().dataSourceExists(name))

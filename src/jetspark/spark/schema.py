@@ -1,4 +1,4 @@
-"""The columns of a stream, and how messages become Arrow record batches. Pure."""
+"""The columns of a stream and of a bucket, and how messages become Arrow record batches. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.spark.places import places
 
-__all__ = ["SCHEMA", "Columns", "check_schema"]
+__all__ = ["KV_SCHEMA", "SCHEMA", "Columns", "check_schema"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -37,6 +37,18 @@ SCHEMA = StructType(
         StructField("timestamp", TimestampType()),
     ]
 )
+"""Of a stream."""
+
+KV_SCHEMA = StructType(
+    [
+        StructField("key", StringType()),
+        StructField("value", BinaryType()),
+        StructField("revision", LongType()),
+        StructField("created", TimestampType()),
+        StructField("operation", StringType()),
+    ]
+)
+"""Of a bucket."""
 
 
 def check_schema(schema: StructType) -> StructType:

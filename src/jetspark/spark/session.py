@@ -19,13 +19,17 @@ __all__ = ["check_java", "session"]
 
 JAVA_VERSION = 17
 
+# How often a task is tried, as on a cluster. Plain `local[n]` tries once, so that one Python worker that is killed, for
+# its memory perhaps, ends the query.
+TASK_ATTEMPTS = 4
+
 
 def session(app_name: str = "jetspark", *, cores: int | str = "*", conf: dict[str, str] | None = None) -> SparkSession:
     """A local Spark session with the formats registered: small, quiet, correct.
 
-    Workers run this very Python. Arrow is on, the UI and the console progress bar are off, shuffles have as many
-    partitions as there are cores, timestamps are UTC. ``conf`` is added, and wins. A session that exists already is
-    returned as it is, with the formats registered.
+    Workers run this very Python. A task that fails is tried again, up to four times in all, as on a cluster. Arrow is
+    on, the UI and the console progress bar are off, shuffles have as many partitions as there are cores, timestamps are
+    UTC. ``conf`` is added, and wins. A session that exists already is returned as it is, with the formats registered.
 
     Raises:
         ConfigError: There is no Java, or it is too old; the message says what to install.
@@ -48,7 +52,7 @@ def session(app_name: str = "jetspark", *, cores: int | str = "*", conf: dict[st
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
     }
-    builder = SparkSession.builder.appName(app_name).master(f"local[{cores}]")
+    builder = SparkSession.builder.appName(app_name).master(f"local[{cores},{TASK_ATTEMPTS}]")
     for name, value in (settings | (conf or {})).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -26,9 +27,9 @@ class Bound:
     everywhere: Where | None = None
     by_stream: tuple[tuple[str, Where], ...] = ()
 
-    def of(self, stream: str) -> Where | None:
+    def of(self, stream: str | None) -> Where | None:
         """None when nothing is said of this stream."""
-        return dict(self.by_stream).get(stream, self.everywhere)
+        return self.everywhere if stream is None else dict(self.by_stream).get(stream, self.everywhere)
 
 
 _BOUND = 'earliest, latest, a sequence, or JSON such as {"ORDERS": 1201}'
@@ -45,6 +46,15 @@ def bound(value: str) -> Bound:
     except ValueError:
         raise ValueError(_BOUND) from None
     return Bound(None, tuple(sorted((str(name), _where(each)) for name, each in found.items())))
+
+
+def pattern(value: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"a regular expression such as ORDERS_.* ({error})") from None
+    return value
 
 
 def _where(value: object) -> Where:
@@ -83,7 +93,12 @@ def moment(value: str) -> datetime.datetime:
 class SourceOptions(Connecting):
     """What to read, from where to where, and how much at a time."""
 
-    stream: tuple[str, ...] = option(names, "stream to read, or several with commas between them; required", default=())
+    stream: tuple[str, ...] = option(
+        names, "stream to read, or several with commas between them; this or `streamPattern` is required", default=()
+    )
+    stream_pattern: str | None = option(
+        pattern, "every stream whose whole name this regular expression matches, also those created later"
+    )
     subjects: tuple[str, ...] = option(
         names, "only messages on these subjects, wildcards allowed; the server filters", default=()
     )
@@ -112,6 +127,11 @@ class SourceOptions(Connecting):
         "fail when messages that were to be read are gone from the stream; `false` logs how many and goes on",
         default=True,
     )
+    accept_filter_change: bool = option(
+        boolean,
+        "streaming: go on from a checkpoint of other `subjects`; what those left out before it is never read",
+        default=False,
+    )
     include_headers: bool = option(boolean, "fill the column `headers`, which is null otherwise", default=False)
     fetch_timeout_s: float = option(
         milliseconds,
@@ -123,8 +143,10 @@ class SourceOptions(Connecting):
     def __post_init__(self) -> None:
         # Not super(): dataclasses with slots are made anew, and the cell of super() keeps the class from before.
         Connecting.__post_init__(self)
-        if not self.stream:
-            raise ConfigError("stream: expected the name of a stream, or several with commas between them")
+        if bool(self.stream) == (self.stream_pattern is not None):
+            raise ConfigError(
+                "stream: expected the name of a stream, or several with commas between them; or streamPattern instead"
+            )
         for name in self.stream:
             check_name("stream", name)
         if len(set(self.stream)) < len(self.stream):
@@ -148,12 +170,27 @@ class SourceOptions(Connecting):
             ("endingOffsets", self.ending_offsets),
         ):
             for name, _ in given.by_stream if given is not None else ():
-                if name not in self.stream:
-                    raise ConfigError(f"{option_name}: {name!r} is not one of stream={','.join(self.stream)!r}")
+                if not self.has(name):
+                    raise ConfigError(f"{option_name}: {name!r} is not one of {self.which}")
         self._check_order()
 
+    def has(self, name: str) -> bool:
+        """Whether a stream of this name is to be read."""
+        return name in self.stream if self.stream_pattern is None else bool(re.fullmatch(self.stream_pattern, name))
+
+    @property
+    def which(self) -> str:
+        """The streams, for errors."""
+        given = self.stream_pattern
+        return f"stream={','.join(self.stream)!r}" if given is None else f"streamPattern={given!r}"
+
+    def _named(self) -> set[str | None]:
+        """Streams of which something may be said; None is any other one."""
+        bounds = [each for each in (self.starting_offsets, self.ending_offsets) if each is not None]
+        return {*self.stream, *(name for each in bounds for name, _ in each.by_stream)} or {None}
+
     def _check_order(self) -> None:
-        for name in self.stream:
+        for name in self._named():
             start = self.starting_offsets.of(name) if self.starting_offsets is not None else None
             end = self.ending_offsets.of(name) if self.ending_offsets is not None else None
             if end == "earliest":
@@ -182,7 +219,7 @@ class SourceOptions(Connecting):
             if value is not None:
                 raise ConfigError(f"{name}: for streaming only; a batch is bounded by endingOffsets")
         if self.starting_offsets is not None and any(
-            self.starting_offsets.of(name) == "latest" for name in self.stream
+            self.starting_offsets.of(name) == "latest" for name in self._named()
         ):
             raise ConfigError("startingOffsets=latest: a batch would have no rows; expected earliest or a sequence")
         return self

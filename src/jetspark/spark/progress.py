@@ -1,0 +1,100 @@
+"""How far a streaming query is behind.
+
+Spark takes no metrics from Python sources: ``metrics`` in a query's progress stays empty. It does show the offsets, and
+they say where the query is; the server says where the streams are, and since when the first unread message waits.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jetspark.blocking import JetStream
+from jetspark.errors import ConfigError, MessageNotFound
+from jetspark.spark.lookups import heads_of
+from jetspark.spark.offsets import Offset, Position
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Lag", "lag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What a query has not processed of one stream."""
+
+    messages: int
+    """Sequences behind the query's offset. With ``subjects`` or deleted messages fewer of them are rows."""
+    bytes: int
+    """The same by the mean size of the stream's messages."""
+    seconds: float
+    """How long the first of the messages that wait has been in the stream; 0.0 when none does."""
+
+
+def lag(query: StreamingQuery | Mapping[str, Any], js: JetStream) -> dict[str, Lag]:
+    """How far a query is behind its streams now, by the name of the stream; of a bucket that is ``KV_<bucket>``.
+
+    ``query`` is a streaming query, or one entry of its progress. The server is asked about each stream, and about the
+    first message that waits in it; times are compared with this machine's clock.
+
+    Raises:
+        ConfigError: No source of the query is one of ours, or it has not finished a batch yet.
+        StreamNotFound: A stream was deleted.
+    """
+    progress = query if isinstance(query, Mapping) else query.lastProgress
+    positions: dict[str, tuple[Position, tuple[str, ...]]] = {}
+    for source in (progress or {}).get("sources", ()):
+        offset = _offset(source["endOffset"])
+        if offset is not None:
+            positions |= {name: (position, offset.subjects or ()) for name, position in offset.streams.items()}
+    if not positions:
+        raise ConfigError("lag: the query has no source of ours that has finished a batch; ask again when it has")
+    return {name: _lag(js, name, *place) for name, place in positions.items()}
+
+
+def _offset(text: Any) -> Offset | None:
+    """What the progress shows of an offset: JSON, read or not, or what Python prints of it."""
+    found = text
+    if isinstance(text, str):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            try:
+                found = ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                return None
+    if not isinstance(found, dict) or "streams" not in found:
+        return None
+    return Offset.from_json(found)
+
+
+def _lag(js: JetStream, name: str, position: Position, subjects: tuple[str, ...]) -> Lag:
+    [head] = heads_of(js, [name])
+    begin = max(head.first, position.next)
+    messages = max(0, head.next - begin)
+    if not messages:
+        return Lag(0, 0, 0.0)
+    waiting = [found for found in (_first(js, head.stream, begin, each) for each in _filters(name, subjects)) if found]
+    now = datetime.datetime.now(datetime.UTC)
+    seconds = max(((now - since).total_seconds() for since in waiting), default=0.0)
+    return Lag(messages, int(messages * head.bytes_per_sequence), max(0.0, seconds))
+
+
+def _filters(name: str, subjects: tuple[str, ...]) -> list[str]:
+    # The filters of a bucket are its keys; any subject in front of them is the bucket's, or its origin's.
+    prefix = "$KV.*." if name.startswith("KV_") and not any(each.startswith("$KV.") for each in subjects) else ""
+    return [f"{prefix}{each}" for each in subjects or (">",)]
+
+
+def _first(js: JetStream, stream: str, sequence: int, subject: str) -> datetime.datetime | None:
+    try:
+        found = js._run(js._api.get_message(stream, {"seq": sequence, "next_by_subj": subject}, direct=False))
+    except MessageNotFound:
+        return None
+    moment: datetime.datetime = found.timestamp
+    return moment
