@@ -223,7 +223,7 @@ def in_thread(call: Call, delay_s: float) -> Ended:
         except BaseException as error:
             ended.error = error
 
-    thread = threading.Thread(target=work, name="interrupted")
+    thread = threading.Thread(target=work, name="interrupted", daemon=True)
     thread.start()
     time.sleep(delay_s)
     with lock:

@@ -26,7 +26,7 @@ from jetspark import ConsumerConfig, JetSparkError, KVConfig, ObjectMeta, Stream
 from jetspark.batcher import BatcherConfig
 from support.interruptions import KINDS, Call, Ended, InPlace, Interruption, counted, wrap
 
-__all__ = ["CLASSES", "ROWS", "WAITS_FOR_NOTHING", "Row", "World"]
+__all__ = ["CLASSES", "ROWS", "WAITS_FOR_NOTHING", "Row", "World", "interruption"]
 
 A_WHILE_S = 10.0
 ADVISORY = b'{"id":"1","timestamp":"2026-01-01T00:00:00Z","stream":"S","batch":"b","reason":"timeout"}'
@@ -38,6 +38,8 @@ class Row:
 
     covers: tuple[str, ...]
     run: Callable[[World], Awaitable[None]]
+    starts_threads: bool = False
+    """CPython may hand an exception set from outside to the thread that is being started instead."""
     may_leave: frozenset[str] = frozenset()
     """What an interruption of the blocking driver may leave behind: the call had made what it could not return any
     more, and no code of ours runs after its ``return``."""
@@ -50,10 +52,12 @@ class Row:
 ROWS: dict[str, Row] = {}
 
 
-def row(*covers: str, may_leave: str = "") -> Callable[[Callable[[World], Awaitable[None]]], None]:
+def row(
+    *covers: str, may_leave: str = "", starts_threads: bool = False
+) -> Callable[[Callable[[World], Awaitable[None]]], None]:
     def register(run: Callable[[World], Awaitable[None]]) -> None:
         assert covers[0] not in ROWS, covers
-        ROWS[covers[0]] = Row(covers, run, frozenset(may_leave.split()))
+        ROWS[covers[0]] = Row(covers, run, starts_threads, frozenset(may_leave.split()))
 
     return register
 
@@ -87,6 +91,15 @@ class World:
     seen: dict[str, list[bytes]] = field(default_factory=dict)
     """What was stored on a subject when its row was over."""
     kept: dict[str, Any] = field(default_factory=dict)
+
+    sessions: int = 0
+    """How many the connection had had when the run began."""
+
+    @property
+    def has_lost_session(self) -> bool:
+        """A thread may be interrupted in the middle of a write: then only a new session is sound, and what was on its
+        way is in doubt."""
+        return self.is_blocking and self.nc._machine.sessions != self.sessions
 
     @property
     def is_blocking(self) -> bool:
@@ -172,14 +185,17 @@ class World:
 def accepted_by(w: World, ended: Ended, sent: list[bytes], stored: list[bytes]) -> None:
     """What was accepted is stored, in order, and nothing else: but for the call that was interrupted, perhaps."""
     most = len(sent) + (w.slack if ended.was_interrupted else 0)
-    assert stored[: len(sent)] == sent, (len(stored), len(sent))
+    if w.has_lost_session:
+        assert len(stored) == len(set(stored)), stored
+    else:
+        assert stored[: len(sent)] == sent, (len(stored), len(sent))
     assert len(stored) <= most, (len(stored), len(sent))
 
 
 # ---- the connection --------------------------------------------------------------------------------------------------
 
 
-@row("connect")
+@row("connect", starts_threads=True)
 async def _(w: World) -> None:
     async def act() -> None:
         async with await w.connect() as nc:
@@ -216,7 +232,7 @@ async def _(w: World) -> None:
     await w.interrupt(act)
 
 
-@row("Client.subscribe", "Subscription.unsubscribe", may_leave="subscriptions threads")
+@row("Client.subscribe", "Subscription.unsubscribe", may_leave="subscriptions threads", starts_threads=True)
 async def _(w: World) -> None:
     async def act() -> None:
         callback = (lambda message: None) if w.number % 2 else None
@@ -246,12 +262,12 @@ async def _leaving(w: World, leave: str) -> None:
     assert acked <= len(stored), (acked, stored)
 
 
-@row("Client.close")
+@row("Client.close", starts_threads=True)
 async def _(w: World) -> None:
     await _leaving(w, "close")
 
 
-@row("Client.drain")
+@row("Client.drain", starts_threads=True)
 async def _(w: World) -> None:
     await _leaving(w, "drain")
 
@@ -272,7 +288,8 @@ async def _(w: World) -> None:
         read.append(data)
     stored = await w.stored()
     assert [each for each in stored if each in read] == read
-    assert len(stored) - 1 - len(read) <= (w.slack if ended.was_interrupted else 0), (stored, read)
+    if not w.has_lost_session:
+        assert len(stored) - 1 - len(read) <= (w.slack if ended.was_interrupted else 0), (stored, read)
     await subscription.unsubscribe()
 
 
@@ -326,9 +343,12 @@ async def _(w: World) -> None:
         await js.publish_async_complete()
 
     ended = await w.interrupt(act)
-    for future in futures:
-        await w.result(future)
     await js.publish_async_complete(A_WHILE_S)
+    for future in futures:
+        try:
+            await w.result(future)
+        except jetspark.ConnectionLost:
+            assert w.has_lost_session
     accepted_by(w, ended, [b"%d" % number for number in range(len(futures))], await w.stored())
 
 
@@ -413,7 +433,7 @@ async def _check_fast(w: World, fast: Any, ended: Ended) -> None:
     stored = await w.stored()
     assert stored == [b"%d" % number for number in range(len(stored))]
     assert fast.stored <= len(stored) <= fast.sequence, (fast.stored, len(stored), fast.sequence)
-    assert len(stored) == fast.sequence, (len(stored), fast.sequence)
+    assert len(stored) == fast.sequence or w.has_lost_session, (len(stored), fast.sequence)
     if ended.is_complete:
         assert fast.ack is not None
 
@@ -655,7 +675,7 @@ async def _(w: World) -> None:
 
 async def _rest(w: World, consumer: Any, got: list[bytes]) -> list[bytes]:
     """Everything else there is, acknowledged; what was given back comes again."""
-    while message := await consumer.next(timeout=0.3):
+    while message := await consumer.next(timeout=0.15):
         got.append(message.data)
         await message.ack()
     await consumer.close()
@@ -1052,7 +1072,9 @@ async def _check_batcher(w: World, batcher: Any, sink: _Sink, added: list[int], 
     assert len(sink.items) <= len(added) + (slack if ended.was_interrupted else 0), (added, sink.items)
 
 
-@row("Batcher.add", "Batcher.add_with_ack", "Batcher.add_batch", "Batcher.try_add", "Batcher.stats")
+@row(
+    "Batcher.add", "Batcher.add_with_ack", "Batcher.add_batch", "Batcher.try_add", "Batcher.stats", starts_threads=True
+)
 async def _(w: World) -> None:
     batcher, sink = _batcher(w)
     added: list[int] = []
@@ -1070,7 +1092,7 @@ async def _(w: World) -> None:
     await _check_batcher(w, batcher, sink, added, ended, 2 * w.slack)
 
 
-@row("Batcher.flush", "Batcher.shutdown")
+@row("Batcher.flush", "Batcher.shutdown", starts_threads=True)
 async def _(w: World) -> None:
     batcher, sink = _batcher(w)
     added: list[int] = []
@@ -1118,5 +1140,6 @@ WAITS_FOR_NOTHING = {
 }
 
 
-def interruption(driver: str, rng: random.Random) -> Interruption:
-    return Interruption(rng.choice(KINDS[driver]), rng.random())
+def interruption(row: Row, driver: str, rng: random.Random) -> Interruption:
+    kinds = [kind for kind in KINDS[driver] if kind != "thread" or not row.starts_threads]
+    return Interruption(rng.choice(kinds), rng.random())
