@@ -379,11 +379,15 @@ async def _(w: World) -> None:
 @row("AtomicBatch.commit", "AtomicBatch.resolve")
 async def _(w: World) -> None:
     batch = w.js.atomic_batch()
-    await batch.add(w.subject, b"0")
-    ended = await w.interrupt(lambda: batch.commit(w.subject, b"1"))
-    if ended.was_interrupted and batch.outcome == "open":  # before anything was sent
-        await batch.discard()
-    else:
+
+    async def act() -> None:
+        async with batch:
+            await batch.add(w.subject, b"0")
+            await batch.commit(w.subject, b"1")
+        await batch.resolve()
+
+    await w.interrupt(act)
+    if batch.outcome == "unknown":
         await w.interrupt(batch.resolve)
     await _check_atomic(w, batch)
 
@@ -391,10 +395,13 @@ async def _(w: World) -> None:
 @row("AtomicBatch.discard")
 async def _(w: World) -> None:
     batch = w.js.atomic_batch()
-    await batch.add(w.subject, b"0")
-    await w.interrupt(batch.discard)
-    if batch.outcome == "open":
-        await batch.discard()
+
+    async def act() -> None:
+        async with batch:
+            await batch.add(w.subject, b"0")
+            await batch.discard()
+
+    await w.interrupt(act)
     await _check_atomic(w, batch)
 
 
@@ -458,10 +465,11 @@ async def _(w: World) -> None:
     pub = w.js.fast_publisher(message_ids=w.number % 2 == 0, flow=4)
 
     async def act() -> None:
-        position = await pub.publish_many([(w.subject, b"%d" % number) for number in range(20)])
-        await pub.wait_published(position)
-        await pub.publish_many((w.subject, b"%d" % number) for number in range(20, 40))
-        await pub.close()
+        async with pub:
+            position = await pub.publish_many([(w.subject, b"%d" % number) for number in range(20)])
+            await pub.wait_published(position)
+            await pub.publish_many((w.subject, b"%d" % number) for number in range(20, 40))
+            await pub.close()
 
     ended = await w.interrupt(act)
     if not ended.is_complete:
