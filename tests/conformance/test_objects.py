@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -393,6 +394,34 @@ async def test_a_cancelled_put_leaves_nothing(url: str, source: str, tmp_path: P
                 await putting
             assert await _subjects(js, "files") == {}
             content = endless() if source == "iterator" else content
+
+
+async def test_a_cancelled_get_file_ends_when_nobody_writes_to_the_file_any_more(url: str) -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    class SlowFile:
+        is_written_to = False
+
+        def write(self, data: bytes) -> int:
+            self.is_written_to = True
+            has_begun.set()
+            may_go_on.wait(20)
+            self.is_written_to = False
+            return len(data)
+
+    async with jetspark.connect(url) as nc:
+        store = await nc.jetstream().create_object_store("files")
+        await store.put("a", _content(10 * CHUNK), chunk_bytes=CHUNK)
+        file = SlowFile()
+        getting = asyncio.create_task(store.get_file("a", file))  # type: ignore[arg-type]
+        await asyncio.to_thread(has_begun.wait, 20)
+        getting.cancel()
+        await asyncio.wait({getting}, timeout=0.1)
+        assert not (getting.done() and file.is_written_to)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        assert not file.is_written_to
 
 
 @on_both_drivers

@@ -474,15 +474,16 @@ class ObjectStore:
                     block_bytes += len(chunk)
                     if block_bytes >= BLOCK_BYTES:
                         if writing is not None:
-                            await writing
+                            await asyncio.shield(writing)
                         writing = loop.run_in_executor(None, write_chunks, file, block)
                         block, block_bytes = deque(), 0
             if writing is not None:
-                await writing
+                await asyncio.shield(writing)
             writing = loop.run_in_executor(None, write_chunks, file, block)
-            await writing
+            await asyncio.shield(writing)
         finally:
-            # The file is the caller's again when this returns: nobody must be writing to it.
+            # The file is the caller's again when this returns: nobody must be writing to it. Hence the shields: a
+            # cancelled future says that it is done, and its thread writes on.
             if writing is not None and not writing.done():
                 await asyncio.wait({writing})
 

@@ -327,6 +327,23 @@ class Source:
             self._give_back()
         except JetSparkError as error:
             _logger.warning("leaving %s: %s", puller.subject, error)
+        except BaseException:
+            self._leave_at_once()
+            raise
+
+    def _leave_at_once(self) -> None:
+        """Interrupted while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
+        if self._machine.is_closed:
+            return
+        self._client._unsubscribe(self.state, 0)
+        with self._link.lock:
+            replies = self.puller.release() if self._has_acks else []
+            try:
+                for reply in replies:
+                    self._machine.publish_raw(reply, NAK)
+            except BufferFull:
+                pass  # then these come again after their ack_wait, too
+            self._link.wake()
 
     def _give_back(self) -> None:
         machine = self._machine
