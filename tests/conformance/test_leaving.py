@@ -390,8 +390,8 @@ async def test_a_mistake_in_a_publisher_is_told_to_whoever_waits(
                 raise AssertionError("a mistake")
 
             async with publisher:
-                await publisher.publish(f"{stream.name}.a", b"2")
                 monkeypatch.setattr(endless, "_look", fail)
+                await publisher.publish(f"{stream.name}.a", b"2")
                 with pytest.raises(AssertionError, match="a mistake"):
                     await publisher.flush(timeout=20)
                 with pytest.raises(AssertionError, match="a mistake"):
