@@ -24,7 +24,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.options import TLSConfig
 from jetspark.core.tls import describe_error, tls_context
-from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
 __all__ = ["AsyncAuthSource", "Link"]
 
@@ -74,9 +74,30 @@ class Link:
         self._settle()
         self._wake_publishers()
 
+    def check_loop(self) -> None:
+        """Refuse to be used from another event loop: what it publishes would wait for ours, which may not run at all.
+
+        Raises:
+            UsageError: This is not the loop of ``connect``.
+        """
+        try:
+            is_ours = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_ours = False
+        if not is_ours:
+            raise UsageError(
+                "the client belongs to another event loop: connect in the loop that uses it, hand the work over with "
+                "asyncio.run_coroutine_threadsafe(), or share a jetspark.blocking client between threads"
+            )
+
     def schedule_flush(self) -> None:
-        """Write what is buffered when the current step of the loop is over; much is gathered into one write."""
+        """Write what is buffered when the current step of the loop is over; much is gathered into one write.
+
+        Called before something is accepted, it also sees to it that nothing is from another loop. Looking once for each
+        write and not for each message costs nothing that can be measured.
+        """
         if not self.flush_is_scheduled:
+            self.check_loop()
             self.flush_is_scheduled = True
             self._loop.call_soon(self.flush)
 
@@ -99,6 +120,7 @@ class Link:
 
     async def push(self) -> None:
         """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns."""
+        self.check_loop()
         self.flush()
         session = self._session
         if session is not None and session.is_paused:
