@@ -7,6 +7,7 @@ import json
 import socket
 
 import pytest
+import uvloop
 from support.drivers import Driver, Recorder, on_both_drivers, until
 
 import jetspark
@@ -23,6 +24,40 @@ async def test_a_published_message_arrives_whole(driver: Driver, url: str) -> No
         assert message.data == b"line one\r\nMSG line two 1 3\r\n\0\xff"
         assert message.reply == "answers.here"
         assert len(message.headers) == 0
+
+
+@pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)
+def test_a_client_belongs_to_the_event_loop_that_made_it(driver: Driver, url: str) -> None:
+    first, second = (uvloop.new_event_loop() if driver.name == "uvloop" else asyncio.new_event_loop() for _ in "12")
+
+    async def connect() -> jetspark.Client:
+        nc: jetspark.Client = await driver.connect(url)
+        return nc
+
+    nc = first.run_until_complete(connect())
+    subscription = first.run_until_complete(nc.subscribe("loops"))
+    first.run_until_complete(nc.flush())
+    subscriptions = len(nc._machine.subscriptions)
+
+    async def use_elsewhere() -> None:
+        for use in (
+            lambda: nc.publish("loops", b"never"),
+            lambda: nc.request("loops", b"never"),
+            lambda: nc.subscribe("loops"),
+            nc.flush,
+            lambda: subscription.unsubscribe(5),
+        ):
+            with pytest.raises(jetspark.UsageError, match="belongs to another event loop"):
+                await use()
+
+    second.run_until_complete(use_elsewhere())
+    assert nc.buffered_bytes == 0
+    assert len(nc._machine.subscriptions) == subscriptions
+    first.run_until_complete(nc.publish("loops", b"here"))
+    assert first.run_until_complete(subscription.next(5)).data == b"here"
+    first.run_until_complete(nc.close())
+    first.close()
+    second.close()
 
 
 @on_both_drivers

@@ -146,20 +146,22 @@ class Client(ClientFace):
             BufferFull: The network takes no more and ``when_full="raise"``; by default this waits.
             RequestTimeout: There was no room within ``timeout``.
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
+            UsageError: From another event loop than that of ``connect``.
         """
         machine = self._machine
         deadline = None if timeout is None else self._link.deadline(timeout)
         try:
             if machine.out_bytes >= WRITE_AT_BYTES:
                 await self._link.push(deadline)
+            if not self._link.flush_is_scheduled:
+                self._link.schedule_flush()
             try:
                 machine.publish(subject, data, reply, headers)
             except BufferFull:
                 await self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers), deadline)
+                self._link.schedule_flush()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
-        if not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
 
     async def subscribe(
         self,
@@ -201,6 +203,7 @@ class Client(ClientFace):
     def _subscribe(
         self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
     ) -> Subscription:
+        self._link.check_loop()
         subscription = Subscription(self, callback)
         subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
         self._link.schedule_flush()
@@ -223,6 +226,7 @@ class Client(ClientFace):
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = self.options.request_timeout_s if timeout is None else timeout
+        self._link.check_loop()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
         machine = self._machine
@@ -497,6 +501,7 @@ class Client(ClientFace):
                 await self._link.wait_for_room()
 
     async def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
+        self._link.check_loop()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         start(done)
@@ -510,6 +515,7 @@ class Client(ClientFace):
             self._machine.forget_flush(done)
 
     def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
+        self._link.check_loop()
         self._machine.unsubscribe(state, max_messages)
         self._pass_on(self._machine.events())
         self._link.schedule_flush()

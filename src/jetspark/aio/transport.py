@@ -26,7 +26,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.options import TLSConfig
 from jetspark.core.tls import describe_error, tls_context
-from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
 __all__ = ["AsyncAuthSource", "Link"]
 
@@ -94,9 +94,30 @@ class Link:
     def deadline(self, timeout_s: float) -> float:
         return self._loop.time() + timeout_s
 
+    def check_loop(self) -> None:
+        """Refuse to be used from another event loop: what it publishes would wait for ours, which may not run at all.
+
+        Raises:
+            UsageError: This is not the loop of ``connect``.
+        """
+        try:
+            is_ours = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_ours = False
+        if not is_ours:
+            raise UsageError(
+                "the client belongs to another event loop: connect in the loop that uses it, hand the work over with "
+                "asyncio.run_coroutine_threadsafe(), or share a jetspark.blocking client between threads"
+            )
+
     def schedule_flush(self) -> None:
-        """Write what is buffered when the current step of the loop is over; much is gathered into one write."""
+        """Write what is buffered when the current step of the loop is over; much is gathered into one write.
+
+        Called before something is accepted, it also sees to it that nothing is from another loop. Looking once for each
+        write and not for each message costs nothing that can be measured.
+        """
         if not self.flush_is_scheduled:
+            self.check_loop()
             self.flush_is_scheduled = True
             self._loop.call_soon(self.flush)
 
@@ -123,6 +144,7 @@ class Link:
         Raises:
             TimeoutError: It took no more until the deadline.
         """
+        self.check_loop()
         self.flush()
         session = self._session
         if session is not None and session.is_paused:
