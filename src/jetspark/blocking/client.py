@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -121,8 +122,8 @@ class Client(ClientFace):
                     link.make_room(deadline)
                 try:
                     machine.publish(subject, data, reply, headers)
-                except BufferFull:
-                    self._when_there_is_room(lambda: machine.publish(subject, data, reply, headers), deadline)
+                except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
+                    self._when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
                 link.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
@@ -192,7 +193,7 @@ class Client(ClientFace):
                 token = machine.request(answer, subject, data, headers)
             except BufferFull:
                 try:
-                    token = self._when_there_is_room(lambda: machine.request(answer, subject, data, headers), deadline)
+                    token = self._when_there_is_room(partial(machine.request, answer, subject, data, headers), deadline)
                 except TimeoutError:
                     raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
             link.flush()

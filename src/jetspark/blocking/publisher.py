@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
@@ -199,9 +200,12 @@ class WindowedPublisher:
             return self._window.publish(future, subject, data, headers, time.monotonic())
         except BufferFull:
             is_accepted: bool = self._client._when_there_is_room(
-                lambda: self._window.publish(future, subject, data, headers, time.monotonic()), deadline
+                partial(self._attempt, future, subject, data, headers), deadline
             )
             return is_accepted
+
+    def _attempt(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
+        return self._window.publish(future, subject, data, headers, time.monotonic())
 
     def complete(self, timeout: float | None = None) -> None:
         """Return when nothing is outstanding. What became of each message is in its future, and only there.

@@ -242,7 +242,8 @@ class Link:
         me = threading.get_ident()
         with self.lock:
             now = time.monotonic()
-            self._take_back(me)
+            if me in self._in_hand:
+                self._take_back(me)
             if self._selector is None or (self._guest not in (0, me) and now < self._guest_until):
                 return False
             self._guest_until = now + LEASE_S
@@ -262,7 +263,8 @@ class Link:
         if self._guest != me:
             return
         with self.lock:
-            self._take_back(me)
+            if me in self._in_hand:
+                self._take_back(me)
             self._watch_socket(is_ours=True)
             if self._is_moving or self.is_suspect:
                 self._ring()
@@ -447,7 +449,8 @@ class Link:
         me = threading.get_ident()
         try:
             with self.lock:
-                self._take_back(me)
+                if me in self._in_hand:
+                    self._take_back(me)
                 events = self._take_events()
             self._pass_on(events)
         finally:
