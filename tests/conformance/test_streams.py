@@ -382,7 +382,9 @@ async def test_a_consumer_can_be_paused_resumed_and_reset(driver: Driver, url: s
 @on_both_drivers
 async def test_a_feature_the_server_lacks_is_named_with_the_version_it_needs(driver: Driver) -> None:
     async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"old","version":"2.10.29","headers":true,"max_payload":1048576}\r\n')
+        writer.write(
+            b'INFO {"server_id":"old","version":"2.10.29","headers":true,"jetstream":true,"max_payload":1048576}\r\n'
+        )
         while line := await reader.readline():
             if line == b"PING\r\n":
                 writer.write(b"PONG\r\n")
