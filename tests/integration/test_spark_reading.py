@@ -973,14 +973,16 @@ def test_a_stream_of_a_pattern_that_is_deleted_ends_the_query_unless_loss_is_all
 
 
 def test_a_pattern_without_a_stream_is_refused_in_a_batch_and_waits_in_a_query(
-    server: NatsServer, js: JetStream, stream: Stream
+    server: NatsServer, js: JetStream, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match=r"streamPattern='NONE_\.\*': no stream has such a name"):
         BatchReader(pattern(server, "NONE_.*"), SCHEMA).partitions()
     name = f"{stream.name}_LATE"
     reader = StreamReader(pattern(server, name), SCHEMA)
     start = reader.initialOffset()
-    assert reader.latestOffset(start, ReadAllAvailable()) is start
+    for _ in range(3):
+        assert reader.latestOffset(start, ReadAllAvailable()) is start
+    assert caplog.messages == [f"streamPattern='{name}': no stream has such a name yet"]
     other_stream(js, 3, name)
     end = reader.latestOffset(start, ReadAllAvailable())
     assert read_all(reader, reader.partitions(start, end)) == [1, 2, 3]

@@ -116,7 +116,7 @@ class StreamReader(Follower):
             accepts_other_filters=options.accept_filter_change,
         )
         self._options, self._schema = options, schema
-        self._is_loss_logged = False
+        self._is_loss_logged = self._is_emptiness_logged = False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ranges = plan(Offset.from_json(start), Offset.from_json(end), self._options.subjects)
@@ -127,8 +127,9 @@ class StreamReader(Follower):
 
     def _look(self, js: JetStream) -> list[Head]:
         heads = _look(js, self._options)
-        if not heads:
-            _logger.warning("%s: no stream yet", self._options.which)
+        if not heads and not self._is_emptiness_logged:
+            self._is_emptiness_logged = True
+            _logger.warning("%s: no stream has such a name yet", self._options.which)
         return heads
 
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
