@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import random
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -563,6 +564,40 @@ async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(
             await store.put("a", _interrupted(driver, 3000, refuse), chunk_bytes=CHUNK, timeout=1.0)
         assert isinstance(caught.value.__cause__, jetspark.BatchInDoubt)
         assert await _subjects(js, "files") == {}
+
+
+_PUT_WITHOUT_END = """
+import itertools, sys
+import jetspark.blocking as jetspark
+nc = jetspark.connect(sys.argv[1])
+nc.jetstream().object_store("files").put("a", itertools.repeat(bytes(4096)), chunk_bytes=4096)
+"""
+
+
+@on_both_drivers
+async def test_what_a_killed_process_has_put_is_invisible_and_can_be_removed(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        store = await _store(js, "fast")
+        kept = await store.put("kept", bytes(20 * CHUNK), chunk_bytes=CHUNK)
+        stored = await nc.subscribe("$O.files.C.*")
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", _PUT_WITHOUT_END, url)
+        try:
+            for _ in range(100):
+                await stored.next(20.0)
+        finally:
+            process.kill()
+            await process.wait()
+        await stored.unsubscribe()
+        with pytest.raises(jetspark.ObjectNotFound):
+            await store.info("a")
+        assert await store.purge_orphans() == 0  # so young, its put might be under way
+        removed = 0
+        async with asyncio.timeout(20):
+            while sum((await _subjects(js, "files")).values()) > kept.chunks + 1:  # the last may still arrive
+                removed += await store.purge_orphans(older_than=0.0)
+        assert removed >= 100
+        assert await store.get_bytes("kept") == bytes(20 * CHUNK)
 
 
 @on_both_drivers
