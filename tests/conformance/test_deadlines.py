@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.drivers import Driver, Recorder, on_both_drivers
+from support.drivers import Driver, Recorder, entered, on_both_drivers
 
 from jetspark import (
     ConnectionClosed,
@@ -283,7 +283,7 @@ async def test_acknowledgements_nobody_waits_for_any_more_leave_nothing_behind(d
 async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) -> None:
     async with without_room(Driver("asyncio"), own) as (nc, js):
         subscription = await nc.subscribe("a")
-        publisher = js.fast_publisher()
+        publisher = await entered(js.fast_publisher())
         calls: list[Callable[[], Awaitable[Any]]] = [
             lambda: nc.publish("a"),
             lambda: nc.request("a", timeout=60),

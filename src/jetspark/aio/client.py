@@ -27,7 +27,14 @@ from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import (
+    BufferFull,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    PermissionDenied,
+    RequestTimeout,
+)
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -440,16 +447,21 @@ class Client(ClientFace):
             RequestTimeout: Not by the deadline.
             ConnectionLost: The session ended, or another task closed the connection, with messages on their way.
         """
+        # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
+        failure: JetSparkError | None = None
+        try:
+            if self._machine.in_doubt:
+                await self._waited(self._machine.flush, max(0.0, deadline - self._link.now()), "close")
+        except ConnectionClosed:
+            failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
+        except (ConnectionLost, PermissionDenied, RequestTimeout) as error:
+            failure = error
         left_s = max(0.0, deadline - self._link.now())
         publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
         # A RequestTimeout is no news: closing resolves what is left, and says why.
         await asyncio.gather(*publishing, return_exceptions=True)
-        if self._machine.is_closed or not self._machine.in_doubt:
-            return
-        try:
-            await self._waited(self._machine.flush, max(0.0, deadline - self._link.now()), "close")
-        except ConnectionClosed:
-            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from None
+        if failure is not None:
+            raise failure
 
     def _end(self) -> None:
         self._link.close()

@@ -30,7 +30,14 @@ from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import (
+    BufferFull,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    PermissionDenied,
+    RequestTimeout,
+)
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -396,21 +403,29 @@ class Client(ClientFace):
             ConnectionLost: The session ended, or another thread closed the connection, with messages on their way.
         """
         if not self._link.may_wait():
-            deadline = 0.0
+            if self._machine.in_doubt:
+                raise RequestTimeout("close", 0)
+            return
+        # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
+        failure: JetSparkError | None = None
+        try:
+            if self._machine.in_doubt:
+                self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
+        except ConnectionClosed:
+            failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
+        except (ConnectionLost, PermissionDenied, RequestTimeout) as error:
+            failure = error
+        self._await_acks(deadline)
+        if failure is not None:
+            raise failure
+
+    def _await_acks(self, deadline: float) -> None:
         for publisher in list(self._publishers.values()):
-            if publisher.outstanding and deadline:
+            if publisher.outstanding:
                 try:
                     publisher.complete(max(0.0, deadline - time.monotonic()))
                 except RequestTimeout:
                     pass  # closing resolves what is left, and says why
-        if self._machine.is_closed or not self._machine.in_doubt:
-            return
-        if not deadline:
-            raise RequestTimeout("close", 0)
-        try:
-            self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
-        except ConnectionClosed:
-            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from None
 
     def _end(self) -> None:
         try:
