@@ -22,6 +22,7 @@ the main thread leaves nothing behind that only it could put right:
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
@@ -41,6 +42,8 @@ from jetspark.core.tls import tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
 __all__ = ["Clock", "Link"]
+
+_logger = logging.getLogger("jetspark.blocking")
 
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
@@ -132,6 +135,7 @@ class Link:
         self._bell_button.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened, self._over = Waiter(), Waiter()
+        self._has_ended = False
         self._clocks: list[Clock] = []
         _links.add(self)
 
@@ -147,7 +151,7 @@ class Link:
     @property
     def is_over(self) -> bool:
         """The connection is closed, and its thread has nothing left to do."""
-        return self._over.done()
+        return self._has_ended
 
     def close(self) -> None:
         """Drop the transport and end every wait. What is buffered is lost: flush first."""
@@ -157,7 +161,7 @@ class Link:
         is_ours = self._thread is threading.current_thread()
         if not is_ours and not self._is_establishing:
             self._over.look(ENDING_S)
-        if not self._over.done():
+        if not self._has_ended:
             # It dials, which cannot be interrupted, or is in a callback: nobody should have to wait for that.
             with self.lock:
                 self._machine.close()
@@ -468,6 +472,7 @@ class Link:
                     self._bell.close()
             self.settle()
             self._opened.set_exception(error or ConnectionLost("closed while connecting"))
+            self._has_ended = True
             self._over.set_result(None)
 
     def _must_close(self) -> bool:
@@ -603,12 +608,22 @@ class Link:
         self._machine.on_time(now)
         for clock in list(self._clocks):
             if (deadline := clock._next_deadline()) is not None and now >= deadline:
-                clock._on_clock(now)
+                self._advance(clock, now)
         if not ready and not self._machine.out_bytes:
             self._is_alarmed = False  # nobody has published for a while
         self.flush()
         if not self._unsent:
             self.room.notify_all()
+
+    def _advance(self, clock: Clock, now: float) -> None:
+        try:
+            clock._on_clock(now)
+        except JetSparkError:
+            raise
+        except Exception:
+            # One that an interrupt has left in pieces must not take the connection with it.
+            _logger.exception("%r failed, and is not called again", clock)
+            self.unwatch(clock)
 
     def _patience_s(self) -> float:
         """How long there may be nothing to do."""
@@ -651,8 +666,7 @@ class Link:
         """In the child: the thread is not here, and the locks may be held by threads that are not here either."""
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
-        self._is_closing = True
-        self._over.set_result(None)
+        self._is_closing = self._has_ended = True
         self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
         self._machine.events()
         if self._socket is not None:

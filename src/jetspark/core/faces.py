@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready
-from jetspark.core.events import ErrorReported, OnEvent
+from jetspark.core.events import ConnectionEvent, ErrorReported, OnEvent
 from jetspark.core.info import ServerInfo
 from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions
@@ -82,7 +82,7 @@ class ClientFace:
                 case _:
                     log_event(self._logger, event)
                     for listener in list(self._listeners):
-                        listener(event)
+                        self._tell_listener(listener, event)
                     if self._on_event is not None:
                         try:
                             self._on_event(event)
@@ -95,6 +95,12 @@ class ClientFace:
         except Exception:
             # A reader that an interrupt has left in pieces must not take the connection with it.
             self._logger.exception("what reads %r failed", subscription.subject)
+
+    def _tell_listener(self, listener: OnEvent, event: ConnectionEvent) -> None:
+        try:
+            listener(event)
+        except Exception:
+            self._logger.exception("%r failed for %r", listener, event)
 
 
 class SubscriptionFace:
