@@ -169,7 +169,7 @@ class Link:
             self.settle()
             if not is_ours and self._thread.is_alive():
                 self._over.look(ENDING_S)
-        if not self._guest:
+        if self._guest in (0, threading.get_ident()):
             self._bell.close()
 
     def check_may_wait(self, what: str) -> None:
@@ -210,7 +210,10 @@ class Link:
             if self._take_over():
                 self._read_until(waiter, deadline)
         finally:
-            self.hand_back()
+            try:
+                self._hand_back()
+            finally:
+                self._hand_back()  # an interrupt can have been in the way of the first
         try:
             return waiter.wait(deadline - time.monotonic())
         except TimeoutError:
@@ -222,7 +225,7 @@ class Link:
             self.lock.release()
 
     def _take_over(self) -> bool:
-        """Whether the caller reads from here on; then it has to ``hand_back``, and has to when it does not know."""
+        """Whether the caller reads from here on; then it has to ``_hand_back``, and has to when it does not know."""
         me = threading.get_ident()
         with self.lock:
             now = time.monotonic()
@@ -235,14 +238,8 @@ class Link:
             self._watch_socket(is_ours=False)
             return True
 
-    def hand_back(self) -> None:
-        """Let the connection's thread read again, if this one does."""
-        try:
-            self._hand_back()
-        finally:
-            self._hand_back()  # an interrupt can have been in the way of the first
-
     def _hand_back(self) -> None:
+        """Let the connection's thread read again, if this one does. To be called twice: see the module's theory."""
         me = threading.get_ident()
         if self._guest != me:
             return
