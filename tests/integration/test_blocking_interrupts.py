@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -169,6 +170,33 @@ def test_closing_that_was_interrupted_is_done_by_the_next(name: str, server: Nat
             pass
         assert nc.is_closed
         assert time.monotonic() - began < PATIENCE_S
+
+
+def test_an_interrupt_of_a_thread_that_waits_costs_nothing(server: NatsServer) -> None:
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+    with connected(server) as nc, connected(server) as service:
+        service.subscribe("silent")
+        service.flush()
+        subscription = nc.subscribe("nothing")
+        future = nc.jetstream().publish_async("s.a", b"")
+        consumer = nc.jetstream().stream("S").create_consumer(ConsumerConfig(durable_name="d", filter_subject="s.none"))
+        for wait in (
+            lambda: nc.request("silent", timeout=30),
+            lambda: subscription.next(timeout=30),
+            lambda: next(iter(subscription)),
+            lambda: consumer.fetch(1, timeout=30),
+            lambda: next(nc.request_many("silent", timeout=30)),
+        ):
+            timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            timer.join()
+            assert answers(nc)
+        assert future.result(5).stream == "S"
+        assert nc._machine.sessions == 1
+        assert len(nc._machine._requests) == 0
 
 
 def test_no_other_thread_waits_for_ever_after_an_interrupt(server: NatsServer) -> None:

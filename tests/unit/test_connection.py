@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.interrupts import Interrupt, count_places
 
 from jetspark.core import connection as connection_module
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
@@ -1835,3 +1837,74 @@ def test_closing_tells_how_many_messages_never_left() -> None:
     connection.close(ConnectionLost("given up"))
     [closed] = [event for event in connection.events() if isinstance(event, Closed)]
     assert closed.unsent_messages == 2
+
+
+# ---- interrupted by the user ---------------------------------------------------------------------------------------
+
+
+def test_a_message_is_never_there_without_being_counted() -> None:
+    """Otherwise nobody would wait for it before closing."""
+    for number in range(count_places(lambda: connected().publish("a", b"x"), at="any")):
+        connection = connected()
+        with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+            connection.publish("a", b"x")
+        assert connection.published >= len(connection._out)
+
+
+def test_messages_that_are_handed_over_are_never_forgotten() -> None:
+    for number in range(count_places(connected().data_to_send, at="any") + 40):
+        connection = connected()
+        connection.publish("a", b"x")
+        with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+            connection.data_to_send()
+        connection.end("interrupted")
+        [told] = [event for event in connection.events() if isinstance(event, Disconnected)]
+        assert told.unconfirmed_messages + told.buffered_messages >= 1
+
+
+def test_a_close_that_was_interrupted_is_completed_by_the_next() -> None:
+    def prepared() -> Connection:
+        connection = connected()
+        connection.subscribe("a", handle="reader")
+        connection.request("asking", "b", b"", None)
+        connection.flush("flushing")
+        return connection
+
+    for number in range(count_places(prepared().close, at="any")):
+        connection = prepared()
+        with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+            connection.close()
+        connection.close()
+        events = connection.events()
+        assert {event.handle for event in events if isinstance(event, Failed)} == {"asking", "flushing"}
+        assert "reader" in [event.subscription.handle for event in events if isinstance(event, Ready)]
+        assert len([event for event in events if isinstance(event, Closed)]) >= 1
+        assert connection.is_closed
+
+
+def test_a_request_after_one_that_was_interrupted_is_answered() -> None:
+    def request(connection: Connection) -> None:
+        connection.request("first", "a", b"", None)
+
+    for number in range(count_places(lambda: request(connected()), at="any")):
+        connection = connected()
+        with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+            request(connection)
+        token = connection.request("second", "a", b"", None)
+        assert connection._replies is not None
+        inboxes = [route for route in connection._routes.values() if route.subject == f"{INBOX}.*"]
+        assert inboxes == [connection._replies]
+        sid = connection._replies.sid
+        connection.receive_data(b"MSG %b.%b %d 1\r\nx\r\n" % (INBOX.encode(), token.encode(), sid))
+        assert "second" in [event.handle for event in connection.events() if isinstance(event, Done)]
+
+
+def test_events_that_are_put_back_come_first() -> None:
+    connection = connected()
+    connection.flush("first")
+    connection.receive_data(b"PONG\r\n")
+    taken = connection.events()
+    connection.flush("second")
+    connection.receive_data(b"PONG\r\n")
+    connection.put_back(taken)
+    assert connection.events() == [Done("first"), Done("second")]

@@ -349,6 +349,7 @@ class Client(ClientFace):
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
         """
         if self._link.is_over:
+            self._link.close()  # the first one may have been interrupted
             return
         deadline = time.monotonic() + (self.options.drain_timeout_s if timeout is None else timeout)
         if not self._is_first_to_end():

@@ -280,7 +280,10 @@ class Source:
                 if is_reading:
                     self._link._read_until(waiter, deadline)
             finally:
-                self._link.hand_back()
+                try:
+                    self._link._hand_back()
+                finally:
+                    self._link._hand_back()  # an interrupt can have been in the way of the first
             waiter.wait(deadline - time.monotonic())
             return True
         except TimeoutError:

@@ -43,6 +43,8 @@ from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, Usage
 
 __all__ = ["Clock", "Link"]
 
+_logger = logging.getLogger("jetspark.blocking")
+
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
 READ_BYTES = 256 << 10
@@ -152,6 +154,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened, self._over = Waiter(), Waiter()
         self._asking: _Call | None = None
+        self._has_ended = False
         self._clocks: list[Clock] = []
         _links.add(self)
 
@@ -167,7 +170,7 @@ class Link:
     @property
     def is_over(self) -> bool:
         """The connection is closed, and its thread has nothing left to do."""
-        return self._over.done()
+        return self._has_ended
 
     def close(self) -> None:
         """Drop the transport and end every wait. What is buffered is lost: flush first."""
@@ -177,7 +180,7 @@ class Link:
         is_ours = self._thread is threading.current_thread()
         if not is_ours and not self._is_establishing:
             self._over.look(ENDING_S)
-        if not self._over.done():
+        if not self._has_ended:
             # It dials, which cannot be interrupted, or is in a callback: nobody should have to wait for that.
             with self.lock:
                 self._machine.close()
@@ -185,7 +188,7 @@ class Link:
             self.settle()
             if not is_ours and self._thread.is_alive():
                 self._over.look(ENDING_S)
-        if not self._guest:
+        if self._guest in (0, threading.get_ident()):
             self._bell.close()
 
     def check_may_wait(self, what: str) -> None:
@@ -226,7 +229,10 @@ class Link:
             if self._take_over():
                 self._read_until(waiter, deadline)
         finally:
-            self.hand_back()
+            try:
+                self._hand_back()
+            finally:
+                self._hand_back()  # an interrupt can have been in the way of the first
         try:
             return waiter.wait(deadline - time.monotonic())
         except TimeoutError:
@@ -238,7 +244,7 @@ class Link:
             self.lock.release()
 
     def _take_over(self) -> bool:
-        """Whether the caller reads from here on; then it has to ``hand_back``, and has to when it does not know."""
+        """Whether the caller reads from here on; then it has to ``_hand_back``, and has to when it does not know."""
         me = threading.get_ident()
         with self.lock:
             now = time.monotonic()
@@ -251,14 +257,8 @@ class Link:
             self._watch_socket(is_ours=False)
             return True
 
-    def hand_back(self) -> None:
-        """Let the connection's thread read again, if this one does."""
-        try:
-            self._hand_back()
-        finally:
-            self._hand_back()  # an interrupt can have been in the way of the first
-
     def _hand_back(self) -> None:
+        """Let the connection's thread read again, if this one does. To be called twice: see the module's theory."""
         me = threading.get_ident()
         if self._guest != me:
             return
@@ -497,6 +497,7 @@ class Link:
                     self._bell.close()
             self.settle()
             self._opened.set_exception(error or ConnectionLost("closed while connecting"))
+            self._has_ended = True
             self._over.set_result(None)
 
     def _must_close(self) -> bool:
@@ -653,15 +654,22 @@ class Link:
         self._machine.on_time(now)
         for clock in list(self._clocks):
             if (deadline := clock._next_deadline()) is not None and now >= deadline:
-                try:
-                    clock._on_clock(now)
-                except Exception:  # one reader's mistake must not end the connection of the others
-                    _logger.exception("%r failed; the connection goes on", clock)
+                self._advance(clock, now)
         if not ready and not self._machine.out_bytes:
             self._is_alarmed = False  # nobody has published for a while
         self.flush()
         if not self._unsent:
             self.room.notify_all()
+
+    def _advance(self, clock: Clock, now: float) -> None:
+        try:
+            clock._on_clock(now)
+        except JetSparkError:
+            raise
+        except Exception:
+            # One that an interrupt has left in pieces must not take the connection with it.
+            _logger.exception("%r failed, and is not called again", clock)
+            self.unwatch(clock)
 
     def _patience_s(self) -> float:
         """How long there may be nothing to do."""
@@ -704,8 +712,7 @@ class Link:
         """In the child: the thread is not here, and the locks may be held by threads that are not here either."""
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
-        self._is_closing = True
-        self._over.set_result(None)
+        self._is_closing = self._has_ended = True
         self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
         self._machine.events()
         if self._socket is not None:

@@ -919,8 +919,8 @@ class Connection:
 
     def _finish(self, subscription: SubscriptionState) -> None:
         subscription.is_finished = True
-        self._remove(subscription)
         self._events.append(Ready(subscription))
+        self._remove(subscription)  # the last step: what was interrupted before it is done again
 
     def _remove(self, subscription: SubscriptionState) -> None:
         if self._routes.pop(b"%d" % subscription.sid, None) is not None:
