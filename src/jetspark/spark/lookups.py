@@ -77,6 +77,9 @@ def patiently(
             is_nobody_there = is_first_contact and isinstance(error, NoServersAvailable)
             patience = min(patience_s, FIRST_CONTACT_S) if is_nobody_there else patience_s
             if not will_pass(error) or time.monotonic() - started >= patience:
+                if is_nobody_there:
+                    # Spark shows the traceback as the error. How connecting works inside is not what is wrong.
+                    raise error.with_traceback(None) from None
                 raise
             _logger.info("asking again: %s", error)
             time.sleep(PAUSE_S)
