@@ -497,7 +497,8 @@ async def _run(driver: Driver, url: str, names: list[str], condition: Condition)
         nc = await driver.connect(url, **OPTIONS | OWN_OPTIONS.get(name, {}))
         stall = Stall(test, name, nc)
         try:
-            await ROWS[name](stall)
+            async with asyncio.timeout(120):
+                await ROWS[name](stall)
         except BaseException as error:
             error.add_note(f"{name} on {driver.name}")
             raise

@@ -27,7 +27,7 @@ import jetspark
 from jetspark.blocking.publisher import AckFuture
 from support.drivers import _IMMEDIATE, _ITERATING
 
-__all__ = ["Call", "Ended", "InPlace", "Interrupt", "Interruption", "counted", "run_in_place", "wrap"]
+__all__ = ["Call", "Ended", "InPlace", "Interrupt", "Interruption", "counted", "innermost", "run_in_place", "wrap"]
 
 # What waits for nothing in either driver.
 IMMEDIATE = _IMMEDIATE | {"published", "unpublished", "stats", "try_add", "reply_subject"}
@@ -233,6 +233,13 @@ def in_thread(call: Call, delay_s: float) -> Ended:
     thread.join(HANGS_AFTER_S)
     assert not thread.is_alive(), f"hangs after it was interrupted:\n{_stack(thread)}"
     return ended
+
+
+def innermost(error: BaseException | None) -> str:
+    """The name of the last function of ours that an error came through."""
+    steps = traceback.extract_tb(error.__traceback__) if error is not None else []
+    names = [step.name for step in steps if step.filename.startswith(SOURCE)]
+    return names[-1] if names else ""
 
 
 def _place(frame: FrameType | None) -> str:

@@ -24,7 +24,7 @@ import jetspark.batcher.blocking
 import jetspark.blocking
 from jetspark import ConsumerConfig, JetSparkError, KVConfig, ObjectMeta, StreamConfig
 from jetspark.batcher import BatcherConfig
-from support.interruptions import KINDS, Call, Ended, InPlace, Interruption, counted, wrap
+from support.interruptions import KINDS, Call, Ended, InPlace, Interruption, counted, innermost, wrap
 
 __all__ = ["CLASSES", "ROWS", "WAITS_FOR_NOTHING", "Row", "World", "interruption"]
 
@@ -92,6 +92,8 @@ class World:
     """What was stored on a subject when its row was over."""
     kept: dict[str, Any] = field(default_factory=dict)
 
+    interrupted_in: str = ""
+    """The innermost function of ours that was interrupted."""
     sessions: int = 0
     """How many the connection had had when the run began."""
 
@@ -121,7 +123,9 @@ class World:
             ended, self.took_s = await counted(call, self.driver)
             self.steps = ended.steps
             return ended
-        return await self.interruption.of(call, self.steps, self.took_s)
+        ended = await self.interruption.of(call, self.steps, self.took_s)
+        self.interrupted_in = innermost(ended.error)
+        return ended
 
     async def sleep(self, seconds: float) -> None:
         if self.is_blocking:
