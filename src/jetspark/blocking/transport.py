@@ -664,10 +664,8 @@ class Link:
     def _advance(self, clock: Clock, now: float) -> None:
         try:
             clock._on_clock(now)
-        except JetSparkError:
-            raise
         except Exception:
-            # One that an interrupt has left in pieces must not take the connection with it.
+            # A mistake, or what an interrupt has left in pieces: it must not take the connection of the others with it.
             _logger.exception("%r failed, and is not called again", clock)
             self.unwatch(clock)
 
