@@ -597,8 +597,14 @@ class AtomicFace:
         return self._machine.added
 
     @property
-    def ack(self) -> PubAck | None:
-        """Of the whole batch, once it is stored: ``sequence`` is the last message's, ``batch_size`` their number."""
+    def ack(self) -> PubAck:
+        """Of the whole batch, once it is stored: ``sequence`` is the last message's, ``batch_size`` their number.
+
+        Raises:
+            UsageError: It is not stored, or nobody knows; ``outcome`` says which.
+        """
+        if self._machine.ack is None:
+            raise UsageError(f"the batch has no acknowledgement: its outcome is {self._machine.outcome!r}")
         return self._machine.ack
 
     @property
