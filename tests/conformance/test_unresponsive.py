@@ -311,6 +311,25 @@ async def atomic_add(s: Stall) -> None:
     await _atomic(s, batch)
 
 
+async def _atomic_goes_on(s: Stall, send: Callable[[Any], Awaitable[None]]) -> None:
+    """After the first message nothing waits for an answer: only for room."""
+    async with s.js.atomic_batch() as batch:
+        await batch.add(s.subject, PAYLOAD)
+        ended = await s.stalled("AtomicBatch.add", lambda: send(batch))
+        assert batch.outcome == ("open" if ended.error is None else "not stored")
+    await _atomic(s, batch)
+
+
+@row
+async def atomic_add_more(s: Stall) -> None:
+    await _atomic_goes_on(s, lambda batch: batch.add(s.subject, PAYLOAD))
+
+
+@row
+async def atomic_add_many(s: Stall) -> None:
+    await _atomic_goes_on(s, lambda batch: batch.add_many([(s.subject, PAYLOAD)] * 100))
+
+
 @row
 async def atomic_commit(s: Stall) -> None:
     async with s.js.atomic_batch() as batch:

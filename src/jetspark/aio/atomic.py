@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import WRITE_AT_BYTES
@@ -65,7 +65,8 @@ class AtomicBatch(AtomicFace, Block):
         Raises:
             ConfigError: The message cannot be part of this batch, which goes on without it.
             ServerError: The server does not go on with the batch: nothing is stored.
-            RequestTimeout: An acknowledgement that was asked for did not come: nothing is stored.
+            RequestTimeout: An acknowledgement that was asked for did not come within ``timeout``, or no room in the
+                send buffer: nothing is stored.
             UsageError: The batch is over, and the message says how it ended; or its block has not begun.
         """
         if self._place == "before":
@@ -77,11 +78,11 @@ class AtomicBatch(AtomicFace, Block):
             return
         link = self._client._link
         if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-            await link.push()
+            await self._in_time(link.push)
         try:
             machine.add(subject, data, fields)
         except BufferFull:
-            await self._client._when_there_is_room(lambda: machine.add(subject, data, fields))
+            await self._when_there_is_room(lambda: machine.add(subject, data, fields))
         if not link.flush_is_scheduled:
             link.schedule_flush()
 
@@ -102,17 +103,27 @@ class AtomicBatch(AtomicFace, Block):
                 else:
                     return
             if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                await link.push()
+                await self._in_time(link.push)
             pack = machine.pack(waiting)
             try:
                 machine.send(pack)
             except BufferFull:
-                await self._client._when_there_is_room(functools.partial(machine.send, pack))
+                await self._when_there_is_room(functools.partial(machine.send, pack))
             link.flush()
             if pack.error is not None:
                 raise pack.error
             if pack.is_last:
                 return
+
+    async def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
+        await self._in_time(functools.partial(self._client._when_there_is_room, attempt))
+
+    async def _in_time(self, wait: Callable[[float], Awaitable[None]]) -> None:
+        """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
+        try:
+            await wait(self._client._link.deadline(self._timeout_s))
+        except TimeoutError:
+            raise self._machine.give_up(self._timeout_s) from None
 
     async def commit(
         self,

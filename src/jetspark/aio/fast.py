@@ -46,6 +46,8 @@ class _Paced:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._waiters = Waits()
+        self._short_of_room = Waits()
+        """Those who wait for the connection, and not for the machine; it wakes them when it gives up."""
         self._is_listening = False
 
     def _wake(self) -> None:
@@ -71,6 +73,8 @@ class _Paced:
     def _settle(self) -> None:
         """After every call into the machine."""
         self._waiters.wake()
+        if self._paced.failure is not None:
+            self._short_of_room.wake()
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.hand_over()
         elif self._connection.out_bytes:
@@ -109,20 +113,41 @@ class _Paced:
 
         ``send`` is told the time at which it does; what ages counts from there.
         """
+        deadline: float | None = None
         while True:
             try:
                 send(self._loop.time())
                 break
             except BufferFull:
                 self._link.flush()
-                await self._link.wait_for_room()
+                if deadline is None:
+                    deadline = self._loop.time() + self._paced.room_timeout_s
+                await self._wait_for_room(deadline)
                 self._paced.check()  # it may be over meanwhile
         await self._pass_on()
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        """Until the connection may take more, or the machine has given up; at the deadline it does."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._link.wait_for_room(self._short_of_room)
+        except TimeoutError:
+            self._step(self._paced.on_no_room)
+
+    async def _push(self) -> None:
+        """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
+        link = self._link
+        link.check_loop()
+        link.flush()
+        if link.is_clogged and self._paced.failure is None:
+            await self._wait_for_room(self._loop.time() + self._paced.room_timeout_s)
+        else:
+            await asyncio.sleep(0)
 
     async def _pass_on(self) -> None:
         """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
+            await self._push()
         elif not self._link.flush_is_scheduled:
             self._link.schedule_flush()
 
@@ -186,7 +211,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
             await self._sent(partial(batch.add, item))
         sequence = batch.sequence
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
-            await link.push()
+            await self._push()
         elif not link.flush_is_scheduled:
             link.schedule_flush()
         return _new(FastReceipt, (sequence, batch.acknowledged))
@@ -209,6 +234,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
     async def _add_all(self, iterator: Iterator[Item]) -> None:
         batch = self._batch
         held: list[Item] = []  # one at most, for which there was no room
+        deadline: float | None = None
         while True:
             if batch.room == 0:
                 held = held or list(islice(iterator, 1))
@@ -219,9 +245,11 @@ class FastBatch(_Paced, FastBatchFace, Block):
             elif not batch.may_add_some:
                 self._link.flush()
                 if not batch.may_add_some:
-                    await self._link.wait_for_room()
+                    if deadline is None:
+                        deadline = self._loop.time() + batch.room_timeout_s
+                    await self._wait_for_room(deadline)
             elif batch.add_some(chain(held, iterator), self._loop.time()):
-                held = []
+                held, deadline = [], None
                 await self._pass_on()
             else:
                 return
@@ -424,7 +452,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             self._pump()
         position = self._endless.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
+            await self._push()
         return position
 
     async def publish_many(self, items: Iterable[Item] | AsyncIterable[Item]) -> int:
@@ -450,7 +478,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             if not chunk:
                 return self.accepted
             if self._connection.out_bytes >= WRITE_AT_BYTES:
-                await self._link.push()
+                await self._push()
 
     async def _until_there_is_room(self) -> None:
         endless = self._endless

@@ -642,6 +642,8 @@ class _FastSending:
     async def complete(self) -> None:
         if self._publisher is not None:
             with self._progress.awaited():
+                # First what may take long: cancelled, it leaves a publisher that can still tell when all has arrived.
+                await self._publisher.flush()
                 await self._publisher.close()
                 if self._publisher.batches > 1:
                     await self._js._run(self._check)

@@ -153,9 +153,14 @@ class Link:
         else:
             await asyncio.sleep(0)
 
-    async def wait_for_room(self) -> None:
-        """Until something has changed: there is room, a session, or none ever again."""
-        await self._waiting_for_room.wait()
+    @property
+    def is_clogged(self) -> bool:
+        """The network takes no more at present: who publishes waits."""
+        return self._session is not None and self._session.is_paused
+
+    async def wait_for_room(self, other: Waits | None = None) -> None:
+        """Until something has changed: there is room, a session, or none ever again; or the other thing happens."""
+        await self._waiting_for_room.wait(other)
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Like :meth:`wait_for_room`, for one who cannot wait."""

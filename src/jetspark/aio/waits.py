@@ -24,13 +24,17 @@ class Waits:
         self._waiters[waiter] = None
         return waiter
 
-    async def wait(self) -> None:
-        """Until it has happened."""
+    async def wait(self, other: Waits | None = None) -> None:
+        """Until it has happened, or the other thing has."""
         waiter = self.add()
+        if other is not None:
+            other._waiters[waiter] = None
         try:
             await waiter
         finally:
             self._waiters.pop(waiter, None)
+            if other is not None:
+                other._waiters.pop(waiter, None)
 
     def wake(self) -> None:
         """It has happened: all go on, in the order they came."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
@@ -65,7 +65,8 @@ class AtomicBatch(AtomicFace, Block):
         Raises:
             ConfigError: The message cannot be part of this batch, which goes on without it.
             ServerError: The server does not go on with the batch: nothing is stored.
-            RequestTimeout: An acknowledgement that was asked for did not come: nothing is stored.
+            RequestTimeout: An acknowledgement that was asked for did not come within ``timeout``, or no room in the
+                send buffer: nothing is stored.
             UsageError: The batch is over, and the message says how it ended; or its block has not begun.
         """
         if self._place == "before":
@@ -78,11 +79,11 @@ class AtomicBatch(AtomicFace, Block):
         link = self._client._link
         with link.lock:
             if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                link.make_room()
+                self._in_time(link.make_room)
             try:
                 machine.add(subject, data, fields)
             except BufferFull:
-                self._client._when_there_is_room(lambda: machine.add(subject, data, fields))
+                self._when_there_is_room(lambda: machine.add(subject, data, fields))
             link.flush_soon()
 
     def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
@@ -104,16 +105,26 @@ class AtomicBatch(AtomicFace, Block):
             pack = machine.pack(waiting)
             with link.lock:
                 if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                    link.make_room()
+                    self._in_time(link.make_room)
                 try:
                     machine.send(pack)
                 except BufferFull:
-                    self._client._when_there_is_room(functools.partial(machine.send, pack))
+                    self._when_there_is_room(functools.partial(machine.send, pack))
                 link.flush()
             if pack.error is not None:
                 raise pack.error
             if pack.is_last:
                 return
+
+    def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
+        self._in_time(functools.partial(self._client._when_there_is_room, attempt))
+
+    def _in_time(self, wait: Callable[[float], None]) -> None:
+        """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
+        try:
+            wait(time.monotonic() + self._timeout_s)
+        except TimeoutError:
+            raise self._machine.give_up(self._timeout_s) from None
 
     def commit(
         self,

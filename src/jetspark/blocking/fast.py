@@ -115,18 +115,37 @@ class _Paced(ABC):
 
         ``send`` is told the time at which it does; what ages counts from there.
         """
+        deadline: float | None = None
         while True:
             try:
                 send(time.monotonic())
                 break
             except BufferFull:
                 self._link.flush()
-                self._link.room.wait(ROOM_POLL_S)
+                if deadline is None:
+                    deadline = time.monotonic() + self._paced.room_timeout_s
+                self._wait_for_room(deadline)
                 self._paced.check()  # it may be over meanwhile
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._link.make_room()
+            self._push()
         else:
             self._link.flush_soon()
+
+    def _wait_for_room(self, deadline: float) -> None:
+        """Until the connection may take more, or it is time to look again; at the deadline the machine gives up."""
+        self._link.room.wait(ROOM_POLL_S)
+        now = time.monotonic()
+        if now >= deadline:
+            self._step(self._paced.on_no_room, now)
+
+    def _push(self) -> None:
+        """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
+        link = self._link
+        if not link.is_clogged or not link.may_wait():
+            return
+        deadline = time.monotonic() + self._paced.room_timeout_s
+        while self._paced.failure is None and link.is_clogged:
+            self._wait_for_room(deadline)
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -401,7 +420,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             position = self._endless.accepted
             self._pump()
             if self._connection.out_bytes >= WRITE_AT_BYTES:
-                self._link.make_room()
+                self._push()
         return position
 
     def publish_many(self, items: Iterable[Item]) -> int:
@@ -423,7 +442,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
                     self._endless.accept(chunk, time.monotonic())
                     self._pump()
                     if self._connection.out_bytes >= WRITE_AT_BYTES:
-                        self._link.make_room()
+                        self._push()
             if not chunk:
                 return self.accepted
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from jetspark.blocking.ordered import Reading
@@ -105,7 +105,8 @@ class ObjectStore:
         """Store an object under a name, in place of what was there; returns when all of it is stored.
 
         When this raises, the name has what it had before, and the chunks that were stored are removed again. If the
-        connection is gone for good they cannot be: :meth:`purge_orphans` finds them.
+        connection is gone for good they cannot be: :meth:`purge_orphans` finds them. Interrupted in its very last step,
+        the object is either stored as a whole or not at all.
 
         Args:
             source: Bytes, a :class:`pathlib.Path`, a file opened in binary mode (read from where it stands, and left
@@ -125,7 +126,7 @@ class ObjectStore:
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
         progress = Progress(self.bucket, name, self._js._timeout_s if timeout is None else timeout)
         sending = self._sending(upload, progress)
-        began = time.monotonic()
+        began, is_sent = time.monotonic(), False
         try:
             with closing(_chunks(upload, source)) as chunks:
                 for chunk in chunks:
@@ -134,10 +135,17 @@ class ObjectStore:
             if time.monotonic() >= began + LONG_PUT_S:
                 with progress.awaited():
                     self._js._run(self._objects.check_chunks(upload), progress.timeout_s)
-        except BaseException:
-            self._abandon(upload, sending, progress)
+            is_sent = True
+            return self._commit(upload, meta, progress)
+        except BaseException as error:
+            if not is_sent:
+                self._abandon(upload, sending, progress)
+            elif not isinstance(error, Exception):
+                # Interrupted, and the object may be visible any moment: only doing all of it again tells which chunks
+                # nobody needs.
+                with suppress(JetSparkError):
+                    self._commit(upload, meta, progress)
             raise
-        return self._commit(upload, meta, progress)
 
     def update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
         """Change what is said about an object, all of it, and its name if ``meta`` has another.
@@ -362,7 +370,13 @@ class ObjectStore:
             self._purge(upload.nuid, purge_s)
 
     def _delete(self, name: str) -> None:
-        self._purge(self._js._run(self._objects.delete(name)))
+        try:
+            self._purge(self._js._run(self._objects.delete(name)))
+        except BaseException as error:
+            if not isinstance(error, Exception):  # interrupted: its chunks may be nobody's by now
+                with suppress(JetSparkError):
+                    self._purge(self._js._run(self._objects.finish_delete(name)))
+            raise
 
     def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
@@ -521,6 +535,8 @@ class _Sending:
         self._waiting: deque[tuple[AckFuture, int]] = deque()
         self._waiting_bytes = 0
         self._is_anything_stored = False
+        self._is_in_hand = False
+        """Stays true when publishing is interrupted: then nobody has the future of what may be on its way."""
 
     def send(self, chunk: bytes) -> None:
         # A network that takes no more is waited for here, where there is a time-out, and not by publishing.
@@ -528,7 +544,9 @@ class _Sending:
         while self._waiting and (is_clogged or self._waiting_bytes + len(chunk) > WINDOW_BYTES):
             self._take_one()
             is_clogged = self._js._client._link.is_clogged
+        self._is_in_hand = True
         self._waiting.append((self._js.publish_async(self._subject, chunk), len(chunk)))
+        self._is_in_hand = False
         self._waiting_bytes += len(chunk)
 
     def complete(self) -> None:
@@ -544,6 +562,10 @@ class _Sending:
             except RequestTimeout:
                 error = None
             self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
+        if self._is_in_hand:
+            self._is_anything_stored = True
+            with suppress(JetSparkError):
+                self._js.publish_async_complete(max(deadline - time.monotonic(), 0.0))
         return self._is_anything_stored
 
     def _take_one(self) -> None:
@@ -591,6 +613,8 @@ class _FastSending:
     def complete(self) -> None:
         if self._publisher is not None:
             with self._progress.awaited():
+                # First what may take long: interrupted, it leaves a publisher that can still tell when all has arrived.
+                self._publisher.flush()
                 self._publisher.close()
                 if self._publisher.batches > 1:
                     self._js._run(self._check)

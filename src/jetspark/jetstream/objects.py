@@ -633,6 +633,13 @@ class Objects:
             return info.nuid
         raise Conflict(self.name, (name,))
 
+    def finish_delete(self, name: str) -> Operation[str]:
+        """The same after an attempt that was interrupted, and perhaps deleted it."""
+        try:
+            return (yield from self.delete(name))
+        except ObjectNotFound:
+            return (yield from self.info(name, include_deleted=True)).nuid
+
     def update_meta(self, name: str, meta: ObjectMeta) -> Operation[ObjectInfo]:
         info = yield from self.info(name)
         changed = info.with_meta(meta)

@@ -45,6 +45,7 @@ from jetspark.errors import (
     JetSparkError,
     JetStreamUnavailable,
     PermissionDenied,
+    RequestTimeout,
     ServerError,
     TooManyBatches,
     UsageError,
@@ -382,6 +383,13 @@ class AtomicMachine:
             self._note(subject, headers)
         elif self._held is not None:
             self._count_held()
+
+    def give_up(self, timeout_s: float) -> RequestTimeout:
+        """No message could be handed over for so long. No commit was sent and none will be: nothing will be stored."""
+        error = RequestTimeout(f"a message of batch {self.id!r}", timeout_s, was_sent=False)
+        if self.outcome == "open" and not self._is_waiting:
+            self._end("not stored", error)
+        return error
 
     def discard(self) -> Operation[None]:
         """Store nothing, and make the server forget what it has."""

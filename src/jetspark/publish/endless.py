@@ -53,6 +53,7 @@ from jetspark.errors import (
     FeatureUnavailable,
     JetSparkError,
     JetStreamUnavailable,
+    RequestTimeout,
     ServerError,
     UsageError,
     WrongLastSequence,
@@ -573,11 +574,23 @@ class Endless:
             self._batch.on_time(now)
             self._look(now)
         if self.failure is None and self._is_owed and now >= self._moved_at + self.options.patience_s:
-            reason = str(self._last_error or "no answer")
-            self.fail(BatchInDoubt(self._batch.id if self._batch else "", reason, 0))
-            if self._batch is not None:
-                self._batch.abandon(now)
-                self._batch = None
+            self._give_up(self._last_error or "no answer", now)
+
+    @property
+    def room_timeout_s(self) -> float:
+        """How long a message may wait for room in the connection's buffer."""
+        return self.options.patience_s
+
+    def on_no_room(self, now: float) -> None:
+        """The connection took nothing for ``room_timeout_s``, whether the server owes an answer or not."""
+        if self.failure is None:
+            self._give_up(RequestTimeout("a message of the publisher", self.room_timeout_s, was_sent=False), now)
+
+    def _give_up(self, reason: object, now: float) -> None:
+        self.fail(BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0))
+        if self._batch is not None:
+            self._batch.abandon(now)
+            self._batch = None
 
     def abandon(self, now: float) -> None:
         """The caller leaves: end what is open, wait for nothing, send nothing more."""

@@ -676,6 +676,11 @@ class FastMachine:
         return self.state is not State.OPEN or self.sent >= self.wanted
 
     @property
+    def room_timeout_s(self) -> float:
+        """How long a message may wait for room in the connection's buffer."""
+        return self.options.timeout
+
+    @property
     def _stalled_at(self) -> float:
         return max(self._moved_at, self._sent_at) + self.options.timeout
 
@@ -687,6 +692,10 @@ class FastMachine:
             return
         reports.append(entry)
         self.news.append(entry)
+
+    def on_no_room(self, now: float) -> None:
+        """The connection took nothing for ``room_timeout_s``, however long ago the server was heard."""
+        self._in_doubt(RequestTimeout(f"a message of batch {self._id!r}", self.room_timeout_s, was_sent=False))
 
     def fail(self, error: Exception) -> None:
         """Give up: nobody knows about what is not acknowledged."""
