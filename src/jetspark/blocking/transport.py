@@ -161,11 +161,7 @@ class Link:
     def open(self) -> None:
         self._thread.start()
         # Every step of the attempts is bounded; this wait has no bound of its own to disagree with theirs.
-        try:
-            self._opened.wait(threading.TIMEOUT_MAX)
-        except BaseException:
-            self.close()
-            raise
+        self._opened.wait(threading.TIMEOUT_MAX)
 
     @property
     def is_over(self) -> bool:
