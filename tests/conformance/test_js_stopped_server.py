@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.drivers import Driver, on_both_drivers
+from support.drivers import Driver, entered, on_both_drivers
 
 import jetspark
 import jetspark.blocking
@@ -111,8 +111,7 @@ async def _commit(things: Things) -> None:
 
 
 async def _write(things: Things, write: Callable[[Any], Awaitable[Any]]) -> None:
-    tx = things.kv.transaction()
-    await write(tx)
+    await write(await entered(things.kv.transaction()))
 
 
 async def _leave(messages: Any) -> None:

@@ -99,9 +99,9 @@ async def test_atomic_batches_work_from_2_12_on(driver: Driver, v2_12: NatsServe
             await one.add(subject, b"alone")
         assert (one.ack.batch_size, (await stream.get_message(22)).data) == (1, b"alone")
 
-        batch = js.atomic_batch()
-        await batch.add(subject, b"first")
-        ack = await batch.commit(subject, b"last")
+        async with js.atomic_batch() as batch:
+            await batch.add(subject, b"first")
+            ack = await batch.commit(subject, b"last")
         assert (ack.batch_size, await _holds(stream)) == (2, 24)
 
 
@@ -299,9 +299,9 @@ async def test_fast_ingest_stops_at_the_first_message_an_old_server_took_for_a_p
     driver: Driver, new_leaf_of_old_hub: NatsServer
 ) -> None:
     async with driver.connect(new_leaf_of_old_hub.url) as nc:
-        # A context that has asked nothing yet does not know what the hub is.
+        # The context is that of the leaf, which is new; the subject is stored at the hub, which is not.
         stream = await _stream(await _hub(nc), driver, "PLAIN")
-        js = nc.jetstream(domain="hub")
+        js = nc.jetstream()
         subject = f"{stream.name}.a"
         with _refused("fast ingest", "2.14", "older: stream .* stored the first message as a plain one"):
             async with js.fast_batch() as batch:
@@ -312,3 +312,19 @@ async def test_fast_ingest_stops_at_the_first_message_an_old_server_took_for_a_p
                 for _ in range(10):
                     await publisher.publish(subject, b"2")
         assert await _holds(stream) == 2
+
+
+@on_both_drivers
+async def test_fast_ingest_of_another_domain_is_refused_before_anything_is_sent(
+    driver: Driver, new_leaf_of_old_hub: NatsServer
+) -> None:
+    async with driver.connect(new_leaf_of_old_hub.url) as nc:
+        stream = await _stream(await _hub(nc), driver, "DOMAIN")
+        js = nc.jetstream(domain="hub")  # has asked nothing yet
+        with _refused("fast ingest", "2.14", "of API level 3"):
+            async with js.fast_batch() as batch:
+                await batch.add(f"{stream.name}.a", b"1")
+        with _refused("fast ingest", "2.14", "of API level 3"):
+            async with js.fast_publisher() as publisher:
+                await publisher.publish(f"{stream.name}.a", b"1")
+        assert await _holds(stream) == 0

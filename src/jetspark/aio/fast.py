@@ -15,6 +15,7 @@ from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
+from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
@@ -25,7 +26,7 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:
-    from jetspark.aio.client import Client
+    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -40,7 +41,9 @@ class _Paced:
     _paced: FastMachine | Endless
     _logger = logging.getLogger("jetspark.aio")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, js: JetStream) -> None:
+        client = js._client
+        self._js = js
         self._client, self._connection, self._link = client, client._machine, client._link
         self._loop = client._link._loop
         self._timer: asyncio.TimerHandle | None = None
@@ -176,8 +179,9 @@ class FastBatch(_Paced, FastBatchFace, Block):
 
     _line = "async with js.fast_batch() as fast:"
 
-    def __init__(self, client: Client, options: FastBatchOptions) -> None:
-        super().__init__(client)
+    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
+        super().__init__(js)
+        client = js._client
         self._paced = self._batch = FastMachine(client._machine, self, options)
         self._opening = asyncio.Lock()
 
@@ -384,6 +388,8 @@ class FastBatch(_Paced, FastBatchFace, Block):
             self._stop_listening()
 
     async def __aenter__(self) -> FastBatch:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        await self._js._run(self._js._api.require(FAST_INGEST))
         return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -414,8 +420,9 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     _line = "async with js.fast_publisher() as publisher:"
 
-    def __init__(self, client: Client, options: FastPublisherOptions) -> None:
-        super().__init__(client)
+    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
+        super().__init__(js)
+        client = js._client
         self._paced = self._endless = Endless(client._machine, self, options, now=self._loop.time())
         self._waits_for_room = False
 
@@ -571,6 +578,8 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
         self._settle()
 
     async def __aenter__(self) -> FastPublisher:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        await self._js._run(self._js._api.require(FAST_INGEST))
         return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:

@@ -217,7 +217,7 @@ class JetStream(ObjectStores):
         options. The stream needs ``allow_batched``.
         """
         FAST_INGEST.check(self._server())
-        return FastBatch(self._client, FastBatchOptions.of(options | {"gap": gap}))
+        return FastBatch(self, FastBatchOptions.of(options | {"gap": gap}))
 
     def fast_publisher(self, **options: Any) -> FastPublisher:
         """Store an endless stream of messages over as many fast batches as it takes.
@@ -225,7 +225,7 @@ class JetStream(ObjectStores):
         See :class:`FastPublisher` for the guarantee and :class:`~jetspark.FastPublisherOptions` for the options.
         """
         FAST_INGEST.check(self._server())
-        return FastPublisher(self._client, FastPublisherOptions.of(options))
+        return FastPublisher(self, FastPublisherOptions.of(options))
 
     def atomic_batch(
         self,

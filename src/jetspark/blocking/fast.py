@@ -20,6 +20,7 @@ from jetspark.blocking.waiter import Changed
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
+from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
@@ -30,7 +31,7 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:
-    from jetspark.blocking.client import Client
+    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -44,7 +45,9 @@ class _Paced(ABC):
     _paced: FastMachine | Endless
     _logger = logging.getLogger("jetspark.blocking")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, js: JetStream) -> None:
+        client = js._client
+        self._js = js
         self._client, self._connection, self._link = client, client._machine, client._link
         self._changed = Changed(client._link.lock)
         self._is_listening = False
@@ -166,8 +169,9 @@ class FastBatch(_Paced, FastBatchFace, Block):
 
     _line = "with js.fast_batch() as fast:"
 
-    def __init__(self, client: Client, options: FastBatchOptions) -> None:
-        super().__init__(client)
+    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
+        super().__init__(js)
+        client = js._client
         self._paced = self._batch = FastMachine(client._machine, self, options)
         self._opener: threading.Thread | None = None
         """Whose message opens the batch. Others wait for what becomes of it."""
@@ -359,6 +363,8 @@ class FastBatch(_Paced, FastBatchFace, Block):
         self._tell(news)
 
     def __enter__(self) -> FastBatch:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        self._js._run(self._js._api.require(FAST_INGEST))
         return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -385,8 +391,9 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     _line = "with js.fast_publisher() as publisher:"
 
-    def __init__(self, client: Client, options: FastPublisherOptions) -> None:
-        super().__init__(client)
+    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
+        super().__init__(js)
+        client = js._client
         self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
         self._pump_at: float | None = None
 
@@ -539,6 +546,8 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             self._tell()
 
     def __enter__(self) -> FastPublisher:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        self._js._run(self._js._api.require(FAST_INGEST))
         return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
