@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import jetspark
 import jetspark.batcher
 import jetspark.batcher.blocking
@@ -363,7 +365,11 @@ async def _check_atomic(w: World, batch: Any, subject: str | None = None) -> Non
     if outcome == "unknown":
         outcome = await batch.resolve()
     assert len(stored) == (batch.sequence if outcome == "stored" else 0), (batch.outcome, outcome, stored)
-    assert (batch.ack is not None) == (outcome == "stored")
+    if outcome == "stored":
+        assert batch.ack.batch_size
+    else:
+        with pytest.raises(jetspark.UsageError, match="no acknowledgement"):
+            batch.ack  # noqa: B018
 
 
 @row("AtomicBatch.add", "AtomicBatch.add_many")
@@ -446,7 +452,7 @@ async def _check_fast(w: World, fast: Any, ended: Ended) -> None:
     assert fast.stored <= len(stored) <= fast.sequence, (fast.stored, len(stored), fast.sequence)
     assert len(stored) == fast.sequence or w.has_lost_session, (len(stored), fast.sequence)
     if ended.is_complete:
-        assert fast.ack is not None
+        assert fast.ack.batch_size
 
 
 @row("FastPublisher.publish", "FastPublisher.flush", "FastPublisher.published", "FastPublisher.unpublished")

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from mypy import api
 
+REPOSITORY = Path(__file__).parents[2]
 FILES = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_users_see_the_types_they_should(path: Path, tmp_path: Path) -> None:
+    _check([path], tmp_path)
+
+
+@pytest.mark.timeout(180)
+def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path) -> None:
+    blocks = tmp_path / "blocks"
+    blocks.mkdir()
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
+        found = re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        for number, block in enumerate(found):
+            (blocks / f"{page.stem.replace('-', '_')}_{number}.py").write_text(block[1], encoding="utf-8")
+    examples = sorted((REPOSITORY / "examples").glob("*.py"))
+    assert examples
+    _check([*sorted(blocks.iterdir()), *examples], tmp_path)
+
+
+def _check(paths: list[Path], folder: Path) -> None:
     # A configuration of its own: the project's checks src, not this.
-    config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\nstrict = True\n")
-    output, errors, code = api.run(["--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), str(path)])
+    config = folder / "mypy.ini"
+    config.write_text("[mypy]\nstrict = True\n[mypy-pyarrow.*]\nignore_missing_imports = True\n")
+    files = [str(path) for path in paths]
+    output, errors, code = api.run(["--config-file", str(config), "--cache-dir", str(folder / "cache"), *files])
     assert code == 0, output + errors

@@ -19,6 +19,10 @@ on as long as the process does.
 Invariants: ``enqueued == taken + len(waiting)``; every position below ``taken`` is in exactly one flush;
 ``ok + failed + dropped`` never goes back and never exceeds what was accepted. ``room`` is how many items may be added
 without asking: it is 0 when closed, and while somebody waits for a place.
+
+Interrupts. A thread may meet a KeyboardInterrupt after any call that it makes, also in here. So what belongs together
+is changed without a call between, where nothing can come between; the rest follows from that, and ``mend()`` brings
+it up to date.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Generic, TypeAlias, TypeVar
 
 from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
@@ -62,6 +67,8 @@ class Flush(Generic[T]):
     is_settled: bool = field(default=False, compare=False)
     is_overdue: bool = field(default=False, compare=False)
     """It took too long, and its driver was told."""
+    is_begun: bool = field(default=False, compare=False)
+    """A driver that hands flushes to others sets this when one has it."""
 
     def __post_init__(self) -> None:
         self.count = len(self.items)
@@ -237,6 +244,13 @@ class BatchMachine(Generic[T]):
             BatcherClosed: Nothing more is accepted.
             ConfigError: So many there will never be.
         """
+        ticket = Ticket(count, wake)
+        self.ask_with(ticket)
+        return ticket
+
+    def ask_with(self, ticket: Ticket) -> None:
+        """:meth:`ask` for those who may be interrupted before they have what it returns."""
+        count = ticket.count
         self.check_open()
         # One place there always is, with a free slot or without.
         if count > max(self.queue_depth, 1):
@@ -244,13 +258,12 @@ class BatchMachine(Generic[T]):
                 f"{count} items at once: expected at most queue_depth={self.queue_depth}; add them in parts, or make "
                 "the queue deeper"
             )
-        ticket = Ticket(count, wake)
         if not self._tickets and self._has_places(count):
-            self._grant(ticket)
+            ticket.is_granted = True
+            self._reserved += count
         else:
             self._tickets.append(ticket)
         self._count_room()
-        return ticket
 
     def redeem(self, ticket: Ticket) -> None:
         """Turn a granted ticket into room; the items have to be added in the same breath.
@@ -282,15 +295,13 @@ class BatchMachine(Generic[T]):
             return self._reserved + count <= max(self.queue_depth, self._max_items - len(self._waiting))
         return len(self._waiting) + self._reserved + count <= self.queue_depth
 
-    def _grant(self, ticket: Ticket) -> None:
-        ticket.is_granted = True
-        self._reserved += ticket.count
-
     def _serve_tickets(self) -> None:
         while self._tickets and self._has_places(self._tickets[0].count):
-            ticket = self._tickets.popleft()
-            self._grant(ticket)
+            ticket = self._tickets[0]
+            ticket.is_granted = True
+            self._reserved += ticket.count
             ticket.wake()
+            self._tickets.popleft()
         self._count_room()
 
     def _count_room(self) -> None:
@@ -329,26 +340,31 @@ class BatchMachine(Generic[T]):
 
     def _take(self, reason: Reason, now: float) -> Flush[T]:
         count = min(len(self._waiting), self._max_items)
+        size = 0
         if self._max_bytes is not None:
-            count, reason = self._take_bytes(count, reason)
-        if count == len(self._waiting):
-            # The list itself goes, and a new one is begun: a batch is never anybody else's list.
-            items, self._waiting = self._waiting, []
-        else:
-            items = self._waiting[:count]
-            del self._waiting[:count]
-        flush = Flush(items, reason, self._taken, began_at=now, is_settled=self.is_written_off)
-        self._taken += count
-        if self._acks:
-            flush.acks = self._acks_before(self._taken)
-        self._since = now
-        self._running[flush.first] = flush
+            count, size, reason = self._fitting(count, reason)
+        # The list itself goes, and a new one is begun: a batch is never anybody else's list.
+        items, rest = self._waiting, self._waiting[count:]
+        if rest:
+            items = items[:count]
+        first = self._taken
+        acks = self._acks_before(first + count) if self._acks else ()
+        flush = Flush(items, reason, first, began_at=now, acks=acks, is_settled=self.is_written_off)
+        # From here to the next call the items change hands: an interrupt finds all of this done, or nothing.
+        self._waiting = rest
+        self._taken = first + count
+        self._running[first] = flush
         self._flushes[reason] += 1
+        self._since = now
+        if self._max_bytes is not None:
+            del self._sizes[:count]
+            self._waiting_bytes -= size
+        self._drop_acks(len(acks))
         self._count_room()
         return flush
 
-    def _take_bytes(self, count: int, reason: Reason) -> tuple[int, Reason]:
-        """So many of the first ``count`` items as fit; at least one does."""
+    def _fitting(self, count: int, reason: Reason) -> tuple[int, int, Reason]:
+        """So many of the first ``count`` items as fit, at least one, and their size."""
         assert self._max_bytes is not None
         total = fitting = 0
         for size in self._sizes[:count]:
@@ -357,15 +373,15 @@ class BatchMachine(Generic[T]):
                 break
             total += size
             fitting += 1
-        del self._sizes[:fitting]
-        self._waiting_bytes -= total
-        return fitting, reason
+        return fitting, total, reason
 
     def _acks_before(self, end: int) -> list[Ack]:
-        acks = []
-        while self._acks and self._acks[0][0] < end:
-            acks.append(self._acks.popleft()[1])
-        return acks
+        return [ack for _, ack in takewhile(lambda each: each[0] < end, self._acks)]
+
+    def _drop_acks(self, count: int) -> None:
+        """So many of the first, which somebody has."""
+        for _ in range(count):
+            self._acks.popleft()
 
     def finish(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
         """The sink has returned, or raised. Poll afterwards: its slot is free."""
@@ -449,9 +465,9 @@ class BatchMachine(Generic[T]):
         settled_to = self._settled_to()
         passed = [fence for fence in self._fences if fence.end <= settled_to]
         for fence in passed:
-            self._fences.remove(fence)
             fence.is_done = True
             fence.wake()
+            self._fences.remove(fence)
 
     # ---- ending --------------------------------------------------------------------------------------------------
 
@@ -459,10 +475,11 @@ class BatchMachine(Generic[T]):
         """Accept nothing more; what waits is due. Whoever waits for a place is told. Poll afterwards."""
         self.is_closed = True
         self.room = 0
-        tickets, self._tickets = self._tickets, deque()
-        for ticket in tickets:
+        while self._tickets:
+            ticket = self._tickets[0]
             ticket.is_over = True
             ticket.wake()
+            self._tickets.popleft()
 
     @property
     def is_over(self) -> bool:
@@ -479,31 +496,67 @@ class BatchMachine(Generic[T]):
         assert self.is_closed
         if self.is_written_off:
             return 0
+        dropped = self._dropped + self.held
+        self._dropped = dropped
         self.is_written_off = True
+        self._tell_dropped()
+        return dropped
+
+    def _tell_dropped(self) -> None:
         for flush in self._running.values():
             if not flush.is_settled:
                 flush.is_settled = True
-                self._dropped += flush.count
                 self._tell(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
-        self._dropped += len(self._waiting)
         acks = self._acks_before(self.enqueued)
         self._tell(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
+        self._drop_acks(len(acks))
         self._pass_fences()
-        return self._dropped
 
     def fail(self, error: BaseException) -> None:
         """Whoever runs this machine cannot go on. What it holds stays unwritten and is told so."""
         if self.failure is not None:
             return
         self.failure = error
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
         self.close()
         broken = BatcherBroken(self.name)
-        broken.__cause__ = error
-        for ack in self._acks_before(self.enqueued):
-            ack(broken)
-        fences, self._fences = self._fences, []
-        for fence in fences:
-            fence.wake()
+        broken.__cause__ = self.failure
+        while self._acks:
+            self._acks[0][1](broken)
+            self._acks.popleft()
+        while self._fences:
+            self._fences[0].wake()
+            del self._fences[0]
+
+    # ---- interrupts ------------------------------------------------------------------------------------------------
+
+    def mend(self) -> list[Flush[T]]:
+        """After a call into here was interrupted, or raised: everything that follows from what is true is true again.
+
+        Returns the flushes that nobody has begun to write, in order. Poll afterwards.
+        """
+        self.enqueued = self._taken + len(self._waiting)
+        del self._sizes[len(self._waiting) :]
+        self._waiting_bytes = sum(self._sizes)
+        while self._acks and self._acks[0][0] < self._taken:
+            self._acks.popleft()
+        while self._acks and self._acks[-1][0] >= self.enqueued:
+            self._acks.pop()
+        for ticket in [each for each in self._tickets if each.is_granted or each.is_over]:
+            ticket.wake()
+            self._tickets.remove(ticket)
+        if self.is_written_off:
+            self._tell_dropped()
+        if self.failure is not None:
+            self._tell_failure()
+        elif self.is_closed:
+            self.close()
+        self._pass_fences()
+        self._serve_tickets()
+        self.has_new_deadline = True
+        return [flush for flush in self._running.values() if not flush.is_begun]
 
     # ---- what is raised when somebody's time is over ---------------------------------------------------------------
 

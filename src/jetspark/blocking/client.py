@@ -92,8 +92,12 @@ class Client(ClientFace):
             client=self,
         )
         self._link = Link(self._machine, auth, tls, self._pass_on)
-        self._link.open()
-        _clients.add(self)
+        try:
+            self._link.open()
+            _clients.add(self)
+        except BaseException:
+            self._link.close()  # also when it was interrupted: its thread would keep it alive
+            raise
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
 
@@ -174,10 +178,25 @@ class Client(ClientFace):
         self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
     ) -> Subscription:
         subscription = Subscription(self, callback)
+        try:
+            self._begin(subscription, subject, queue, **bounds)
+            return subscription
+        except BaseException:
+            self._abandon(subscription)
+            raise
+
+    def _begin(self, subscription: Subscription, subject: str, queue: str = "", **bounds: Any) -> None:
+        """Subscribe; who is interrupted here has to :meth:`_abandon` what it has made for it."""
         with self._link.lock, self._link.doubt:
             subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
             self._link.wake()
-        return subscription
+
+    def _abandon(self, subscription: Subscription) -> None:
+        """Nobody will read it: whoever wanted it was interrupted, or refused. It may have been made or not."""
+        with self._link.lock, self._link.doubt:
+            for state in [each for each in self._machine.subscriptions if each.handle is subscription]:
+                self._machine.unsubscribe(state)
+                self._link.wake()
 
     def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: HeadersLike | None = None
@@ -195,21 +214,29 @@ class Client(ClientFace):
         link.check_may_wait("request")
         deadline = time.monotonic() + timeout
         answer = Waiter()
-        with link.lock:
-            try:
-                token = machine.request(answer, subject, data, headers)
-            except BufferFull:
-                try:
-                    token = self._when_there_is_room(partial(machine.request, answer, subject, data, headers), deadline)
-                except TimeoutError:
-                    raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
-            link.flush()
         try:
-            message: Message = link.wait_for(answer, timeout, f"request to {subject!r}", deadline)
-            return message
-        finally:
             with link.lock:
-                machine.forget(token)
+                try:
+                    machine.request(answer, subject, data, headers)
+                except BufferFull:
+                    try:
+                        self._when_there_is_room(partial(machine.request, answer, subject, data, headers), deadline)
+                    except TimeoutError:
+                        raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
+                link.flush()
+            message: Message = link.wait_for(answer, timeout, f"request to {subject!r}", deadline)
+            return message  # what was answered is forgotten already
+        except BaseException:
+            # By the waiter: who was interrupted may not have got the token. Twice: an interrupt can be in the way.
+            try:
+                self._forget(answer)
+            finally:
+                self._forget(answer)
+            raise
+
+    def _forget(self, answer: Waiter) -> None:
+        with self._link.lock:
+            self._machine.forget_handle(answer)
 
     def request_many(
         self,
@@ -469,11 +496,11 @@ class Client(ClientFace):
     def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
         self._link.check_may_wait(what)
         done = Waiter()
-        with self._link.lock, self._link.doubt:
-            start(done)
-            self._link.flush()
-        self._link.settle()
         try:
+            with self._link.lock, self._link.doubt:
+                start(done)
+                self._link.flush()
+            self._link.settle()
             self._link.wait_for(done, timeout, what)
         finally:
             with self._link.lock:

@@ -301,7 +301,8 @@ class JetStream(ObjectStores):
 
     def _ask(self, request: Request, timeout: float) -> Message:
         if request.is_silent:
-            self._client.publish(request.subject, request.data, headers=request.headers)
+            # The time is for room in the send buffer; nobody waits for an answer.
+            self._client.publish(request.subject, request.data, headers=request.headers, timeout=timeout)
             return NOTHING
         retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
         while True:

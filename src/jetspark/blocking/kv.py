@@ -377,5 +377,5 @@ class Transaction(Block):
         self._note_revisions()
 
     def _note_revisions(self) -> None:
-        if self._batch.ack is not None:
+        if self._batch.outcome == "stored":
             self.revisions = self._writes.revisions(self._batch.ack)

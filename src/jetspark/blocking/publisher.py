@@ -105,12 +105,14 @@ class AckFuture:
             self._tell_followers(self._followers)
 
     def _tell_followers(self, followers: list[Waiter | Callback]) -> None:
-        self._followers = None
-        for each in followers:
+        while followers:  # one after the other: who was interrupted here goes on with the rest
+            each = followers[0]
             if isinstance(each, Waiter):
                 each.set_result(None)
             else:
                 self._publisher._due.append((each, self))
+            del followers[0]
+        self._followers = None
 
     def __del__(self) -> None:
         try:

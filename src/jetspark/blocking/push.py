@@ -59,14 +59,21 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            self._subscription = self._js._client._subscribe(config.deliver_subject, config.deliver_group or "")
-            self._subscription._state.message_class = JetStreamMessage
+            client = self._js._client
+            subscription = Subscription(client, None)
+            try:
+                client._begin(subscription, config.deliver_subject, config.deliver_group or "")
+                subscription._state.message_class = JetStreamMessage
+                self._subscription = subscription
+            except BaseException:
+                client._abandon(subscription)  # interrupted: nobody will close it
+                raise
         return self._subscription
 
     def _iterate(self) -> Iterator[JetStreamMessage]:
-        subscription = self._subscribe()
         silence = silence_s(self._info)
         try:
+            subscription = self._subscribe()
             while True:
                 try:
                     message = cast(JetStreamMessage, subscription.next(silence))

@@ -161,11 +161,7 @@ class Link:
     def open(self) -> None:
         self._thread.start()
         # Every step of the attempts is bounded; this wait has no bound of its own to disagree with theirs.
-        try:
-            self._opened.wait(threading.TIMEOUT_MAX)
-        except BaseException:
-            self.close()
-            raise
+        self._opened.wait(threading.TIMEOUT_MAX)
 
     @property
     def is_over(self) -> bool:
@@ -609,12 +605,14 @@ class Link:
                     self._attend(ready)
                     events = self._take_events()
                 self._pass_on(events)
+                del events  # while there is nothing to do, nothing that was read is kept alive
             return ConnectionLost("closed")
+        # Many may keep the error for long; its traceback would keep what was in hand.
         except (OSError, JetSparkError) as error:
-            return error
+            return error.with_traceback(None)
         except Exception as error:  # a mistake of ours: this thread is everybody's, and goes on with a new session
             _logger.exception("serving the connection failed; the session ends")
-            return error
+            return error.with_traceback(None)
         finally:
             with self.lock:
                 self._end_selector()

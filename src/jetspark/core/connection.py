@@ -671,6 +671,11 @@ class Connection:
         """Nobody waits for this answer any more; a late one is dropped."""
         self._requests.pop(token, None)
 
+    def forget_handle(self, handle: Any) -> None:
+        """:meth:`forget` for those who have no token: they were interrupted before they got it."""
+        for token in [token for token, (waiting, _) in self._requests.items() if waiting is handle]:
+            del self._requests[token]
+
     # ---- what the peer sends -----------------------------------------------------------------------------------
 
     def _deliver(self, subscription: SubscriptionState) -> None:

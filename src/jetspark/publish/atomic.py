@@ -502,6 +502,7 @@ class AtomicMachine:
 
     def _note(self, subject: str, headers: HeadersLike | None) -> None:
         """The message was handed over."""
+        self._last_subject = subject  # first: who is interrupted below has to discard the batch, on this subject
         self._count(1)
         self._remember(subject, headers)
 
@@ -554,7 +555,7 @@ class AtomicMachine:
             **IMPOSSIBLE,
         }
         try:
-            yield Request(next(iter(self._subjects)), b"", headers, is_silent=True)
+            yield Request(next(iter(self._subjects), self._last_subject), b"", headers, is_silent=True)
         except JetSparkError:
             pass  # then the server forgets it by itself, after some idle seconds; the caller has other worries
 
@@ -605,8 +606,14 @@ class AtomicFace:
         return self._machine.added
 
     @property
-    def ack(self) -> PubAck | None:
-        """Of the whole batch, once it is stored: ``sequence`` is the last message's, ``batch_size`` their number."""
+    def ack(self) -> PubAck:
+        """Of the whole batch, once it is stored: ``sequence`` is the last message's, ``batch_size`` their number.
+
+        Raises:
+            UsageError: It is not stored, or nobody knows; ``outcome`` says which.
+        """
+        if self._machine.ack is None:
+            raise UsageError(f"the batch has no acknowledgement: its outcome is {self._machine.outcome!r}")
         return self._machine.ack
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.endless import Endless
 from jetspark.publish.fast import FastMachine
@@ -66,8 +67,14 @@ class FastBatchFace:
         return list(self._batch.doubts)
 
     @property
-    def ack(self) -> PubAck | None:
-        """The final acknowledgement, once there is one."""
+    def ack(self) -> PubAck:
+        """The final acknowledgement, however the batch ended.
+
+        Raises:
+            UsageError: There is none: the batch is still open, nothing was added, or the server did not answer.
+        """
+        if self._batch.ack is None:
+            raise UsageError("the batch has no final acknowledgement: it is open, empty, or was not answered")
         return self._batch.ack
 
     def _tell(self, news: list[range | Refusal]) -> None:

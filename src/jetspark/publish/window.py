@@ -39,7 +39,6 @@ from jetspark.errors import (
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
-    JetSparkError,
     JetStreamUnavailable,
     PermissionDenied,
     RequestTimeout,
@@ -174,20 +173,20 @@ class Window:
         inbox = self._inbox
         if inbox is None:
             return
-        pending, forget = inbox.pending, self._waiting.pop
+        pending, waiting = inbox.pending, self._waiting
         while pending:
-            message = pending.popleft()
-            known = forget(message.subject, None)
-            if known is None:
-                continue  # timed out before the answer came, or a second answer
-            handle = known[0]
-            if handle.cancelled():
-                continue
-            plain = _PLAIN_ACK.fullmatch(message.data)
-            if plain is not None:
-                handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
-            else:
-                _resolve(handle, known[1], message)
+            message = pending[0]  # taken away when it is passed on: a thread may be interrupted before
+            known = waiting.get(message.subject)
+            if known is not None:  # else it timed out before the answer came, or this is a second answer
+                handle = known[0]
+                if not handle.cancelled():
+                    plain = _PLAIN_ACK.fullmatch(message.data)
+                    if plain is not None:
+                        handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
+                    else:
+                        _resolve(handle, known[1], message)
+                del waiting[message.subject]
+            pending.popleft()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
             self._inbox = None
             self._fail_all(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
@@ -231,8 +230,8 @@ class Window:
                 break
             late.append(reply)
         for reply in late:
-            handle, subject, _, _ = self._waiting.pop(reply)
-            _fail_one(handle, RequestTimeout(f"acknowledgement of a message to {subject!r}", self.ack_timeout_s))
+            what = f"acknowledgement of a message to {self._waiting[reply][1]!r}"
+            self._fail([reply], RequestTimeout(what, self.ack_timeout_s))
 
     def _deadline(self, known: tuple[Handle, str, int, float]) -> float:
         return max(known[3], self._session_began) + self.ack_timeout_s
@@ -249,7 +248,8 @@ class Window:
 
     def _fail(self, replies: list[str], error: Exception) -> None:
         for reply in replies:
-            _fail_one(self._waiting.pop(reply)[0], error)
+            _fail_one(self._waiting[reply][0], error)
+            del self._waiting[reply]
 
     def _fail_all(self, error: Exception) -> None:
         self._fail(list(self._waiting), error)
@@ -285,7 +285,7 @@ def _resolve(handle: Handle, subject: str, message: CoreMessage) -> None:
         return
     try:
         ack = read_pub_ack(message)
-    except JetSparkError as error:
+    except Exception as error:  # whatever it is, those behind it are read
         handle.set_exception(error)
     else:
         handle.set_result(ack)

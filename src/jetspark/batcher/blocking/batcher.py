@@ -2,6 +2,12 @@
 
 One lock guards the machine; nobody holds it while the sink writes. A *keeper* thread watches the clock, and as many
 *writer* threads as flushes may run at once give batches to the sink. They are daemons and begin with the first item.
+
+Interrupts. Whoever calls us may meet a KeyboardInterrupt between any two steps, our own threads never do. Its thread
+then mends what it has left half done (``_mend``) before the interrupt goes on: the machine brings its account up to
+date, flushes that were on their way to a writer are handed out, threads that are missing are started, and whoever
+waits is woken to look again. The lock is a reentrant one because it knows its owner: an interrupted wait may have left
+it to others.
 """
 
 from __future__ import annotations
@@ -13,11 +19,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from jetspark.batcher.blocking.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
-from jetspark.batcher.machine import BatchMachine, Flush
+from jetspark.batcher.machine import BatchMachine, Flush, Ticket
 from jetspark.batcher.reports import Reporter
 from jetspark.errors import ConfigError
 
@@ -43,12 +49,29 @@ class _RealClock:
             condition.wait(left)
 
 
+class _Mending:
+    """``with batcher._lock, mending``: when the block raises, what it has left is mended. The lock is held again."""
+
+    def __init__(self, batcher: Batcher[Any]) -> None:
+        self._mend = batcher._mend
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._mend()
+
+
 class Batcher(Generic[T]):
     """Gathers single items into batches for a sink, within bounds of size, bytes, time and memory.
 
     Any thread may call anything, but no signal handler. What ``add`` has accepted is in memory until the sink has it: a
     crash, or a program that ends without ``shutdown``, loses it. Leaving ``with`` shuts the batcher down, and waits for
     that as long as it takes.
+
+    An interrupt (Ctrl-C) may come when an item was accepted and before ``add`` has returned: then the item is written,
+    and counted, though ``add`` raised.
 
     A thread cannot be stopped from outside: a write that takes longer than ``flush_timeout`` counts as failed, and the
     next one waits until it returns. A sink whose calls may hang needs timeouts of its own.
@@ -64,14 +87,16 @@ class Batcher(Generic[T]):
         self._reporter = Reporter(config)
         self._clock: _Clock = _RealClock() if clock is None else cast(_Clock, clock)
         self._now = self._clock.now
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._keeper_wakes = threading.Condition(self._lock)
         self._writer_wakes = threading.Condition(self._lock)
         self._has_drained = threading.Condition(self._lock)
         self._watched: float | None = None
         """The keeper looks at this time, or earlier; None when it waits to be woken."""
         self._due: deque[Flush[T]] = deque()
-        self._has_threads = False
+        self._threads = 0
+        """Started so far."""
+        self._mending = _Mending(self)
         self._news: deque[Callable[[], None]] = deque()
         """What acks, metrics and the log have to be told, which is done without the lock: they may call us."""
         if config.metrics is not None:
@@ -82,7 +107,7 @@ class Batcher(Generic[T]):
     def add(self, item: T, *, timeout: float | None = None) -> None:
         """Accept an item; waits while the queue is full.
 
-        When this returns, the item is accepted. When it raises, whatever it raises, it is not.
+        When this returns, the item is accepted. When it raises, whatever it raises but an interrupt, it is not.
 
         Raises:
             Closed: Shutdown has begun.
@@ -90,17 +115,21 @@ class Batcher(Generic[T]):
             ConfigError: The item is larger than ``max_batch_bytes``.
         """
         with self._lock:
-            machine = self._machine
-            if machine.room <= 0:
-                self._ask(1, timeout)
-            flush = machine.add(item, self._now())
-            if flush is not None or machine.has_new_deadline:
-                self._advance(flush)
+            try:  # costs nothing, which a second context manager would
+                machine = self._machine
+                if machine.room <= 0:
+                    self._ask(1, timeout)
+                flush = machine.add(item, self._now())
+                if flush is not None or machine.has_new_deadline:
+                    self._advance(flush)
+            except BaseException:
+                self._mend()
+                raise
         self._tell_if_broken()
 
     def try_add(self, item: T) -> bool:
         """Accept an item if there is room now; otherwise, or when closed, count it as ``rejected`` and return False."""
-        with self._lock:
+        with self._lock, self._mending:
             machine = self._machine
             if machine.room <= 0:
                 machine.reject()
@@ -117,7 +146,7 @@ class Batcher(Generic[T]):
             ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
         """
         items = list(items)
-        with self._lock:
+        with self._lock, self._mending:
             if not items:
                 return self._machine.check_open()
             self._ask(len(items), timeout)
@@ -132,7 +161,7 @@ class Batcher(Generic[T]):
         adds to the batcher needs a timeout.
         """
         done: Future[None] = Future()
-        with self._lock:
+        with self._lock, self._mending:
             if self._machine.room <= 0:
                 self._ask(1, timeout)
             self._advance(self._machine.add(item, self._now(), partial(self._acknowledge, done)))
@@ -146,7 +175,7 @@ class Batcher(Generic[T]):
             BatcherTimeout: The sink was not done within ``timeout`` seconds. It goes on.
             BatcherBroken: Nothing is written any more.
         """
-        with self._lock:
+        with self._lock, self._mending:
             machine = self._machine
             done = threading.Condition(self._lock)
             fence = machine.fence(done.notify)
@@ -159,6 +188,7 @@ class Batcher(Generic[T]):
                         raise machine.not_flushed(timeout or 0)
                 return Flushed(fence.ok, fence.failed)
             finally:
+                self._hold_lock()
                 machine.forget(fence)
 
     def shutdown(self, *, timeout: float | None = None) -> None:
@@ -170,7 +200,7 @@ class Batcher(Generic[T]):
             BatcherBroken: The batcher cannot write what it holds.
         """
         machine = self._machine
-        with self._lock:
+        with self._lock, self._mending:
             machine.close()
             self._advance()
             until = self._until(timeout)
@@ -202,16 +232,18 @@ class Batcher(Generic[T]):
         """Wait for places and turn them into room."""
         machine = self._machine
         granted = threading.Condition(self._lock)
-        ticket = machine.ask(count, granted.notify)
+        ticket = Ticket(count, granted.notify)
         try:
+            machine.ask_with(ticket)
             until = self._until(timeout)
             while not ticket.is_granted and not ticket.is_over:
                 if not self._wait(granted, until):
                     raise machine.no_room(count, timeout or 0)
+            machine.redeem(ticket)
         except BaseException:
+            self._hold_lock()
             machine.give_back(ticket)
             raise
-        machine.redeem(ticket)
 
     def _until(self, timeout: float | None) -> float | None:
         return None if timeout is None else self._now() + timeout
@@ -253,13 +285,26 @@ class Batcher(Generic[T]):
                 condition.notify_all()
 
     def _start_threads(self) -> None:
-        if self._has_threads:
-            return
-        self._has_threads = True
         name = f"batcher {self.config.name}"
-        threading.Thread(target=self._keep, name=f"{name} keeper", daemon=True).start()
-        for number in range(self.config.max_concurrent_flushes):
-            threading.Thread(target=self._write, name=f"{name} writer {number}", daemon=True).start()
+        while self._threads <= self.config.max_concurrent_flushes:
+            # Counted when it has started: interrupted before, there is one too many, which does no harm.
+            number = self._threads
+            target, what = (self._write, f"writer {number - 1}") if number else (self._keep, "keeper")
+            threading.Thread(target=target, name=f"{name} {what}", daemon=True).start()
+            self._threads = number + 1
+
+    def _hold_lock(self) -> None:
+        """An interrupt may have come when a wait had given up the lock, or was about to take it again."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            self._lock.acquire()
+
+    def _mend(self) -> None:
+        """With the lock, or where it should be held: a call of ours has raised, or was interrupted half-way."""
+        self._hold_lock()
+        self._due = deque(self._machine.mend())
+        self._advance()
+        for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
+            condition.notify_all()
 
     def _keep(self) -> None:
         while self._look_at_clock():
@@ -302,7 +347,9 @@ class Batcher(Generic[T]):
                 if self._machine.is_over:
                     return None
                 self._writer_wakes.wait()
-            return self._due.popleft()
+            flush = self._due.popleft()
+            flush.is_begun = True
+            return flush
 
     def _acknowledge(self, done: Future[None], error: BaseException | None) -> None:
         self._news.append(partial(_end, done, error))
@@ -322,6 +369,7 @@ class Batcher(Generic[T]):
             try:
                 tell()
             except KeyboardInterrupt:
+                self._news.appendleft(tell)  # somebody may wait for it
                 raise
             except BaseException:  # callbacks, metrics and logs of others do not end our threads
                 with suppress(Exception):
