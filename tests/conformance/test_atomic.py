@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.drivers import Driver, Recorder, entered, on_both_drivers
+from support.drivers import Driver, Recorder, entered, on_both_drivers, until
 from support.lossy import LossyProxy
 from support.servers import server_with_batch_limits
 
@@ -692,6 +693,25 @@ async def test_advisories_end_with_the_connection(driver: Driver, shared: NatsSe
     await nc.close()
     async with asyncio.timeout(10):
         assert await reading is None
+
+
+@on_both_drivers
+@pytest.mark.parametrize("way", ["closed", "dropped"])
+async def test_advisories_nobody_read_end_their_subscription(way: str, driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        target, machine = getattr(js, "_target", js), nc._machine
+        before = len(machine.subscriptions)
+        advisories = target.batch_advisories()
+        assert len(machine.subscriptions) == before + 1
+        if way == "dropped":
+            del advisories
+            gc.collect()
+        elif driver.name == "blocking":
+            advisories.close()
+        else:
+            await advisories.aclose()
+        await until(lambda: len(machine.subscriptions) == before)  # what is dropped, the loop closes soon
 
 
 @on_both_drivers

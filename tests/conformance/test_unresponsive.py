@@ -34,6 +34,8 @@ TIMEOUT_S = 0.5
 SLACK_S = 15.0
 OPTIONS: dict[str, Any] = {"request_timeout_s": 60.0, "drain_timeout_s": 60.0, "send_buffer_bytes": 64 << 10}
 PAYLOAD = bytes(100)
+LARGE = bytes(20_000)
+"""Some hundred of these are more than the network takes and the buffer holds."""
 
 
 @dataclass
@@ -327,7 +329,7 @@ async def atomic_add_more(s: Stall) -> None:
 
 @row
 async def atomic_add_many(s: Stall) -> None:
-    await _atomic_goes_on(s, lambda batch: batch.add_many([(s.subject, PAYLOAD)] * 100))
+    await _atomic_goes_on(s, lambda batch: batch.add_many([(s.subject, LARGE)] * 600))
 
 
 @row
@@ -385,6 +387,18 @@ async def fast_add_many(s: Stall) -> None:
     async with _fast(s, flow=5) as fast:
         await fast.add(s.subject, PAYLOAD)
         await s.stalled("FastBatch.add", lambda: fast.add_many([(s.subject, PAYLOAD)] * 100))
+
+
+@row
+async def fast_add_large(s: Stall) -> None:
+    async with _fast(s, flow=5000) as fast:
+        await fast.add(s.subject, PAYLOAD)
+
+        async def send() -> None:
+            for _ in range(600):
+                await fast.add(s.subject, LARGE)
+
+        await s.stalled("FastBatch.add", send)
 
 
 @contextlib.asynccontextmanager

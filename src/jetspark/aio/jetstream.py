@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.consumer import Consumer
@@ -258,9 +258,15 @@ class JetStream(ObjectStores):
 
         An abandoned batch has stored nothing of what was not committed. Advisories are plain messages: what was
         announced before this call, or while disconnected, is missed. A batch that was refused, or that was lost in a
-        restart or a change of leaders, is not announced.
+        restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.aclosing``) or let go
+        of it.
         """
-        return self._advisories(self._client._subscribe(abandoned_subject(stream)))
+        advisories = self._advisories(self._client._subscribe(abandoned_subject(stream)))
+        with suppress(StopIteration):
+            # Up to its first yield, which waits for nothing: a generator that has not begun is closed without its
+            # ``finally``, and the loop does not hear of its end.
+            advisories.asend(None).send(None)
+        return advisories
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
@@ -283,8 +289,9 @@ class JetStream(ObjectStores):
             result: T = finished.value
             return result
 
-    async def _advisories(self, subscription: Subscription) -> AsyncIterator[BatchAbandoned]:
+    async def _advisories(self, subscription: Subscription) -> AsyncGenerator[BatchAbandoned, None]:
         async with subscription:
+            yield cast(BatchAbandoned, None)  # nobody gets this: now it has begun
             async for message in subscription:
                 yield BatchAbandoned.of(message)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.consumer import Consumer
@@ -258,9 +258,12 @@ class JetStream(ObjectStores):
 
         An abandoned batch has stored nothing of what was not committed. Advisories are plain messages: what was
         announced before this call, or while disconnected, is missed. A batch that was refused, or that was lost in a
-        restart or a change of leaders, is not announced.
+        restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.closing``) or let go
+        of it.
         """
-        return self._advisories(self._client._subscribe(abandoned_subject(stream)))
+        advisories = self._advisories(self._client._subscribe(abandoned_subject(stream)))
+        next(advisories)  # a generator that has not begun is closed without its ``finally``
+        return advisories
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
@@ -284,8 +287,10 @@ class JetStream(ObjectStores):
             return result
 
     def _advisories(self, subscription: Subscription) -> Iterator[BatchAbandoned]:
-        with subscription:
-            for message in subscription:
+        # Closed, not dropped: an interrupt while something dropped is closed is lost.
+        with subscription, closing(cast("Generator[Message, None, None]", iter(subscription))) as messages:
+            yield cast(BatchAbandoned, None)  # nobody gets this: now it has begun
+            for message in messages:
                 yield BatchAbandoned.of(message)
 
     def _perform(self, step: Request | Pause, timeout: float) -> Message:
