@@ -125,12 +125,16 @@ def run_in_place(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def at_bytecode(call: Call, number: int | None) -> Ended:
-    """Interrupt before the ``number``-th bytecode of ours (None only counts them)."""
+    """Interrupt before the ``number``-th bytecode of ours (None only counts them).
+
+    Generators that are being closed are left alone: nothing can be raised out of one that is collected.
+    """
     ended = Ended()
 
     def trace_frame(frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode" and frame.f_lasti in _places(frame.f_code):
-            if ended.steps == number:
+            is_late = number is not None and ended.steps >= number
+            if is_late and not isinstance(sys.exc_info()[1], GeneratorExit):
                 ended.was_interrupted = True
                 raise Interrupt(f"in {frame.f_code.co_qualname}, line {frame.f_lineno}")
             ended.steps += 1

@@ -103,7 +103,8 @@ class World:
     def has_lost_session(self) -> bool:
         """A thread may be interrupted in the middle of a write: then only a new session is sound, and what was on its
         way is in doubt."""
-        return self.is_blocking and self.nc._machine.sessions != self.sessions
+        machine = self.nc._machine
+        return self.is_blocking and (machine.sessions != self.sessions or not machine.is_connected)
 
     @property
     def is_blocking(self) -> bool:

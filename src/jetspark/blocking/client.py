@@ -363,7 +363,7 @@ class Client(ClientFace):
             if not is_read:
                 raise RequestTimeout(f"drain, {unread} messages unread", timeout)
         finally:
-            self._end()
+            self._end_surely()
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
@@ -387,7 +387,7 @@ class Client(ClientFace):
         except RequestTimeout as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
         finally:
-            self._end()
+            self._end_surely()
 
     def _is_first_to_end(self) -> bool:
         me = threading.get_ident()
@@ -462,6 +462,13 @@ class Client(ClientFace):
             if self._ending is not None:
                 self._ending.set_result(None)
 
+    def _end_surely(self) -> None:
+        """An interrupt can be in the way of one of them; when the first is done, the second has nothing to do."""
+        try:
+            self._end()
+        finally:
+            self._end()
+
     def __enter__(self) -> Client:
         return self
 
@@ -475,6 +482,9 @@ class Client(ClientFace):
                 raise
             # The body's own error is the one to see; this must not hide it.
             self._logger.warning("%s", failure)
+        except BaseException:
+            self._end_surely()  # interrupted, perhaps before it had begun: nobody will close it again
+            raise
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 

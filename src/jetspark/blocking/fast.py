@@ -378,6 +378,12 @@ class FastBatch(_Paced, FastBatchFace, Block):
                 batch.check()
             elif batch.sequence and not batch.is_ended:
                 self.commit()
+        except BaseException:
+            if not batch.is_ended:  # interrupted: nobody will end it
+                with self._link.lock:
+                    batch.abandon(time.monotonic())
+                    self._settle()
+            raise
         finally:
             self._leave_block()
 

@@ -76,7 +76,6 @@ class Reading:
         self._is_given_up = False
         self.initial_pending: int | None = None
         """How many messages were waiting when the first consumer was made."""
-        self._client._listeners.append(self._on_event)
 
     @property
     def is_caught_up(self) -> bool:
@@ -143,6 +142,8 @@ class Reading:
         return None
 
     def _restart(self, patience: Patience) -> None:
+        if self._on_event not in self._client._listeners:  # not when it is made: it may be interrupted, and not closed
+            self._client._listeners.append(self._on_event)
         for pause_s in retry_pauses():
             inbox = self._client._new_inbox()
             subscription = self._client._subscribe(inbox, **self._reader.bounds())

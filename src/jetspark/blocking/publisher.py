@@ -117,7 +117,8 @@ class AckFuture:
     def __del__(self) -> None:
         try:
             if self._error is not None and not self._is_seen and (count := self._publisher._window.overlooked()):
-                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self._error)
+                # Its words only: a handler that keeps records would keep its traceback and all that is in its frames.
+                _logger.error("%d failed publishes nobody looked at; the last: %s", count, str(self._error))
         except AttributeError:
             pass  # an interrupt came while it was made
 

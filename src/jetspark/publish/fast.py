@@ -369,8 +369,14 @@ class FastMachine:
         self._place_end(now)
 
     def _place_end(self, now: float) -> None:
-        self._ends.add(self.sequence + 1)
-        self._place_last(self._control(self.sequence + 1, Operation.END), now, is_urgent=True)
+        end = self.sequence + 1
+        frame = self._control(end, Operation.END)
+        self._ends.add(end)
+        try:
+            self._place_last(frame, now, is_urgent=True)
+        finally:
+            if self.sequence < end:
+                self._ends.discard(end)  # refused or interrupted: it has no place in the batch
 
     def _place_last(self, frame: bytes, now: float, *, is_urgent: bool = False) -> None:
         if self._early:
