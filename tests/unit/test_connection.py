@@ -466,6 +466,27 @@ def test_what_waits_is_measured_again_when_the_server_lowers_its_limit() -> None
     assert connection.data_to_send() == b"SUB a %d\r\n" % subscription.sid
 
 
+def test_a_server_that_lets_us_in_and_then_ends_our_credentials_has_refused_us() -> None:
+    connection = new()
+    connection.pool.secret_is_fixed = True
+    for _ in range(2):
+        assert connection.pool.next()[0] == A
+        log_in(connection)
+        connection.pool.succeeded()
+        connection.receive_data(b"-ERR 'User Authentication Expired'\r\n")
+        connection.end("gone")
+    with pytest.raises(AuthenticationFailed, match="User Authentication Expired"):
+        connection.pool.next()
+
+
+def test_failed_attempts_of_a_connection_that_is_closed_are_not_told() -> None:
+    connection = connected()
+    connection.close()
+    connection.events()
+    connection.attempt_failed(A, OSError("no route"), 1)
+    assert connection.events() == []
+
+
 # ---- a server that is about to shut down -----------------------------------------------------------------------------
 
 

@@ -347,7 +347,7 @@ class Client(ClientFace):
             await self._complete_publishing(timeout)
             if self._machine.in_doubt:
                 await self._waited(self._machine.flush, timeout, "close")
-        except RequestTimeout as error:
+        except (RequestTimeout, BufferFull) as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
         finally:
             self._link.close()

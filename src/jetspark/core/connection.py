@@ -345,6 +345,8 @@ class Connection:
 
     def attempt_failed(self, server: Server, error: Exception, attempts: int) -> None:
         """An attempt to reconnect failed, and its owner should know."""
+        if self.is_closed:
+            return
         if not isinstance(error, JetSparkError):
             error = ConnectionLost(describe_error(error))
         self._events.append(ReconnectFailed(str(server), error, attempts))
