@@ -185,6 +185,8 @@ class Link:
                             else:
                                 self._read()
                         self.flush()
+                        if self._machine.is_leaving:
+                            self.wake()  # its deadline may have come nearer
                     except (OSError, JetSparkError) as error:
                         self._guests_error = error  # sessions are ended by the connection's thread
                         self.wake()
