@@ -283,12 +283,12 @@ async def test_a_function_that_hangs_ends_its_attempt_and_is_asked_again(driver:
 
     async with scripted_server(behave, behave) as url:
         events = Recorder()
-        options = {"on_event": events, "reconnect_wait_s": 0.01, "connect_timeout_s": 0.2}
+        options = {"on_event": events, "reconnect_wait_s": 0.01, "connect_timeout_s": 1.0}
         auth = hang_at_first if driver.name == "blocking" else hang_asynchronously
         async with Proxy(int(url.rpartition(":")[2])) as proxy, driver.connect(proxy.url, auth=auth, **options) as nc:
             proxy.cut()
             failed = await events.wait_for(jetspark.ReconnectFailed)
-            assert "the function that gives the credentials: no answer within 0.2 s" in str(failed.error)
+            assert "the function that gives the credentials: no answer within 1 s" in str(failed.error)
             release.set()
             await events.wait_for(jetspark.Reconnected)
             await nc.flush()
@@ -369,7 +369,7 @@ async def test_who_speaks_first_is_told_when_both_wait_or_both_speak(
     with NatsServer(jetstream=False, tls=tls) as server:
         for config in (after, None):
             with pytest.raises(jetspark.NoServersAvailable, match=r"TLSConfig\(handshake_first=True\)"):
-                await driver.connect(server.url, tls=config, connect_timeout_s=0.3)
+                await driver.connect(server.url, tls=config, connect_timeout_s=0.8)
     tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
     with NatsServer(jetstream=False, tls=tls) as server:
         for address in (server.url, url):

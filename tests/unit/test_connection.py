@@ -469,6 +469,27 @@ def test_what_waits_is_measured_again_when_the_server_lowers_its_limit() -> None
     assert connection.data_to_send() == b"SUB a %d\r\n" % subscription.sid
 
 
+def test_a_server_that_lets_us_in_and_then_ends_our_credentials_has_refused_us() -> None:
+    connection = new()
+    connection.pool.secret_is_fixed = True
+    for _ in range(2):
+        assert connection.pool.next()[0] == A
+        log_in(connection)
+        connection.pool.succeeded()
+        connection.receive_data(b"-ERR 'User Authentication Expired'\r\n")
+        connection.end("gone")
+    with pytest.raises(AuthenticationFailed, match="User Authentication Expired"):
+        connection.pool.next()
+
+
+def test_failed_attempts_of_a_connection_that_is_closed_are_not_told() -> None:
+    connection = connected()
+    connection.close()
+    connection.events()
+    connection.attempt_failed(A, OSError("no route"), 1)
+    assert connection.events() == []
+
+
 # ---- a server that is about to shut down -----------------------------------------------------------------------------
 
 
@@ -492,17 +513,27 @@ def test_a_lame_duck_is_left_as_soon_as_it_has_confirmed_what_it_got() -> None:
     connection.flush("meanwhile")
     late = connection.subscribe("b")
     connection.receive_data(b"PING\r\n")
-    assert connection.data_to_send() == b"PUB a 1\r\n2\r\nPING\r\nUNSUB 1\r\nPING\r\nPONG\r\n"
+    assert connection.data_to_send() == b"PUB a 1\r\n2\r\nPING\r\nPING\r\nPONG\r\n"
     assert connection.data_to_send() == b""
     assert connection.out_bytes == len(b"PUB a 1\r\n3\r\n")
     assert (connection.unconfirmed_messages, connection.in_doubt) == (2, 3)
     connection.receive_data(message(1, b"still here") + b"PONG\r\n")
     assert done(connection.events()) == ["before"]
+    connection.receive_data(b"PONG\r\n")
+    assert connection.next_deadline() == 0.0  # as soon as possible: how long to linger needs a clock
+    connection.on_time(100.0)
+    assert connection.next_deadline() == 100.0 + connection_module.LINGER_S
+    connection.receive_data(message(1, b"and here"))
+    assert connection.data_to_send() == b""
+    connection.on_time(100.3)
+    assert connection.data_to_send() == b"UNSUB 1\r\nUNSUB %d\r\nPING\r\n" % late.sid
+    assert connection.out_bytes == len(b"PUB a 1\r\n3\r\n")
     with pytest.raises(ConnectionLost, match="about to shut down"):
         connection.receive_data(b"PONG\r\n")
     connection.end("left")
-    assert connection.events() == [Disconnected(URL, "left", 0, 1, 3)]
-    assert unread(subscription) == [b"still here"]
+    assert connection.events()[-1] == Disconnected(URL, "left", 0, 1, 3)
+    assert unread(subscription) == [b"still here", b"and here"]
+    assert not connection.is_leaving
     log_in(connection, Server("b", 4222))
     assert connection.data_to_send() == b"SUB a 1\r\nSUB b %d\r\nPUB a 1\r\n3\r\nPING\r\n" % late.sid
     connection.receive_data(b"PONG\r\n")
@@ -552,6 +583,10 @@ def test_a_subscription_drained_while_the_server_is_left_is_drained() -> None:
     connection.data_to_send()
     connection.receive_data(info(ldm=True))
     connection.drain(subscription, "drained")
+    connection.data_to_send()
+    connection.receive_data(b"PONG\r\n")
+    connection.on_time(1.0)
+    connection.on_time(2.0)
     connection.data_to_send()
     with pytest.raises(ConnectionLost):
         connection.receive_data(message(1, b"last") + b"PONG\r\n")

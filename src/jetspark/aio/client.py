@@ -399,7 +399,7 @@ class Client(ClientFace):
             return
         try:
             await self._confirm(deadline)
-        except RequestTimeout as error:
+        except (RequestTimeout, BufferFull) as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
         finally:
             self._end()
@@ -454,7 +454,7 @@ class Client(ClientFace):
                 await self._waited(self._machine.flush, max(0.0, deadline - self._link.now()), "close")
         except ConnectionClosed:
             failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
-        except (ConnectionLost, PermissionDenied, RequestTimeout) as error:
+        except (BufferFull, ConnectionLost, PermissionDenied, RequestTimeout) as error:
             failure = error
         left_s = max(0.0, deadline - self._link.now())
         publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]

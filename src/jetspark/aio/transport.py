@@ -340,6 +340,11 @@ class Link:
             self._on_events(events)
         if self._machine.out_bytes:
             self.schedule_flush()
+        if self._machine.is_leaving and self._timer is not None:
+            deadline = self._machine.next_deadline()
+            if deadline is not None and deadline < self._timer.when():
+                self._timer.cancel()
+                self._arm_timer()
 
 
 class _Session(asyncio.Protocol):

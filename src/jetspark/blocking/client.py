@@ -384,7 +384,7 @@ class Client(ClientFace):
             return
         try:
             self._confirm(deadline)
-        except RequestTimeout as error:
+        except (RequestTimeout, BufferFull) as error:
             raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
         finally:
             self._end_surely()
@@ -441,7 +441,7 @@ class Client(ClientFace):
                 self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
         except ConnectionClosed:
             failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
-        except (ConnectionLost, PermissionDenied, RequestTimeout) as error:
+        except (BufferFull, ConnectionLost, PermissionDenied, RequestTimeout) as error:
             failure = error
         self._await_acks(deadline)
         if failure is not None:

@@ -298,6 +298,8 @@ class Link:
                             else:
                                 self._read()
                         self.flush()
+                        if self._machine.is_leaving:
+                            self.wake()  # its deadline may have come nearer
                     except Exception as error:
                         if not isinstance(error, OSError | JetSparkError):
                             _logger.exception("reading what the server sent failed; the session ends")

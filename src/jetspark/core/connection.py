@@ -21,8 +21,9 @@ not yet handed to the driver, pending requests (their inbox is the same afterwar
 were handed over and that no PONG confirms. How many those are is known exactly and told in ``Disconnected``; a
 ``flush`` that waited for them fails with the same number.
 
-A server that announces its end (lame duck) is left in good order, if another one is known: what was handed over is
-confirmed by a last PING, what is accepted meanwhile waits for the next session, and nothing is in doubt.
+A server that announces its end (lame duck) is left in good order, if another one is known. From the notice on, what is
+accepted waits for the next session; a PING confirms what was handed over; for ``LINGER_S`` answers to it may arrive;
+then the subscriptions end, and with the answer to a last PING the session. Nothing is in doubt.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at.
 """
@@ -33,7 +34,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth, connect_fields
@@ -77,6 +78,10 @@ __all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
 
 # SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
 MIN_CONTROL_ROOM_BYTES = 1 << 20
+
+# Time for answers to what a server has confirmed, before it is left: publishers are held back meanwhile. Without it the
+# last acknowledgements of a stream with three replicas were missed.
+LINGER_S = 0.25
 
 # Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
 MAX_KNOWN_ADDRESSES = 4096
@@ -126,8 +131,8 @@ class _SentPing:
     draining: SubscriptionState | None = None
     is_liveness: bool = False
     """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
-    is_last: bool = False
-    """With its PONG the session is over, as far as we are concerned."""
+    then: Literal["", "linger", "leave"] = ""
+    """What its PONG means to a session that we are leaving."""
     error: Exception | None = None
     """Why it fails, whatever the server answers: one of the messages it waits for was not sent."""
 
@@ -177,6 +182,10 @@ class Connection:
         self._last_words: list[bytes] | None = None
         """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
         self._published_at_leaving = 0
+        self.is_leaving = False
+        """Whether a driver has to ask for :meth:`next_deadline` anew: it may have come nearer."""
+        self._leave_at: float | None = None
+        """When lingering ends; 0 until somebody has told us the time."""
         self._control_bytes = 0
         """Bytes of ``_out`` that are not messages. They have a bound of their own: see :meth:`_check_control_room`."""
         self._control_room_bytes = max(options.send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
@@ -351,6 +360,8 @@ class Connection:
 
     def attempt_failed(self, server: Server, error: Exception, attempts: int) -> None:
         """An attempt to reconnect failed, and its owner should know."""
+        if self.is_closed:
+            return
         if not isinstance(error, JetSparkError):
             error = ConnectionLost(describe_error(error))
         self._events.append(ReconnectFailed(str(server), error, attempts))
@@ -361,6 +372,7 @@ class Connection:
             self.pool.refused_in_use(AuthenticationFailed(str(self.server), complaint.text))
         # Only publishes wait for the next session: subscriptions are sent again from their own table.
         unsent, self._last_words = [*(self._last_words or ()), *self._out], None
+        self.is_leaving, self._leave_at = False, None
         self._out = [frame for frame in unsent if frame.startswith((b"PUB ", b"HPUB "))]
         self._control_bytes = 0
         self.out_bytes = sum(map(len, self._out))
@@ -443,6 +455,8 @@ class Connection:
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next; None while there is nothing to wait for."""
+        if self._leave_at is not None:
+            return self._leave_at if self._ping_due is None else min(self._leave_at, self._ping_due)
         return self._ping_due
 
     def on_time(self, now: float) -> None:
@@ -453,6 +467,10 @@ class Connection:
         """
         if not self.is_connected:
             return
+        if self._leave_at == 0.0:
+            self._leave_at = now + LINGER_S
+        elif self._leave_at is not None and now >= self._leave_at:
+            self._say_goodbye()
         if self._ping_due is not None and now < self._ping_due:
             return
         if self._ping_due is not None:
@@ -729,7 +747,9 @@ class Connection:
         self.pool.proven()
         ping = self._pings.popleft()
         self._confirmed = max(self._confirmed, ping.published)
-        if ping.is_last:
+        if ping.then == "linger":
+            self._leave_at = 0.0
+        elif ping.then == "leave":
             raise ConnectionLost("the server is about to shut down, and has confirmed all it got")
         if ping.draining is not None:
             self._finish(ping.draining)
@@ -785,14 +805,22 @@ class Connection:
             self._discover(info)  # also of a server that will refuse us: others of its cluster may not
 
     def _leave(self) -> None:
-        """Go to another server as soon as this one has confirmed what it got. It holds nothing more for us then, so
-        that the server delivers to others of our queue groups, and pull requests end in time."""
-        goodbye = [frames.unsub(subscription.sid) for subscription in self._routes.values()]
-        self._last_words = [*self._out, *goodbye, frames.PING]
-        self.out_bytes += sum(map(len, goodbye)) + len(frames.PING)
-        self._out = []
+        """Go to another server as soon as this one has confirmed and answered what it got."""
+        self._last_words, self._out = [*self._out, frames.PING], []
+        self.out_bytes += len(frames.PING)
+        self.is_leaving = True
         self._published_at_leaving = self.published
-        self._pings.append(_SentPing(None, self.published, is_last=True))
+        self._pings.append(_SentPing(None, self.published, then="linger"))
+
+    def _say_goodbye(self) -> None:
+        """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
+        assert self._last_words is not None
+        goodbye = [frames.unsub(subscription.sid) for subscription in self._routes.values()] + [frames.PING]
+        self._last_words += goodbye
+        self.out_bytes += sum(map(len, goodbye))
+        self._leave_at = None
+        # In front: those behind it have not been sent, and will not be before the next session.
+        self._pings.appendleft(_SentPing(None, self._published_at_leaving, then="leave"))
 
     def _take_info(self, info: ServerInfo) -> None:
         """The server of this session says so."""
