@@ -171,6 +171,7 @@ class JetStream(ObjectStores):
         Raises:
             WrongLastSequence: ``expect`` was not true; nothing was stored.
             JetStreamUnavailable: No stream stores this subject, or it has no leader; nothing was stored.
+            FeatureUnavailable: ``ttl``, and the server is older than 2.11; nothing was sent.
             RequestTimeout: No acknowledgement in time. The message may or may not be stored: publish it again with the
                 same ``msg_id``, or look.
         """
@@ -215,6 +216,9 @@ class JetStream(ObjectStores):
 
         Not atomic: see :class:`FastBatch` for what is stored when, and :class:`~jetspark.FastBatchOptions` for the
         options. The stream needs ``allow_batched``.
+
+        Raises:
+            FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
         FAST_INGEST.check(self._server())
         return FastBatch(self, FastBatchOptions.of(options | {"gap": gap}))
@@ -223,6 +227,9 @@ class JetStream(ObjectStores):
         """Store an endless stream of messages over as many fast batches as it takes.
 
         See :class:`FastPublisher` for the guarantee and :class:`~jetspark.FastPublisherOptions` for the options.
+
+        Raises:
+            FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
         FAST_INGEST.check(self._server())
         return FastPublisher(self, FastPublisherOptions.of(options))
