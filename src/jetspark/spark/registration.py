@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jetspark.spark.folding import FoldFormat
@@ -12,20 +14,32 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+# Warns of every format that takes the place of one Spark has found by itself, or that was registered before.
+_LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+
 
 def register(spark: SparkSession) -> None:
     """Make the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_fold`` known to a session, Connect's included.
 
-    Doing it twice is fine. Where the package is installed for Spark's Python, Spark also finds them by itself.
+    Doing it twice is fine. Where the package is installed for Spark's Python, Spark also finds them by itself; but only
+    registered formats see what the session gives its workers, such as files of ``addPyFile`` and
+    ``spark.executorEnv.PYTHONPATH``, where a fold may be.
     """
-    for kind in (JetStreamFormat, KVFormat, FoldFormat):
-        # Spark warns of every format that takes the place of one it has registered, or has found by itself.
-        if not _is_known(spark, kind.name()):
+    with _without_warnings(spark):
+        for kind in (JetStreamFormat, KVFormat, FoldFormat):
             spark.dataSource.register(kind)
 
 
-def _is_known(spark: SparkSession, name: str) -> bool:
-    java = getattr(spark, "_jsparkSession", None)
-    if java is None:  # a session of Connect, whose JVM is out of reach
-        return False
-    return bool(java.sessionState().dataSourceManager().dataSourceExists(name))
+@contextmanager
+def _without_warnings(spark: SparkSession) -> Iterator[None]:
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:  # a session of Connect, whose JVM is out of reach
+        yield
+        return
+    log4j = jvm.org.apache.logging.log4j
+    before = log4j.LogManager.getLogger(_LOGGER).getLevel()
+    log4j.core.config.Configurator.setLevel(_LOGGER, log4j.Level.ERROR)
+    try:
+        yield
+    finally:
+        log4j.core.config.Configurator.setLevel(_LOGGER, before)
