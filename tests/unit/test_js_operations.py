@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import copy
 import datetime
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +32,6 @@ from jetspark.jetstream.operations import Api, Operation, Pause, Request, api_pr
 
 UTC = datetime.UTC
 STAMP = "2026-11-15T10:25:48.893408446Z"
-SERVER = (5, "2.15.1")
 API = Api()
 
 # What nats-server 2.15.1 answers, field for field.
@@ -270,7 +268,7 @@ def test_an_account_without_jetstream_says_so() -> None:
 
 def test_a_stream_is_created_with_what_is_mentioned_and_nothing_else() -> None:
     config = StreamConfig(name="S", subjects=["s.>"], max_age_s=0.1, sources=[StreamSource(name="A")])
-    done = _ask(API.create_stream(config, *SERVER), _stream() | {"did_create": True})
+    done = _ask(API.create_stream(config), _stream() | {"did_create": True})
     assert done.requests == [
         (
             "$JS.API.STREAM.CREATE.S",
@@ -284,12 +282,12 @@ def test_a_stream_is_created_with_what_is_mentioned_and_nothing_else() -> None:
 def test_creating_what_exists_otherwise_raises() -> None:
     reply = _failed(400, 10058, "stream name already in use with a different configuration")
     with pytest.raises(StreamNameInUse):
-        _ask(API.create_stream(StreamConfig(name="S"), *SERVER), reply)
+        _ask(API.create_stream(StreamConfig(name="S")), reply)
 
 
 def test_an_update_sends_the_present_configuration_with_the_changes_on_top() -> None:
     config = StreamConfig(name="S", max_messages=20, description="")
-    done = _ask(API.update_stream(config, *SERVER), _stream(), _stream(max_msgs=20))
+    done = _ask(API.update_stream(config), _stream(), _stream(max_msgs=20))
     assert done.requests == [
         ("$JS.API.STREAM.INFO.S", None),
         ("$JS.API.STREAM.UPDATE.S", STREAM_CONFIG | {"max_msgs": 20, "description": ""}),
@@ -298,18 +296,18 @@ def test_an_update_sends_the_present_configuration_with_the_changes_on_top() -> 
 
 
 def test_an_update_that_mentions_nothing_changes_no_digit() -> None:
-    done = _ask(API.update_stream(StreamConfig(name="S"), *SERVER), _stream(), _stream())
+    done = _ask(API.update_stream(StreamConfig(name="S")), _stream(), _stream())
     assert done.requests[1] == ("$JS.API.STREAM.UPDATE.S", STREAM_CONFIG)
 
 
 def test_an_update_of_a_nested_object_keeps_what_it_does_not_mention() -> None:
     config = StreamConfig(name="S", consumer_limits=ConsumerLimits(max_ack_pending=9))
-    done = _ask(API.update_stream(config, *SERVER), _stream(), _stream())
+    done = _ask(API.update_stream(config), _stream(), _stream())
     assert done.requests[1][1]["consumer_limits"] == {"inactive_threshold": 5_000_000_000, "max_ack_pending": 9}
 
 
 def test_an_update_of_a_missing_stream_asks_once_and_raises() -> None:
-    talk = Conversation(API.update_stream(StreamConfig(name="S"), *SERVER), NO_STREAM)
+    talk = Conversation(API.update_stream(StreamConfig(name="S")), NO_STREAM)
     with pytest.raises(StreamNotFound):
         talk.run()
     assert [subject for subject, _ in talk.requests] == ["$JS.API.STREAM.INFO.S"]
@@ -318,14 +316,14 @@ def test_an_update_of_a_missing_stream_asks_once_and_raises() -> None:
 def test_an_update_the_server_refuses_raises_its_error() -> None:
     with pytest.raises(ServerError, match="can not change retention policy"):
         _ask(
-            API.update_stream(StreamConfig(name="S", retention="workqueue"), *SERVER),
+            API.update_stream(StreamConfig(name="S", retention="workqueue")),
             _stream(),
             _failed(500, 10052, "stream configuration update can not change retention policy to/from workqueue"),
         )
 
 
 def test_create_or_update_updates_what_exists() -> None:
-    done = _ask(API.create_or_update_stream(StreamConfig(name="S", max_bytes=5), *SERVER), _stream(), _stream())
+    done = _ask(API.create_or_update_stream(StreamConfig(name="S", max_bytes=5)), _stream(), _stream())
     assert done.requests == [
         ("$JS.API.STREAM.INFO.S", None),
         ("$JS.API.STREAM.UPDATE.S", STREAM_CONFIG | {"max_bytes": 5}),
@@ -333,7 +331,7 @@ def test_create_or_update_updates_what_exists() -> None:
 
 
 def test_create_or_update_creates_what_does_not_exist() -> None:
-    done = _ask(API.create_or_update_stream(StreamConfig(name="S", max_bytes=5), *SERVER), NO_STREAM, _stream())
+    done = _ask(API.create_or_update_stream(StreamConfig(name="S", max_bytes=5)), NO_STREAM, _stream())
     assert done.requests == [
         ("$JS.API.STREAM.INFO.S", None),
         ("$JS.API.STREAM.CREATE.S", {"name": "S", "max_bytes": 5}),
@@ -344,12 +342,12 @@ def test_create_or_update_creates_what_does_not_exist() -> None:
 def test_create_or_update_hides_no_other_error() -> None:
     with pytest.raises(JetStreamNotEnabled):
         _ask(
-            API.create_or_update_stream(StreamConfig(name="S"), *SERVER),
+            API.create_or_update_stream(StreamConfig(name="S")),
             _failed(503, 10076, "JetStream not enabled"),
         )
     with pytest.raises(StreamNameInUse):
         _ask(
-            API.create_or_update_stream(StreamConfig(name="S"), *SERVER),
+            API.create_or_update_stream(StreamConfig(name="S")),
             NO_STREAM,
             _failed(400, 10058, "stream name already in use with a different configuration"),
         )
@@ -357,19 +355,20 @@ def test_create_or_update_hides_no_other_error() -> None:
 
 def test_a_feature_the_server_lacks_is_refused_before_anything_is_asked() -> None:
     config = StreamConfig(name="S", allow_batched=True)
-    for make in (API.create_stream, API.update_stream, API.create_or_update_stream):
+    older, newer = _api_of("2.12.3", 2), _api_of("2.14.0", 4)
+    for name in ("create_stream", "update_stream", "create_or_update_stream"):
         with pytest.raises(FeatureUnavailable) as failure:
-            next(make(config, 2, "2.12.3"))
+            next(getattr(older, name)(config))
         assert (failure.value.feature, failure.value.needed, failure.value.present) == (
             "allow_batched",
             "2.14",
             "2.12.3",
         )
-        next(make(config, 4, "2.14.0"))
+        assert isinstance(next(getattr(newer, name)(config)), Request)
     with pytest.raises(FeatureUnavailable, match=r"allow_message_ttl needs nats-server 2\.11 .* this is 2\.10\.29"):
-        next(API.create_stream(StreamConfig(name="S", allow_message_ttl=True), 0, "2.10.29"))
+        next(_api_of("2.10.29", 0).create_stream(StreamConfig(name="S", allow_message_ttl=True)))
     with pytest.raises(FeatureUnavailable, match=r"priority_groups needs nats-server 2\.11"):
-        next(API.create_consumer("S", ConsumerConfig(priority_groups=["g"]), 0, "2.10.29"))
+        next(_api_of("2.10.29", 0).create_consumer("S", ConsumerConfig(priority_groups=["g"])))
 
 
 def test_stream_info_without_details_has_no_body() -> None:
@@ -630,7 +629,7 @@ def test_a_message_is_deleted_and_erased_only_when_asked_to() -> None:
 def test_a_consumer_is_created_where_name_and_filter_say(
     config: ConsumerConfig, subject: str, fields: dict[str, Any]
 ) -> None:
-    done = _ask(API.create_consumer("S", config, *SERVER), _consumer())
+    done = _ask(API.create_consumer("S", config), _consumer())
     assert done.requests == [
         (
             f"$JS.API.{subject}",
@@ -643,12 +642,12 @@ def test_a_consumer_is_created_where_name_and_filter_say(
 def test_create_or_update_changes_only_what_is_mentioned_or_creates() -> None:
     """The server's own "either" would reset everything else."""
     present = _consumer()
-    operation = API.create_or_update_consumer("S", ConsumerConfig(name="c", max_deliver=7), *SERVER)
+    operation = API.create_or_update_consumer("S", ConsumerConfig(name="c", max_deliver=7))
     done = _ask(operation, present, present)
     assert done.requests[0][0] == "$JS.API.CONSUMER.INFO.S.c"
     assert done.requests[1][0].startswith("$JS.API.CONSUMER.CREATE.S.c")
     assert (done.requests[1][1]["action"], done.requests[1][1]["config"]["max_deliver"]) == ("update", 7)
-    operation = API.create_or_update_consumer("S", ConsumerConfig(name="c", max_deliver=7), *SERVER)
+    operation = API.create_or_update_consumer("S", ConsumerConfig(name="c", max_deliver=7))
     done = _ask(operation, NO_CONSUMER, present)
     assert done.requests[-1][1]["action"] == "create"
 
@@ -656,7 +655,7 @@ def test_create_or_update_changes_only_what_is_mentioned_or_creates() -> None:
 @pytest.mark.parametrize("policy", ["none", "all", "explicit"])
 def test_an_ack_policy_that_is_mentioned_is_sent_as_it_is(policy: Any) -> None:
     config = ConsumerConfig(name="c", ack_policy=policy)
-    done = _ask(API.create_consumer("S", config, *SERVER), _consumer())
+    done = _ask(API.create_consumer("S", config), _consumer())
     assert done.requests[0][1]["config"] == {"name": "c", "ack_policy": policy}
 
 
@@ -677,23 +676,23 @@ def test_an_ack_policy_that_is_mentioned_is_sent_as_it_is(policy: Any) -> None:
     ],
 )
 def test_a_start_implies_its_deliver_policy(config: ConsumerConfig, fields: dict[str, Any]) -> None:
-    done = _ask(API.create_consumer("S", config, *SERVER), _consumer())
+    done = _ask(API.create_consumer("S", config), _consumer())
     assert done.requests[0][1]["config"] == {"ack_policy": "explicit"} | fields
 
 
 def test_creating_a_consumer_that_exists_otherwise_raises() -> None:
     with pytest.raises(ConsumerNameInUse):
         _ask(
-            API.create_consumer("S", ConsumerConfig(name="c"), *SERVER),
+            API.create_consumer("S", ConsumerConfig(name="c")),
             _failed(400, 10148, "consumer already exists"),
         )
     with pytest.raises(StreamNotFound):
-        _ask(API.create_consumer("S", ConsumerConfig(name="c"), *SERVER), NO_STREAM)
+        _ask(API.create_consumer("S", ConsumerConfig(name="c")), NO_STREAM)
 
 
 def test_a_consumer_update_sends_the_present_configuration_with_the_changes_on_top() -> None:
     config = ConsumerConfig(durable_name="c", max_deliver=9)
-    done = _ask(API.update_consumer("S", config, *SERVER), _consumer(), _consumer(max_deliver=9))
+    done = _ask(API.update_consumer("S", config), _consumer(), _consumer(max_deliver=9))
     (first, second) = done.requests
     assert first == ("$JS.API.CONSUMER.INFO.S.c", None)
     subject, body = second
@@ -707,20 +706,20 @@ def test_a_consumer_update_sends_the_present_configuration_with_the_changes_on_t
 def test_a_consumer_update_does_not_reset_how_messages_are_acknowledged() -> None:
     for policy in ("none", "all", "explicit"):
         present = _consumer(ack_policy=policy)
-        done = _ask(API.update_consumer("S", ConsumerConfig(name="c", description="x"), *SERVER), present, present)
+        done = _ask(API.update_consumer("S", ConsumerConfig(name="c", description="x")), present, present)
         assert done.requests[1][1]["config"]["ack_policy"] == policy
 
 
 def test_a_consumer_update_changes_no_digit_of_what_it_does_not_mention() -> None:
     # nats-server 2.15.1 refuses a start time whose nanoseconds were cut off: "start time can not be updated" (10012).
     config = ConsumerConfig(durable_name="c", description="changed")
-    done = _ask(API.update_consumer("S", config, *SERVER), _consumer(), _consumer())
+    done = _ask(API.update_consumer("S", config), _consumer(), _consumer())
     assert done.requests[1][1]["config"] == CONSUMER_CONFIG | {"description": "changed"}
 
 
 def test_a_consumer_update_may_go_from_one_filter_to_several_and_back() -> None:
     several = ConsumerConfig(durable_name="c", filter_subjects=["s.a", "s.b"])
-    done = _ask(API.update_consumer("S", several, *SERVER), _consumer(), _consumer())
+    done = _ask(API.update_consumer("S", several), _consumer(), _consumer())
     subject, body = done.requests[1]
     assert subject == "$JS.API.CONSUMER.CREATE.S.c"
     assert body["config"]["filter_subjects"] == ["s.a", "s.b"]
@@ -729,7 +728,7 @@ def test_a_consumer_update_may_go_from_one_filter_to_several_and_back() -> None:
     present = _consumer(filter_subjects=["s.a", "s.b"])
     del present["config"]["filter_subject"]
     one = ConsumerConfig(durable_name="c", filter_subject="s.paid")
-    done = _ask(API.update_consumer("S", one, *SERVER), present, _consumer())
+    done = _ask(API.update_consumer("S", one), present, _consumer())
     subject, body = done.requests[1]
     assert subject == "$JS.API.CONSUMER.CREATE.S.c.s.paid"
     assert body["config"]["filter_subject"] == "s.paid"
@@ -740,16 +739,16 @@ def test_a_consumer_update_that_contradicts_the_start_is_not_the_peers_fault() -
     config = ConsumerConfig(durable_name="c", start_sequence=5)
     refusal = _failed(500, 10012, "deliver policy can not be updated")
     with pytest.raises((ConfigError, ServerError)):
-        _ask(API.update_consumer("S", config, *SERVER), _consumer(), refusal)
+        _ask(API.update_consumer("S", config), _consumer(), refusal)
 
 
 def test_a_consumer_update_needs_to_know_which_one() -> None:
     with pytest.raises(ConfigError, match=r"^update_consumer: expected name or durable_name to say which one$"):
-        _refused(API.update_consumer("S", ConsumerConfig(max_deliver=3), *SERVER))()
+        _refused(API.update_consumer("S", ConsumerConfig(max_deliver=3)))()
 
 
 def test_an_update_of_a_missing_consumer_asks_once_and_raises() -> None:
-    talk = Conversation(API.update_consumer("S", ConsumerConfig(name="c"), *SERVER), NO_CONSUMER)
+    talk = Conversation(API.update_consumer("S", ConsumerConfig(name="c")), NO_CONSUMER)
     with pytest.raises(ConsumerNotFound):
         talk.run()
     assert talk.requests == [("$JS.API.CONSUMER.INFO.S.c", None)]
@@ -757,7 +756,7 @@ def test_an_update_of_a_missing_consumer_asks_once_and_raises() -> None:
 
 def test_an_update_of_a_consumer_with_a_feature_the_server_lacks_is_refused() -> None:
     config = ConsumerConfig(name="c", priority_groups=["g"], priority_policy="overflow")
-    talk = Conversation(API.update_consumer("S", config, 0, "2.10.29"), _consumer())
+    talk = Conversation(_api_of("2.10.29", 0).update_consumer("S", config), _consumer())
     with pytest.raises(FeatureUnavailable):
         talk.run()
     assert [subject for subject, _ in talk.requests] in ([], ["$JS.API.CONSUMER.INFO.S.c"])
@@ -806,8 +805,8 @@ WITH_BAD_NAMES: list[Callable[[], Operation[Any]]] = [
     lambda: API.get_message(BAD, {"seq": 1}, direct=True),
     lambda: API.get_message(BAD, {"seq": 1}, direct=False),
     lambda: API.delete_message(BAD, 1, erase=False),
-    lambda: API.create_consumer(BAD, ConsumerConfig(), *SERVER),
-    lambda: API.update_consumer(BAD, ConsumerConfig(name="c"), *SERVER),
+    lambda: API.create_consumer(BAD, ConsumerConfig()),
+    lambda: API.update_consumer(BAD, ConsumerConfig(name="c")),
     lambda: API.consumer_info(BAD, "c"),
     lambda: API.consumer_info("S", BAD),
     lambda: API.delete_consumer(BAD, "c"),
@@ -835,9 +834,9 @@ def test_a_name_that_would_change_the_subject_is_refused_before_anything_is_aske
 
 OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
     "account_info": lambda: API.account_info(),
-    "create_stream": lambda: API.create_stream(StreamConfig(name="S"), *SERVER),
-    "update_stream": lambda: API.update_stream(StreamConfig(name="S"), *SERVER),
-    "create_or_update_stream": lambda: API.create_or_update_stream(StreamConfig(name="S"), *SERVER),
+    "create_stream": lambda: API.create_stream(StreamConfig(name="S")),
+    "update_stream": lambda: API.update_stream(StreamConfig(name="S")),
+    "create_or_update_stream": lambda: API.create_or_update_stream(StreamConfig(name="S")),
     "stream_info": lambda: API.stream_info("S", ">"),
     "delete_stream": lambda: API.delete_stream("S"),
     "purge_stream": lambda: API.purge_stream("S"),
@@ -847,9 +846,9 @@ OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
     "get_message": lambda: API.get_message("S", {"seq": 1}, direct=False),
     "get_message_direct": lambda: API.get_message("S", {"seq": 1}, direct=True),
     "delete_message": lambda: API.delete_message("S", 1, erase=False),
-    "create_consumer": lambda: API.create_consumer("S", ConsumerConfig(), *SERVER),
-    "create_or_update_consumer": lambda: API.create_or_update_consumer("S", ConsumerConfig(), *SERVER),
-    "update_consumer": lambda: API.update_consumer("S", ConsumerConfig(name="c"), *SERVER),
+    "create_consumer": lambda: API.create_consumer("S", ConsumerConfig()),
+    "create_or_update_consumer": lambda: API.create_or_update_consumer("S", ConsumerConfig()),
+    "update_consumer": lambda: API.update_consumer("S", ConsumerConfig(name="c")),
     "consumer_info": lambda: API.consumer_info("S", "c"),
     "delete_consumer": lambda: API.delete_consumer("S", "c"),
     "pause_consumer": lambda: API.pause_consumer("S", "c", None),
@@ -920,7 +919,7 @@ def test_a_reply_of_the_wrong_shape_is_read_or_an_error_of_ours(name: str) -> No
 
 
 def test_requests_are_compact_json() -> None:
-    operation = API.create_stream(StreamConfig(name="S", subjects=["ä", "b"], max_messages=1), *SERVER)
+    operation = API.create_stream(StreamConfig(name="S", subjects=["ä", "b"], max_messages=1))
     request = next(operation)
     assert b" " not in request.data
     assert json.loads(request.data) == {"name": "S", "subjects": ["ä", "b"], "max_msgs": 1}
@@ -937,6 +936,11 @@ def _connected(**info: Any) -> Connection:
     connection.data_to_send()
     connection.receive_data(b"PONG\r\n")
     return connection
+
+
+def _api_of(version: str, level: int) -> Api:
+    """As one that is connected to such a server has it."""
+    return Api(connection=_connected(version=version, jetstream=True, api_lvl=level))
 
 
 @pytest.mark.parametrize(
@@ -980,16 +984,19 @@ def test_what_cannot_be_known_is_not_refused_and_not_asked_again(reply: Any) -> 
     assert _told(api.require(FAST_INGEST)) is None
 
 
+def _create(api: Api, config: StreamConfig | ConsumerConfig) -> Operation[Any]:
+    return api.create_stream(config) if isinstance(config, StreamConfig) else api.create_consumer("S", config)
+
+
 def test_before_levels_the_release_decides() -> None:
     for config in (
         ConsumerConfig(filter_subjects=["a"]),
         StreamConfig(name="S", compression="s2"),
         StreamConfig(name="S", metadata={"a": "b"}),
     ):
-        create = API.create_stream if isinstance(config, StreamConfig) else functools.partial(API.create_consumer, "S")
         with pytest.raises(FeatureUnavailable, match=r"needs nats-server 2\.10 or newer, and this is 2\.9\.10"):
-            next(create(config, 0, "2.9.10"))
-        assert isinstance(next(create(config, 0, "2.10.26")), Request)
+            next(_create(_api_of("2.9.10", 0), config))
+        assert isinstance(next(_create(_api_of("2.10.26", 0), config)), Request)
 
 
 def _told(operation: Operation[Any]) -> Any:

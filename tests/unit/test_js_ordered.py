@@ -226,7 +226,7 @@ def consumer(pending: int = 0) -> bytes:
 def opened(reader: OrderedReader, *answers: bytes) -> list[str]:
     """Run the operation with these answers; returns what was asked."""
     asked = []
-    operation = reader.open(Api(), "S", "inbox", 4, "2.15.1")
+    operation = reader.open(Api(), "S", "inbox")
     step = next(operation)
     coming = iter(answers)
     with contextlib.suppress(StopIteration):

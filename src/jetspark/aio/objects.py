@@ -536,7 +536,7 @@ class ObjectStores:
         from jetspark.aio.jetstream import Stream  # which is built on this module
 
         js = cast("JetStream", self)
-        creating = create_bucket(js._api, ObjectStoreConfig.of(config), *js._server())
+        creating = create_bucket(js._api, ObjectStoreConfig.of(config))
         return ObjectStore(js, Stream(js, await js._run(creating)))
 
     async def object_store(self, bucket: str) -> ObjectStore:

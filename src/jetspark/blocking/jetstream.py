@@ -23,7 +23,7 @@ from jetspark.errors import ConnectionClosed, JetStreamUnavailable, NoResponders
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.batchget import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
-from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL, ServerFacts
+from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.kv import KVConfig, check_bucket
 from jetspark.jetstream.operations import (
@@ -80,7 +80,7 @@ class JetStream(ObjectStores):
             StreamNameInUse: One of that name exists with another configuration.
             FeatureUnavailable: The server is too old for a field that is mentioned.
         """
-        return Stream(self, self._run(self._api.create_stream(config, *self._server())))
+        return Stream(self, self._run(self._api.create_stream(config)))
 
     def update_stream(self, config: StreamConfig) -> Stream:
         """Change what ``config`` mentions; everything else stays as it is.
@@ -88,11 +88,11 @@ class JetStream(ObjectStores):
         Raises:
             StreamNotFound: There is no such stream.
         """
-        return Stream(self, self._run(self._api.update_stream(config, *self._server())))
+        return Stream(self, self._run(self._api.update_stream(config)))
 
     def create_or_update_stream(self, config: StreamConfig) -> Stream:
         """Make sure that the stream exists and has everything ``config`` mentions."""
-        return Stream(self, self._run(self._api.create_or_update_stream(config, *self._server())))
+        return Stream(self, self._run(self._api.create_or_update_stream(config)))
 
     def stream(self, name: str) -> Stream:
         """A stream that exists.
@@ -220,7 +220,7 @@ class JetStream(ObjectStores):
         Raises:
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
-        FAST_INGEST.check(self._server())
+        FAST_INGEST.check(self._api.known())
         return FastBatch(self, FastBatchOptions.of(options | {"gap": gap}))
 
     def fast_publisher(self, **options: Any) -> FastPublisher:
@@ -231,7 +231,7 @@ class JetStream(ObjectStores):
         Raises:
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
-        FAST_INGEST.check(self._server())
+        FAST_INGEST.check(self._api.known())
         return FastPublisher(self, FastPublisherOptions.of(options))
 
     def atomic_batch(
@@ -273,10 +273,6 @@ class JetStream(ObjectStores):
         return advisories
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
-
-    def _server(self) -> ServerFacts:
-        """As far as it is known without asking; the operations ask where it is not."""
-        return self._api.known()
 
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         try:
@@ -500,15 +496,15 @@ class Stream:
         Raises:
             ConsumerNameInUse: One of that name exists with another configuration.
         """
-        return self._consumer(self._js._api.create_consumer(self.name, config, *self._js._server()))
+        return self._consumer(self._js._api.create_consumer(self.name, config))
 
     def update_consumer(self, config: ConsumerConfig) -> Consumer:
         """Change what ``config`` mentions; everything else stays as it is."""
-        return self._consumer(self._js._api.update_consumer(self.name, config, *self._js._server()))
+        return self._consumer(self._js._api.update_consumer(self.name, config))
 
     def create_or_update_consumer(self, config: ConsumerConfig) -> Consumer:
         """Make sure that the consumer exists and is what ``config`` says."""
-        return self._consumer(self._js._api.create_or_update_consumer(self.name, config, *self._js._server()))
+        return self._consumer(self._js._api.create_or_update_consumer(self.name, config))
 
     def consumer(self, name: str) -> Consumer:
         """A consumer that exists.

@@ -504,7 +504,7 @@ class ObjectStores:
         from jetspark.blocking.jetstream import Stream  # which is built on this module
 
         js = cast("JetStream", self)
-        creating = create_bucket(js._api, ObjectStoreConfig.of(config), *js._server())
+        creating = create_bucket(js._api, ObjectStoreConfig.of(config))
         return ObjectStore(js, Stream(js, js._run(creating)))
 
     def object_store(self, bucket: str) -> ObjectStore:

@@ -164,7 +164,7 @@ class Reading:
 
     def _open(self, inbox: str, patience: Patience) -> ConsumerInfo:
         js = self._js
-        operation = self._reader.open(js._api, self._stream_name, inbox, *js._server())
+        operation = self._reader.open(js._api, self._stream_name, inbox)
         return js._run(operation, patience.left_s(_now(), js._timeout_s))
 
     def _check(self, patience: Patience, error: JetSparkError | None = None) -> None:

@@ -691,15 +691,14 @@ class Objects:
         return dataclasses.replace(info, sequence=ack.sequence)
 
 
-def create_bucket(api: Api, config: ObjectStoreConfig, api_level: int | None, version: str) -> Operation[StreamInfo]:
+def create_bucket(api: Api, config: ObjectStoreConfig) -> Operation[StreamInfo]:
     """Create a bucket's stream, or find the one there is."""
-    if api_level is None:
-        api_level, version = yield from api.facts()
+    facts = yield from api.facts()
     try:
-        return (yield from api.create_stream(config.to_stream(api_level or 0), api_level, version))
+        return (yield from api.create_stream(config.to_stream(facts.level or 0)))
     except StreamNameInUse:
         # One of another client, or of an older server, differs in this alone, and is as good.
-        return (yield from api.create_stream(config.to_stream(), api_level, version))
+        return (yield from api.create_stream(config.to_stream()))
 
 
 def link_to(target: ObjectInfo) -> ObjectLink:

@@ -130,11 +130,10 @@ class Api:
         """
         feature.check((yield from self.facts()))
 
-    def _check_config(self, config: StreamConfig | ConsumerConfig, level: int | None, version: str) -> Operation[None]:
+    def _check_config(self, config: StreamConfig | ConsumerConfig) -> Operation[None]:
         mentioned = wire.required(config)
         if mentioned:
-            known = ServerFacts(level, version)
-            features.check_config(mentioned, known if level is not None else (yield from self.facts()))
+            features.check_config(mentioned, (yield from self.facts()))
 
     # ---- the account -------------------------------------------------------------------------------------------
 
@@ -145,26 +144,24 @@ class Api:
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    def create_stream(self, config: StreamConfig, api_level: int | None, version: str) -> Operation[StreamInfo]:
-        yield from self._check_config(config, api_level, version)
+    def create_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+        yield from self._check_config(config)
         reply = yield from self._ask(f"STREAM.CREATE.{config.name}", wire.encode(config))
         return _stream_info(reply)
 
-    def update_stream(self, config: StreamConfig, api_level: int | None, version: str) -> Operation[StreamInfo]:
+    def update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
-        yield from self._check_config(config, api_level, version)
+        yield from self._check_config(config)
         present = yield from self._ask(f"STREAM.INFO.{config.name}")
         changed = _merged(_object(present, "config"), wire.encode(config))
         reply = yield from self._ask(f"STREAM.UPDATE.{config.name}", changed)
         return _stream_info(reply)
 
-    def create_or_update_stream(
-        self, config: StreamConfig, api_level: int | None, version: str
-    ) -> Operation[StreamInfo]:
+    def create_or_update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         try:
-            return (yield from self.update_stream(config, api_level, version))
+            return (yield from self.update_stream(config))
         except StreamNotFound:
-            return (yield from self.create_stream(config, api_level, version))
+            return (yield from self.create_stream(config))
 
     def stream_info(
         self, name: str, subjects_filter: str | None = None, deleted_details: bool = False
@@ -240,11 +237,9 @@ class Api:
 
     # ---- consumers ---------------------------------------------------------------------------------------------
 
-    def create_consumer(
-        self, stream: str, config: ConsumerConfig, api_level: int | None, version: str
-    ) -> Operation[ConsumerInfo]:
+    def create_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         check_name("stream", stream)
-        yield from self._check_config(config, api_level, version)
+        yield from self._check_config(config)
         name = config.name or config.durable_name
         if config.ack_policy is None:
             # The server's own default is "none"; losing messages should take a word.
@@ -256,14 +251,12 @@ class Api:
             reply = yield from self._ask(_consumer_subject(stream, name, config.filter_subject), body)
         return _consumer_info(reply)
 
-    def update_consumer(
-        self, stream: str, config: ConsumerConfig, api_level: int | None, version: str
-    ) -> Operation[ConsumerInfo]:
+    def update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
         name = config.name or config.durable_name
         if name is None:
             raise ConfigError("update_consumer: expected name or durable_name to say which one")
-        yield from self._check_config(config, api_level, version)
+        yield from self._check_config(config)
         present = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
         # Merged as the server wrote it: our own types would cut nanoseconds off a start time it refuses to change.
         fields = _merged(_object(present, "config"), _consumer_fields(config))
@@ -275,16 +268,14 @@ class Api:
         reply = yield from self._ask(_consumer_subject(stream, name, fields.get("filter_subject")), body)
         return _consumer_info(reply)
 
-    def create_or_update_consumer(
-        self, stream: str, config: ConsumerConfig, api_level: int | None, version: str
-    ) -> Operation[ConsumerInfo]:
+    def create_or_update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         # Not the server's own "either": that resets everything the configuration does not mention.
         if config.name is not None or config.durable_name is not None:
             try:
-                return (yield from self.update_consumer(stream, config, api_level, version))
+                return (yield from self.update_consumer(stream, config))
             except ConsumerNotFound:
                 pass
-        return (yield from self.create_consumer(stream, config, api_level, version))
+        return (yield from self.create_consumer(stream, config))
 
     def consumer_info(self, stream: str, name: str) -> Operation[ConsumerInfo]:
         reply = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")

@@ -136,9 +136,7 @@ class OrderedReader:
         """Whether the stream was found, at least."""
         return self._created is not None
 
-    def open(
-        self, api: Api, stream: str, deliver_subject: str, api_level: int | None, version: str
-    ) -> Operation[ConsumerInfo]:
+    def open(self, api: Api, stream: str, deliver_subject: str) -> Operation[ConsumerInfo]:
         """Make the next consumer.
 
         Raises:
@@ -149,7 +147,7 @@ class OrderedReader:
         is_first = self._created is None
         if is_first:
             self.check_stream((yield from api.stream_info(stream)))
-        info = yield from api.create_consumer(stream, self.config(deliver_subject), api_level, version)
+        info = yield from api.create_consumer(stream, self.config(deliver_subject))
         if not is_first:
             try:
                 self.check_stream((yield from api.stream_info(stream)))
