@@ -39,7 +39,7 @@ from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish import resolving
-from jetspark.publish.atomic import RETRY_WAIT_MAX_S, AtomicMachine
+from jetspark.publish.atomic import RETRY, AtomicMachine
 
 A = Server("a", 4222)
 OK = b""
@@ -423,7 +423,7 @@ def test_waiting_for_a_place_ends_with_the_timeout() -> None:
     with pytest.raises(TooManyBatches):
         bench.run(bench.batch.ask("a", b""), *[TOO_MANY] * 9)
     assert 1.0 < sum(bench.paused_s) <= 2.0
-    assert max(bench.paused_s) <= RETRY_WAIT_MAX_S
+    assert max(bench.paused_s) <= RETRY.max_s
     assert (bench.batch.outcome, len(bench.asked)) == ("not stored", 9)
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     AuthenticationFailed,
     BatchCutShort,
@@ -182,9 +183,6 @@ def is_retryable(error: Exception, own: Judge | None = None, sink: object = None
 
 # ---- retry -----------------------------------------------------------------------------------------------------------
 
-# Beyond this the wait is at its maximum whatever that is, and 2.0 ** 1100 would not be a number.
-_MAX_DOUBLINGS = 60
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
@@ -206,13 +204,13 @@ class Retry:
             raise ConfigError(f"jitter={self.jitter}: expected 0 (none) to 1 (anything down to no wait at all)")
 
     def wait_s(self, attempt: int, error: Exception, chance: float) -> float:
-        """How long to wait after the so-manieth attempt, counted from 1.
+        """How long to wait after an attempt has failed; the first attempt is 1.
 
         An error that says when to come back (``retry_in_s``, as :class:`~jetspark.CircuitOpen` has) is taken at its
         word. The usual wait comes on top: those who were all sent away until the same moment must not come back at
         the same moment.
         """
-        wait_s = min(self.max_wait_s, self.first_wait_s * 2.0 ** min(attempt - 1, _MAX_DOUBLINGS))
+        wait_s = Backoff(self.first_wait_s, self.max_wait_s).wait_s(attempt)
         asked_s = getattr(error, "retry_in_s", None)
         return wait_s * (1 - self.jitter * chance) + (max(0.0, asked_s) if isinstance(asked_s, int | float) else 0.0)
 

@@ -27,11 +27,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jetspark.core.backoff import Backoff
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import (
@@ -78,6 +80,7 @@ MIN_HEARTBEAT_S = 0.25
 
 # A replica that has just become leader may not have everything yet. With the pauses of `retry_pauses` this is 3.5 s.
 MAX_ATTEMPTS_BEHIND = 7
+RETRY = Backoff(first_s=0.05, max_s=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +316,4 @@ def heartbeat_for(timeout_s: float) -> float:
 
 def retry_pauses() -> Iterator[float]:
     """Seconds to wait before each further attempt to make a consumer, without end: a stream comes back."""
-    pause_s = 0.05
-    while True:
-        yield pause_s
-        pause_s = min(pause_s * 2, 1.0)
+    return map(RETRY.wait_s, itertools.count(1))

@@ -38,6 +38,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
 from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
 from jetspark.jetstream.acks import AckableMessage
@@ -62,8 +63,7 @@ SHORTEST_WITH_HEARTBEAT_S = 2.0
 # A fetch's request ends this much before the fetch, or a tenth of it: then its last messages are on their way already.
 MARGIN_S = 0.05
 # Asking again after a refusal; doubled each time.
-PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
+PAUSE = Backoff(first_s=0.05, max_s=1.0)
 # Elections and restarts are over within seconds. A consumer nobody has answered for this long is gone.
 UNAVAILABLE_S = 20.0
 # Leaving: when so long nothing came, nothing is under way; and the longest that is waited for that.
@@ -398,8 +398,8 @@ class Puller(Generic[M]):
         self._unavailable_since = None
 
     def _pause(self, now: float) -> None:
-        self._ask_at = now + min(PAUSE_S * 2**self._refusals, LONGEST_PAUSE_S)
-        self._refusals = min(self._refusals + 1, 10)
+        self._refusals += 1
+        self._ask_at = now + PAUSE.wait_s(self._refusals)
 
     def _remember_pin(self, messages: list[M]) -> None:
         for each in reversed(messages):

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
 from jetspark.core import frames
+from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
@@ -63,8 +64,7 @@ Outcome: TypeAlias = Literal["open", "stored", "not stored", "unknown"]
 
 # Between two attempts to open a batch while as many are open as the server allows; doubled each time, jittered.
 # A batch on disk takes the server 4 to 6 ms, so a place is free soon or for long not.
-RETRY_WAIT_S = 0.01
-RETRY_WAIT_MAX_S = 0.5
+RETRY = Backoff(first_s=0.01, max_s=0.5)
 
 # Headers and payloads that go into one pack: a write costs little per message, and the server has something to do while
 # the next is packed.
@@ -529,18 +529,18 @@ class AtomicMachine:
         Raises:
             ServerError: That is the answer.
         """
-        waited_s, wait_s = 0.0, RETRY_WAIT_S
+        waited_s, failures = 0.0, 0
         while True:
             reply = yield request
             error = wire.error_of(wire.read_object(reply.data)) if reply.data else None
             if error is None:
                 return reply
-            pause_s = wait_s * (0.5 + self._jitter())
+            failures += 1
+            pause_s = RETRY.wait_s(failures) * (0.5 + self._jitter())
             if not is_first or not isinstance(error, TooManyBatches) or waited_s + pause_s > self._timeout_s:
                 raise error
             yield Pause(pause_s)
             waited_s += pause_s
-            wait_s = min(2 * wait_s, RETRY_WAIT_MAX_S)
 
     def _drop(self) -> Operation[None]:
         """Make the server forget the batch, so that others may have its place; nobody waits for the answer."""

@@ -40,6 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
 from jetspark.core.headers import Headers, HeadersLike
@@ -68,8 +69,7 @@ __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 
 # What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
 KEPT_OVERHEAD_BYTES = 200
-RETRY_WAIT_S = 0.05
-RETRY_WAIT_MAX_S = 2.0
+RETRY = Backoff(first_s=0.05, max_s=2.0)
 # "duplicate message id is in process": a copy is still being replicated, and this one will be recognised soon.
 _IN_PROCESS = 10158
 _TOO_LARGE = 10054
@@ -187,7 +187,7 @@ class Endless:
         self._linger_until: float | None = None
         self._is_closing = False
         self._retry_at: float | None = None
-        self._retry_wait_s = RETRY_WAIT_S
+        self._failures = 0
         self._last_error: Exception | None = None
         self._moved_at = now
         prefix = options.id_prefix or machine.new_batch()[1]
@@ -380,7 +380,7 @@ class Endless:
                 return
             batch.start(self._sent[0] if self._sent else self._backlog[0], now)
         except BufferFull:
-            batch.reopen_at = now + RETRY_WAIT_S  # a moment that has passed would be waited for again at once
+            batch.reopen_at = now + RETRY.first_s  # a moment that has passed would be waited for again at once
             raise
         if not self._sent:
             self._sent.append(self._backlog.popleft())
@@ -458,7 +458,7 @@ class Endless:
         if self.published >= self._linger_to:
             self._linger_until = None
         self._moved_at = now
-        self._retry_wait_s = RETRY_WAIT_S
+        self._failures = 0
 
     def _on_proof(self, batch: FastMachine, now: float) -> None:
         """The stream answered whether it has the last of what is claimed, or did not."""
@@ -483,8 +483,8 @@ class Endless:
         items.clear()
 
     def _retry_later(self, now: float) -> None:
-        self._retry_at = now + self._retry_wait_s
-        self._retry_wait_s = min(2 * self._retry_wait_s, RETRY_WAIT_MAX_S)
+        self._failures += 1
+        self._retry_at = now + RETRY.wait_s(self._failures)
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         failure = batch.failure

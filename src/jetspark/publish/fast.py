@@ -43,6 +43,7 @@ from itertools import islice
 from typing import Any
 
 from jetspark.core import frames
+from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection, is_no_responders
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.message import CoreMessage
@@ -75,8 +76,7 @@ MAX_REPORTS = 100_000
 MAX_KNOWN_SUBJECTS = 4096
 # A message the server has not taken for the moment (no leader, too many requests) is looked into after this long.
 HOLE_PING_S = 0.1
-REOPEN_WAIT_S = 0.05
-REOPEN_WAIT_MAX_S = 1.0
+REOPEN = Backoff(first_s=0.05, max_s=1.0)
 
 _FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\}')
 
@@ -153,7 +153,7 @@ class FastMachine:
         """Subject to the beginning of its frames, up to the sequence."""
         self._first_subject = ""
         self._opening_since: float | None = None
-        self._reopen_wait_s = REOPEN_WAIT_S
+        self._times_reopened = 0
         self._sent_at = self._pinged_at = self._moved_at = 0.0
         self._ping_at: float | None = None
         self._id = ""
@@ -596,14 +596,15 @@ class FastMachine:
     def _reopen_later(self, error: Exception, now: float) -> None:
         """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
         assert self._opening_since is not None
-        if now + self._reopen_wait_s >= self._opening_since + self.options.timeout:
+        wait_s = REOPEN.wait_s(self._times_reopened + 1)
+        if now + wait_s >= self._opening_since + self.options.timeout:
             self._over(error)
             return
         self._close_inbox()
         self._enter(State.NEW)
         self.sequence = self.sent = 0
-        self.reopen_at = now + self._reopen_wait_s
-        self._reopen_wait_s = min(2 * self._reopen_wait_s, REOPEN_WAIT_MAX_S)
+        self.reopen_at = now + wait_s
+        self._times_reopened += 1
 
     def _on_final(self, ack: PubAck) -> None:
         self.ack = ack
