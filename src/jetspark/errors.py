@@ -1,59 +1,66 @@
-"""Every exception JetSpark raises, as one tree. The branch says who has to act.
+"""Every exception JetSpark raises, as one tree. The branch is a class, and says who has to act.
 
 ::
 
     JetSparkError
-    ├── ConfigError (ValueError)            the caller: a value we cannot use
-    │   ├── InvalidSubject                  ... a subject NATS does not allow
-    │   ├── InvalidHeader                   ... a header that would break the frame
-    │   └── PayloadTooLarge                 ... more bytes than the server accepts
-    ├── UsageError (RuntimeError)           the caller: a call at the wrong time
-    │   ├── ConnectionClosed                ... use after close() or drain()
-    │   └── BatcherClosed                   ... add() after shutdown()
-    │       └── BatcherBroken               ... or after the batcher itself failed
-    ├── MissingExtra (ImportError)          the caller: an optional dependency is not installed
-    ├── ProtocolError                       the peer: bytes that are not the NATS protocol
-    ├── ConnectionLost (ConnectionError)    the network: the connection went away
-    │   └── NoServersAvailable              ... and none of the servers could be reached
-    ├── RequestTimeout (TimeoutError)       the network: no answer in time
-    ├── BufferFull                          the network: it takes nothing, and the send buffer is full
-    ├── WindowFull                          the network: as many messages as allowed wait for their acknowledgement
-    ├── NoResponders                        the server: nobody listens on the subject
-    ├── AuthenticationFailed                the server: it did not accept our credentials
-    ├── PermissionDenied (PermissionError)  the server: we may not use this subject
-    ├── ServerRefused                       the server: any other -ERR, in its own words
-    ├── ServerError                         the server: JetStream refused a request; code, err_code, description
-    │   ├── StreamNotFound                  ... there is no such stream
-    │   ├── StreamNameInUse                 ... one of that name exists, with another configuration
-    │   ├── ConsumerNotFound                ... there is no such consumer
-    │   ├── ConsumerNameInUse               ... one of that name exists, with another configuration
-    │   ├── MessageNotFound                 ... there is no such message
-    │   ├── WrongLastSequence               ... somebody else wrote first
-    │   ├── AtomicPublishDisabled           ... the stream does not allow atomic batches
-    │   ├── BatchIncomplete                 ... it lost an atomic batch: idle too long, a restart, a lost message
-    │   ├── BatchTooLarge                   ... more messages than an atomic batch may have; limit says how many
-    │   ├── DuplicateMessageId              ... a message of the atomic batch is stored already
-    │   ├── TooManyBatches                  ... as many batches as it allows are open
-    │   ├── BatchPublishDisabled            ... the stream does not allow fast ingest
-    │   ├── BatchUnknown                    ... it does not know the fast batch (any more)
-    │   └── JetStreamNotEnabled             ... JetStream is off, for the server or the account
-    ├── BatchCutShort                       the server: it ended a fast batch early; stored says how far it came
-    ├── BatchInDoubt                        the network: nobody knows how a batch ended
-    ├── KeyNotFound (KeyError)              the bucket: the key has no value
-    ├── Conflict                            the bucket: somebody else wrote first; keys says where
-    │   └── KeyExists                       ... and the key was to be new
-    ├── ObjectNotFound (KeyError)           the object store: there is no such object
-    ├── DigestMismatch                      the object store: what it has is not what was put
-    ├── JetStreamUnavailable                the server: nobody answers for JetStream, or for this stream, right now
-    ├── DataLoss                            the stream: messages that were to be read are gone
-    ├── StreamRecreated                     the stream: it has the name of the one that was read before, and is another
-    ├── StreamWentBack                      the stream: it ends before the position that was read
-    ├── BatcherTimeout (TimeoutError)       the sink: too slow for the caller's timeout; the call had no effect
-    ├── FlushTimeout (TimeoutError)         the sink: a write took too long; nobody knows what of it is stored
-    ├── DroppedOnShutdown                   the sink: not done with the item when the shutdown's time was over
-    ├── CircuitOpen                         the sink: it failed so often that it is left alone for a while
-    ├── FeatureUnavailable                  the server: too old for something that was asked for
-    └── EmbeddedServerError                 a nats-server of our own did not start or died
+    ├── CallerError                         the program: change the call
+    │   ├── ConfigError (ValueError)            a value we cannot use
+    │   │   ├── InvalidSubject                  ... a subject NATS does not allow
+    │   │   ├── InvalidHeader                   ... a header that would break the frame
+    │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
+    │   ├── UsageError (RuntimeError)           a call at the wrong time
+    │   │   ├── ConnectionClosed                ... use after close() or drain()
+    │   │   └── BatcherClosed                   ... add() after shutdown()
+    │   │       └── BatcherBroken               ... or after the batcher itself failed
+    │   └── MissingExtra (ImportError)          an optional dependency is not installed
+    ├── NetworkError                        nobody: the other side is away or too slow, right now   may pass
+    │   ├── ConnectionLost (ConnectionError)    the connection went away
+    │   │   └── NoServersAvailable              ... and none of the servers could be reached
+    │   ├── RequestTimeout (TimeoutError)       no answer in time
+    │   ├── BufferFull                          the network takes nothing, and the send buffer is full
+    │   ├── WindowFull                          as many messages as allowed wait for their acknowledgement
+    │   ├── NoResponders                        nobody listens on the subject
+    │   ├── JetStreamUnavailable                nobody answers for JetStream, or for this stream
+    │   ├── BatchInDoubt                        nobody knows how a batch ended
+    │   ├── BatcherTimeout (TimeoutError)       the sink is too slow for the caller's timeout; the call had no effect
+    │   ├── FlushTimeout (TimeoutError)         a write took too long; nobody knows what of it is stored
+    │   ├── CircuitOpen                         the sink failed so often that it is left alone for a while
+    │   └── DroppedOnShutdown                   the sink was not done when the shutdown's time was over     (final)
+    ├── ServerFault                         the operator: the server refuses, or cannot
+    │   ├── ProtocolError                       bytes that are not the NATS protocol
+    │   ├── AuthenticationFailed                it did not accept our credentials
+    │   ├── PermissionDenied (PermissionError)  we may not use this subject
+    │   ├── FeatureUnavailable                  it is too old for something that was asked for
+    │   ├── ServerRefused                       any other -ERR, in its own words                        may pass
+    │   ├── BatchCutShort                       it ended a fast batch early; stored says how far it came    may pass
+    │   ├── EmbeddedServerError                 a nats-server of our own did not start or died
+    │   └── ServerError                         JetStream refused a request     may pass: codes 408, 409, 429, 503
+    │       ├── StreamNotFound                  ... there is no such stream
+    │       ├── StreamNameInUse                 ... one of that name exists, with another configuration
+    │       ├── ConsumerNotFound                ... there is no such consumer
+    │       ├── ConsumerNameInUse               ... one of that name exists, with another configuration
+    │       ├── MessageNotFound                 ... there is no such message
+    │       ├── WrongLastSequence               ... somebody else wrote first
+    │       ├── AtomicPublishDisabled           ... the stream does not allow atomic batches
+    │       ├── BatchIncomplete                 ... it lost an atomic batch: idle, a restart, a lost message    may pass
+    │       ├── BatchTooLarge                   ... more messages than an atomic batch may have; limit says how many
+    │       ├── DuplicateMessageId              ... a message of the atomic batch is stored already
+    │       ├── TooManyBatches                  ... as many batches as it allows are open                       may pass
+    │       ├── BatchPublishDisabled            ... the stream does not allow fast ingest
+    │       ├── BatchUnknown                    ... it does not know the fast batch (any more)                  may pass
+    │       └── JetStreamNotEnabled             ... JetStream is off, for the server or the account             (final)
+    └── DataError                           the data: what is stored is not what was expected
+        ├── KeyNotFound (KeyError)              the key has no value
+        ├── Conflict                            somebody else wrote first; keys says where
+        │   └── KeyExists                       ... and the key was to be new
+        ├── ObjectNotFound (KeyError)           there is no such object
+        ├── DigestMismatch                      an object is not what was put
+        ├── DataLoss                            messages that were to be read are gone
+        ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
+        └── StreamWentBack                      the stream ends before the position that was read
+
+``may_pass`` of an error says whether the same call may succeed later although nobody does anything: the one question
+of every retry. Whether to repeat it is *safe* is another one: a publish that timed out may be stored.
 
 Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
 between processes, and ``args`` alone must rebuild them.
@@ -74,6 +81,7 @@ __all__ = [
     "BatcherClosed",
     "BatcherTimeout",
     "BufferFull",
+    "CallerError",
     "CircuitOpen",
     "ConfigError",
     "Conflict",
@@ -81,6 +89,7 @@ __all__ = [
     "ConnectionLost",
     "ConsumerNameInUse",
     "ConsumerNotFound",
+    "DataError",
     "DataLoss",
     "DigestMismatch",
     "DroppedOnShutdown",
@@ -97,6 +106,7 @@ __all__ = [
     "KeyNotFound",
     "MessageNotFound",
     "MissingExtra",
+    "NetworkError",
     "NoResponders",
     "NoServersAvailable",
     "ObjectNotFound",
@@ -105,6 +115,7 @@ __all__ = [
     "ProtocolError",
     "RequestTimeout",
     "ServerError",
+    "ServerFault",
     "ServerRefused",
     "StreamNameInUse",
     "StreamNotFound",
@@ -120,8 +131,36 @@ __all__ = [
 class JetSparkError(Exception):
     """Root of every error JetSpark raises."""
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may succeed later although nobody does anything.
 
-class ConfigError(JetSparkError, ValueError):
+        It does not say that a repetition is safe: what timed out may have been done.
+        """
+        return False
+
+
+class CallerError(JetSparkError):
+    """The program has to change: a value or a call that cannot work."""
+
+
+class NetworkError(JetSparkError):
+    """The other side is away or too slow right now: server, network, or a batcher's sink. It may pass."""
+
+    @property
+    def may_pass(self) -> bool:
+        return True
+
+
+class ServerFault(JetSparkError):
+    """The server refuses, or is not able to: its operator, its configuration or its limits have to change."""
+
+
+class DataError(JetSparkError):
+    """What is stored is not what the call expected: read again, and decide again."""
+
+
+class ConfigError(CallerError, ValueError):
     """A value the caller gave cannot be used; the message names it and what would work."""
 
 
@@ -165,7 +204,7 @@ class PayloadTooLarge(ConfigError):
         )
 
 
-class UsageError(JetSparkError, RuntimeError):
+class UsageError(CallerError, RuntimeError):
     """A call that makes no sense in the present state."""
 
 
@@ -191,7 +230,7 @@ class BatcherBroken(BatcherClosed):
         return f"batcher {self.name!r} is broken: what it held is not written, and it accepts nothing more"
 
 
-class MissingExtra(JetSparkError, ImportError):
+class MissingExtra(CallerError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
@@ -202,11 +241,11 @@ class MissingExtra(JetSparkError, ImportError):
         return f"{self.feature} needs the extra {self.extra!r}: pip install 'jetspark[{self.extra}]'"
 
 
-class ProtocolError(JetSparkError):
+class ProtocolError(ServerFault):
     """The peer sent bytes that are not the NATS protocol; the connection is dropped and re-established."""
 
 
-class ConnectionLost(JetSparkError, ConnectionError):
+class ConnectionLost(NetworkError, ConnectionError):
     """The connection went away while this operation depended on it.
 
     ``unconfirmed_messages`` counts the publishes that had left for the server and that no reply from it confirms:
@@ -233,7 +272,7 @@ class NoServersAvailable(ConnectionLost):
         self.failures = failures
 
 
-class RequestTimeout(JetSparkError, TimeoutError):
+class RequestTimeout(NetworkError, TimeoutError):
     """No answer arrived in time. What was asked may or may not have happened.
 
     Unless ``was_sent`` is False: then all the time went by waiting for room in the send buffer, and nothing was sent.
@@ -249,7 +288,7 @@ class RequestTimeout(JetSparkError, TimeoutError):
         return f"{self.what}: no answer within {self.timeout_s:g} s"
 
 
-class BufferFull(JetSparkError):
+class BufferFull(NetworkError):
     """The message was not accepted: the network does not take what is published, and the send buffer is full."""
 
     def __init__(self, buffered_bytes: int, limit_bytes: int) -> None:
@@ -263,7 +302,7 @@ class BufferFull(JetSparkError):
         )
 
 
-class WindowFull(JetSparkError):
+class WindowFull(NetworkError):
     """The message was not accepted: ``max_outstanding`` earlier ones still wait for their acknowledgement."""
 
     def __init__(self, max_outstanding: int) -> None:
@@ -277,7 +316,7 @@ class WindowFull(JetSparkError):
         )
 
 
-class NoResponders(JetSparkError):
+class NoResponders(NetworkError):
     """Nobody is subscribed to the request's subject, so no answer can come."""
 
     def __init__(self, subject: str) -> None:
@@ -288,7 +327,7 @@ class NoResponders(JetSparkError):
         return f"no responders on {self.subject!r}: nothing is subscribed to it"
 
 
-class AuthenticationFailed(JetSparkError):
+class AuthenticationFailed(ServerFault):
     """The server did not accept our credentials. Retrying with the same ones will not help."""
 
     def __init__(self, server: str, reason: str) -> None:
@@ -299,7 +338,7 @@ class AuthenticationFailed(JetSparkError):
         return f"{self.server} refused the credentials: {self.reason}"
 
 
-class PermissionDenied(JetSparkError, PermissionError):
+class PermissionDenied(ServerFault, PermissionError):
     """The server does not let this user publish or subscribe to ``subject``.
 
     ``operation`` is ``"publish"`` or ``"subscribe"``.
@@ -313,7 +352,7 @@ class PermissionDenied(JetSparkError, PermissionError):
         return f"permission denied: this user may not {self.operation} to {self.subject!r}"
 
 
-class ServerRefused(JetSparkError):
+class ServerRefused(ServerFault):
     """The server reported an error that belongs to the connection, not to one operation; ``text`` is its wording."""
 
     def __init__(self, server: str, text: str) -> None:
@@ -323,8 +362,12 @@ class ServerRefused(JetSparkError):
     def __str__(self) -> str:
         return f"{self.server}: {self.text}"
 
+    @property
+    def may_pass(self) -> bool:
+        return True
 
-class ServerError(JetSparkError):
+
+class ServerError(ServerFault):
     """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
@@ -333,6 +376,12 @@ class ServerError(JetSparkError):
 
     def __str__(self) -> str:
         return f"{self.description} (code {self.code}, err_code {self.err_code})"
+
+    @property
+    def may_pass(self) -> bool:
+        # Codes as of HTTP: no answer from the leader, an id that is just being stored, too many requests, nobody leads
+        # or no room. 500 is what configurations are refused with, so it is final.
+        return self.code in (408, 409, 429, 503)
 
 
 class StreamNotFound(ServerError):
@@ -372,6 +421,10 @@ class BatchIncomplete(ServerError):
     It was idle for too long, its leader changed, the server was restarted, or a message was lost. Send it again.
     """
 
+    @property
+    def may_pass(self) -> bool:
+        return True
+
 
 class BatchTooLarge(ServerError):
     """An atomic batch has more messages than the server allows: nothing of it is stored. Split it."""
@@ -393,9 +446,17 @@ class DuplicateMessageId(ServerError):
 class TooManyBatches(ServerError):
     """As many batches are open as the server allows, for the stream or in all: nothing was stored. Try again later."""
 
+    @property
+    def may_pass(self) -> bool:
+        return True
+
 
 class JetStreamNotEnabled(ServerError):
     """JetStream is switched off, on this server or for this account."""
+
+    @property
+    def may_pass(self) -> bool:
+        return False
 
 
 class BatchPublishDisabled(ServerError):
@@ -408,8 +469,12 @@ class BatchPublishDisabled(ServerError):
 class BatchUnknown(ServerError):
     """The server knows no such fast batch: it was idle for too long, or the server was restarted."""
 
+    @property
+    def may_pass(self) -> bool:
+        return True
 
-class BatchCutShort(JetSparkError):
+
+class BatchCutShort(ServerFault):
     """The server ended a fast batch early. The first ``stored`` messages are stored, and none after them."""
 
     def __init__(self, batch_id: str, stored: int, reason: str) -> None:
@@ -419,8 +484,13 @@ class BatchCutShort(JetSparkError):
     def __str__(self) -> str:
         return f"batch {self.batch_id!r} was ended after {self.stored} stored messages: {self.reason}"
 
+    @property
+    def may_pass(self) -> bool:
+        # It says how far the batch came; its cause says why no further.
+        return self.__cause__.may_pass if isinstance(self.__cause__, JetSparkError) else True
 
-class BatchInDoubt(JetSparkError):
+
+class BatchInDoubt(NetworkError):
     """Nobody knows how a batch ended: ``reason`` says why.
 
     The first ``stored`` messages are stored for sure; each of the others may be stored or not.
@@ -434,8 +504,13 @@ class BatchInDoubt(JetSparkError):
         known = f"the first {self.stored} messages are stored, " if self.stored else ""
         return f"batch {self.batch_id!r}: {known}nobody knows about the rest: {self.reason}"
 
+    @property
+    def may_pass(self) -> bool:
+        # It says how far the batch came; its cause says why no further.
+        return self.__cause__.may_pass if isinstance(self.__cause__, JetSparkError) else True
 
-class KeyNotFound(JetSparkError, KeyError):
+
+class KeyNotFound(DataError, KeyError):
     """The key has no value: it never had one, or it was deleted."""
 
     def __init__(self, bucket: str, key: str) -> None:
@@ -446,7 +521,7 @@ class KeyNotFound(JetSparkError, KeyError):
         return f"no value for {self.key!r} in bucket {self.bucket!r}"
 
 
-class Conflict(JetSparkError):
+class Conflict(DataError):
     """Somebody else wrote first, so nothing was written. Read ``keys`` again, and decide again."""
 
     def __init__(self, bucket: str, keys: tuple[str, ...]) -> None:
@@ -465,7 +540,7 @@ class KeyExists(Conflict):
         return f"{', '.join(map(repr, self.keys))} in bucket {self.bucket!r} already has a value"
 
 
-class ObjectNotFound(JetSparkError, KeyError):
+class ObjectNotFound(DataError, KeyError):
     """There is no object of that name: there never was one, or it was deleted."""
 
     def __init__(self, bucket: str, name: str) -> None:
@@ -476,7 +551,7 @@ class ObjectNotFound(JetSparkError, KeyError):
         return f"no object {self.name!r} in bucket {self.bucket!r}"
 
 
-class DigestMismatch(JetSparkError):
+class DigestMismatch(DataError):
     """What was read of an object is not what was put: ``reason`` says what differs. Discard it all."""
 
     def __init__(self, bucket: str, name: str, reason: str) -> None:
@@ -487,7 +562,7 @@ class DigestMismatch(JetSparkError):
         return f"object {self.name!r} in bucket {self.bucket!r} is damaged: {self.reason}"
 
 
-class JetStreamUnavailable(JetSparkError):
+class JetStreamUnavailable(NetworkError):
     """Nobody answers: JetStream is not enabled, no stream stores the subject, or a leader is being elected."""
 
     def __init__(self, subject: str) -> None:
@@ -501,7 +576,7 @@ class JetStreamUnavailable(JetSparkError):
         )
 
 
-class DataLoss(JetSparkError):
+class DataLoss(DataError):
     """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged."""
 
     def __init__(self, stream: str, wanted: int, first: int) -> None:
@@ -516,7 +591,7 @@ class DataLoss(JetSparkError):
         )
 
 
-class StreamRecreated(JetSparkError):
+class StreamRecreated(DataError):
     """The stream has the name of the one that was read before, and is another."""
 
     def __init__(self, stream: str, known: str, found: str, remedy: str = "start with a new checkpoint") -> None:
@@ -530,7 +605,7 @@ class StreamRecreated(JetSparkError):
         )
 
 
-class StreamWentBack(JetSparkError):
+class StreamWentBack(DataError):
     """The stream ends before the offset: it was restored from something older, or the offset is not of this stream."""
 
     def __init__(self, stream: str, wanted: int, end: int) -> None:
@@ -544,7 +619,7 @@ class StreamWentBack(JetSparkError):
         )
 
 
-class BatcherTimeout(JetSparkError, TimeoutError):
+class BatcherTimeout(NetworkError, TimeoutError):
     """What was waited for did not come about in time."""
 
     def __init__(self, name: str, what: str, timeout_s: float) -> None:
@@ -555,7 +630,7 @@ class BatcherTimeout(JetSparkError, TimeoutError):
         return f"batcher {self.name!r}: {self.what} after {self.timeout_s:g} s"
 
 
-class FlushTimeout(JetSparkError, TimeoutError):
+class FlushTimeout(NetworkError, TimeoutError):
     """The sink did not finish a write in time. Nobody knows what of the batch it took, and it may still take more."""
 
     def __init__(self, name: str, items: int, timeout_s: float) -> None:
@@ -566,7 +641,7 @@ class FlushTimeout(JetSparkError, TimeoutError):
         return f"batcher {self.name!r}: a write of {self.items} items took longer than flush_timeout={self.timeout_s:g}"
 
 
-class DroppedOnShutdown(JetSparkError):
+class DroppedOnShutdown(NetworkError):
     """The item was accepted, and not known to be written when the time of the shutdown was over.
 
     ``state`` is "waiting", or "being written" when the sink had it. It may be written yet, while the process lives.
@@ -579,8 +654,12 @@ class DroppedOnShutdown(JetSparkError):
     def __str__(self) -> str:
         return f"batcher {self.name!r}: the time of the shutdown was over while the item was {self.state}"
 
+    @property
+    def may_pass(self) -> bool:
+        return False
 
-class CircuitOpen(JetSparkError):
+
+class CircuitOpen(NetworkError):
     """The sink was not tried: it failed too often lately. It is tried again in ``retry_in_s`` seconds."""
 
     def __init__(self, retry_in_s: float) -> None:
@@ -591,7 +670,7 @@ class CircuitOpen(JetSparkError):
         return f"the sink failed too often and is left alone for another {self.retry_in_s:.3g} s"
 
 
-class FeatureUnavailable(JetSparkError):
+class FeatureUnavailable(ServerFault):
     """The server is too old for ``feature``."""
 
     def __init__(self, feature: str, needed: str, present: str) -> None:
@@ -602,7 +681,7 @@ class FeatureUnavailable(JetSparkError):
         return f"{self.feature} needs nats-server {self.needed} or newer, and this is {self.present}"
 
 
-class EmbeddedServerError(JetSparkError):
+class EmbeddedServerError(ServerFault):
     """A nats-server started by JetSpark could not be found, did not start, or died; ``log`` is what it last said."""
 
     def __init__(self, reason: str, log: str = "") -> None:

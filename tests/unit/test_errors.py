@@ -14,6 +14,10 @@ from jetspark.errors import JetSparkError
 # One of each, with every argument given.
 EXAMPLES: list[JetSparkError] = [
     errors.JetSparkError("something"),
+    errors.CallerError("not like this"),
+    errors.NetworkError("nobody there"),
+    errors.ServerFault("it cannot"),
+    errors.DataError("not what was expected"),
     errors.ConfigError("max_messages=0: expected 1 or more"),
     errors.InvalidSubject("a..b", "two dots in a row"),
     errors.InvalidHeader("a:b", "a name may not contain ':'"),
@@ -150,3 +154,66 @@ def test_a_timeout_before_anything_was_sent_says_so() -> None:
     assert str(error) == "request to 'a': no room in the send buffer within 2.5 s; nothing was sent"
     assert not _pickled(error).was_sent
     assert errors.RequestTimeout("request to 'a'", 2.5).was_sent
+
+
+# ---- may it pass? ----------------------------------------------------------------------------------------------------
+
+# Every retry in the library asks `may_pass`. So this is the table of what is tried again; all others are final.
+MAY_PASS = {
+    "NetworkError": "the other side may come back",
+    "ConnectionLost": "the client reconnects",
+    "NoServersAvailable": "a server may be started again",
+    "RequestTimeout": "a leader is elected, a server restarted",
+    "BufferFull": "the network may take more",
+    "WindowFull": "acknowledgements come",
+    "NoResponders": "somebody may subscribe; between two leaders nobody has",
+    "JetStreamUnavailable": "between two leaders nobody answers",
+    "BatchInDoubt": "without a cause it was the network",
+    "BatcherTimeout": "the sink may catch up",
+    "FlushTimeout": "the sink may catch up",
+    "CircuitOpen": "it closes",
+    "ServerRefused": "such as too many connections",
+    "BatchCutShort": "another batch may go further",
+    "BatchIncomplete": "nothing of the batch is stored, and another may be whole",
+    "BatchUnknown": "the server was restarted, and knows the next",
+    "TooManyBatches": "others end theirs",
+}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_what_may_pass_is_decided_by_the_class(error: JetSparkError) -> None:
+    assert error.may_pass is (type(error).__name__ in MAY_PASS)
+
+
+@pytest.mark.parametrize(
+    ("code", "err_code", "description", "may_pass"),
+    [
+        (503, 10008, "JetStream system temporarily unavailable", True),
+        (503, 10077, "maximum messages exceeded", True),  # a reader of a work queue makes room
+        (503, 10023, "insufficient resources", True),
+        (429, 10167, "too many requests", True),
+        (409, 10158, "duplicate message id is in process", True),
+        (408, 0, "Request Timeout", True),
+        (500, 10052, "async persist mode is not supported with atomic batch publish", False),
+        (500, 10111, "rollup not permitted", False),
+        (400, 10054, "message size exceeds maximum allowed", False),
+        (404, 10059, "stream not found", False),
+    ],
+)
+def test_an_answer_of_the_server_may_pass_by_its_code(
+    code: int, err_code: int, description: str, may_pass: bool
+) -> None:
+    assert errors.ServerError(code, err_code, description).may_pass is may_pass
+
+
+@pytest.mark.parametrize(
+    "error", [errors.BatchInDoubt("b", "no answer", 3), errors.BatchCutShort("b", 3, "lost")], ids=["doubt", "cut"]
+)
+def test_a_batch_that_ended_early_may_pass_if_its_cause_may(error: JetSparkError) -> None:
+    assert error.may_pass
+    error.__cause__ = errors.StreamNotFound(404, 10059, "stream not found")
+    assert not error.may_pass
+    error.__cause__ = errors.BatchUnknown(400, 10208, "batch publish ID unknown")
+    assert error.may_pass
+    error.__cause__ = OSError("no route to host")
+    assert error.may_pass

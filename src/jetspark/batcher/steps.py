@@ -28,21 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from jetspark.core.backoff import Backoff
-from jetspark.errors import (
-    AuthenticationFailed,
-    BatchCutShort,
-    BatchIncomplete,
-    BatchInDoubt,
-    BatchUnknown,
-    CircuitOpen,
-    ConfigError,
-    FeatureUnavailable,
-    JetStreamNotEnabled,
-    PermissionDenied,
-    ServerError,
-    TooManyBatches,
-    UsageError,
-)
+from jetspark.errors import CircuitOpen, ConfigError, JetSparkError
 
 __all__ = [
     "Bucket",
@@ -129,7 +115,7 @@ Steps: TypeAlias = Generator[Step, Any, None]
 # The same write would meet the same answer. Everything else may pass, and trying once too often loses nothing, while
 # giving up too early may: so what is not listed is tried again.
 _FINAL: tuple[type[Exception], ...] = (
-    # A value nobody can use (ConfigError is a ValueError), or a mistake in the program.
+    # A value nobody can use, or a mistake in the program.
     ValueError,
     TypeError,
     LookupError,
@@ -142,25 +128,15 @@ _FINAL: tuple[type[Exception], ...] = (
     PermissionError,
     IsADirectoryError,
     NotADirectoryError,
-    # Use after close(), among others.
-    UsageError,
-    # The server said no, and why does not change by itself.
-    AuthenticationFailed,
-    PermissionDenied,
-    FeatureUnavailable,
-    JetStreamNotEnabled,
 )
-# Codes as of HTTP: from 500 on it is the server's trouble. Of those below, only these may pass.
-_PASSING_REFUSALS = (BatchIncomplete, BatchUnknown, TooManyBatches)
-_PASSING_CODES = frozenset({408, 409, 429})
 
 
 def is_retryable(error: Exception, own: Judge | None = None, sink: object = None) -> bool:
     """Whether the same write may succeed later.
 
     Asked in this order: ``own``, which the user gave; the error, if it has ``is_retryable`` (a bool or a method); the
-    sink, if it has a method ``is_retryable(error)``; its class. :class:`~jetspark.CircuitOpen` always is: nothing was
-    tried.
+    sink, if it has a method ``is_retryable(error)``; ``may_pass``, if it is an error of JetSpark; its class.
+    :class:`~jetspark.CircuitOpen` always is: nothing was tried.
     """
     if isinstance(error, CircuitOpen):
         return True
@@ -172,13 +148,9 @@ def is_retryable(error: Exception, own: Judge | None = None, sink: object = None
     judge = getattr(sink, "is_retryable", None)
     if callable(judge):
         return bool(judge(error))
-    if isinstance(error, BatchCutShort | BatchInDoubt) and isinstance(error.__cause__, Exception):
-        return is_retryable(error.__cause__)  # they say how far it came, and their cause says why no further
-    if isinstance(error, _FINAL):
-        return False
-    if isinstance(error, ServerError):
-        return error.code >= 500 or error.code in _PASSING_CODES or isinstance(error, _PASSING_REFUSALS)
-    return True
+    if isinstance(error, JetSparkError):
+        return error.may_pass
+    return not isinstance(error, _FINAL)
 
 
 # ---- retry -----------------------------------------------------------------------------------------------------------

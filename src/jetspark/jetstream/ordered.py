@@ -40,10 +40,8 @@ from jetspark.errors import (
     ConfigError,
     ConnectionLost,
     JetSparkError,
-    JetStreamUnavailable,
     NoServersAvailable,
     RequestTimeout,
-    ServerError,
     StreamRecreated,
     StreamWentBack,
 )
@@ -62,7 +60,6 @@ __all__ = [
     "Verdict",
     "heartbeat_for",
     "retry_pauses",
-    "will_pass",
 ]
 
 # The server says every so often that there is nothing to say; silence for longer means that nobody is there.
@@ -256,14 +253,13 @@ class OrderedReader:
             return Verdict.IDLE
         return Verdict.RESTART  # 409: the consumer was deleted, or its leader changed
 
-    def may_pass(self, error: Exception) -> bool:
+    def may_pass(self, error: JetSparkError) -> bool:
         """Whether it is worth while to try again after a consumer could not be made."""
         if isinstance(error, StreamWentBack):
             self._attempts_behind += 1
             return self._attempts_behind < MAX_ATTEMPTS_BEHIND
-        if isinstance(error, ConnectionLost):
-            return not isinstance(error, NoServersAvailable)
-        return will_pass(error)
+        # Without any server left the client itself has given up: there is nothing to wait for.
+        return error.may_pass and not isinstance(error, NoServersAvailable)
 
     def bounds(self) -> dict[str, Any]:
         """Of the next subscription, where they are not the client's own.
@@ -300,13 +296,6 @@ class Patience:
         if error is None or isinstance(error, RequestTimeout | ConnectionLost):
             raise RequestTimeout(self._what, self._seconds or 0.0) from error
         raise error
-
-
-def will_pass(error: Exception) -> bool:
-    """Whether a consumer that could not be made may be made later: nobody is there, or nobody leads, right now."""
-    return isinstance(error, RequestTimeout | JetStreamUnavailable) or (
-        isinstance(error, ServerError) and error.code == 503
-    )
 
 
 def heartbeat_for(timeout_s: float) -> float:

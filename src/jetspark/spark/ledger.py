@@ -35,7 +35,6 @@ from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.ordered import Reading
 from jetspark.errors import (
     Conflict,
-    ConnectionLost,
     JetSparkError,
     JetStreamUnavailable,
     KeyNotFound,
@@ -45,7 +44,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream.info import StreamInfo
-from jetspark.jetstream.ordered import OrderedOptions, will_pass
+from jetspark.jetstream.ordered import OrderedOptions
 
 __all__ = ["Committed", "Ledger", "Opened", "patiently", "stored_ids"]
 
@@ -66,7 +65,7 @@ def patiently(act: Callable[[], T], patience_s: float, on_wait: Callable[[JetSpa
             return act()
         except JetSparkError as error:
             # A stream without a leader is there again after an election, a server after its restart.
-            if not (isinstance(error, ConnectionLost) or will_pass(error)) or time.monotonic() + wait_s > give_up_at:
+            if not error.may_pass or time.monotonic() + wait_s > give_up_at:
                 raise
             if on_wait is not None:
                 on_wait(error)

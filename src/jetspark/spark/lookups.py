@@ -12,17 +12,11 @@ from typing import TypeVar
 
 from jetspark.blocking import JetStream
 from jetspark.errors import (
-    AuthenticationFailed,
     ConfigError,
     ConnectionClosed,
-    ConnectionLost,
     JetSparkError,
-    JetStreamUnavailable,
     MessageNotFound,
-    NoResponders,
     NoServersAvailable,
-    RequestTimeout,
-    ServerError,
     StreamNotFound,
 )
 from jetspark.jetstream.info import StreamInfo
@@ -47,12 +41,8 @@ FIRST_CONTACT_S = 2.0
 
 
 def will_pass(error: BaseException) -> bool:
-    """Whether asking again may help: nobody there just now, as in an election, a restart or a broken network."""
-    if isinstance(error, AuthenticationFailed):
-        return False
-    if isinstance(error, ServerError):
-        return error.code == 503
-    return isinstance(error, ConnectionLost | ConnectionClosed | RequestTimeout | JetStreamUnavailable | NoResponders)
+    """Whether asking again may help. The next attempt gets another connection if this one was closed."""
+    return isinstance(error, JetSparkError) and (error.may_pass or isinstance(error, ConnectionClosed))
 
 
 def patiently(

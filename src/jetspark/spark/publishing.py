@@ -13,17 +13,12 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.publisher import AckFuture
 from jetspark.core.headers import HeadersLike, decode
 from jetspark.errors import (
-    BatchIncomplete,
-    BatchInDoubt,
     BatchTooLarge,
     ConfigError,
-    ConnectionLost,
     DuplicateMessageId,
     JetSparkError,
-    TooManyBatches,
     UsageError,
 )
-from jetspark.jetstream.ordered import will_pass
 from jetspark.publish.items import Item
 from jetspark.spark.ledger import RETRY_WAIT_MAX_S, RETRY_WAIT_S
 from jetspark.spark.writing import Rows
@@ -129,7 +124,7 @@ class AsyncPublishing(Publisher):
             future.result(self._pace.patience_s)
         except JetSparkError as error:
             is_late = time.monotonic() - self._moved_at >= self._pace.patience_s
-            if is_late or not (isinstance(error, ConnectionLost) or will_pass(error)):
+            if is_late or not error.may_pass:
                 raise
             if repeats > self._rounds:  # a pause for all that failed together, not one for each
                 self._rounds = repeats
@@ -180,8 +175,7 @@ class AtomicPublishing(Publisher):
                 continue
             except JetSparkError as error:
                 # One whose commit was not answered is sent again: if it is stored after all, this one is refused.
-                passes = isinstance(error, BatchInDoubt | BatchIncomplete | TooManyBatches | ConnectionLost)
-                if not (passes or will_pass(error)) or time.monotonic() + wait_s > give_up_at:
+                if not error.may_pass or time.monotonic() + wait_s > give_up_at:
                     raise
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_WAIT_MAX_S)
