@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from jetspark import errors
+from jetspark.jetstream.codes import Code
 
 __all__ = ["server_error"]
 
-# Numbers of nats-server 2.15 (its errors.json), not those of older tables in circulation.
 _BY_ERR_CODE: dict[int, type[errors.ServerError]] = {
-    10014: errors.ConsumerNotFound,
-    10037: errors.MessageNotFound,
-    10039: errors.JetStreamNotEnabled,  # for this account
-    10058: errors.StreamNameInUse,
-    10059: errors.StreamNotFound,
-    10071: errors.WrongLastSequence,
-    10076: errors.JetStreamNotEnabled,  # on this server
-    10164: errors.WrongLastSequence,  # without the number
-    10148: errors.ConsumerNameInUse,
-    10174: errors.AtomicPublishDisabled,
-    10176: errors.BatchIncomplete,
-    10199: errors.BatchTooLarge,
-    10201: errors.DuplicateMessageId,
-    10210: errors.TooManyBatches,  # atomic
-    10211: errors.TooManyBatches,  # fast
-    10205: errors.BatchPublishDisabled,
-    10208: errors.BatchUnknown,
+    Code.CONSUMER_NOT_FOUND: errors.ConsumerNotFound,
+    Code.MESSAGE_NOT_FOUND: errors.MessageNotFound,
+    Code.NOT_ENABLED_FOR_ACCOUNT: errors.JetStreamNotEnabled,
+    Code.STREAM_NAME_IN_USE: errors.StreamNameInUse,
+    Code.STREAM_NOT_FOUND: errors.StreamNotFound,
+    Code.WRONG_LAST_SEQUENCE: errors.WrongLastSequence,
+    Code.NOT_ENABLED: errors.JetStreamNotEnabled,
+    Code.WRONG_LAST_SEQUENCE_UNKNOWN: errors.WrongLastSequence,
+    Code.CONSUMER_EXISTS: errors.ConsumerNameInUse,
+    Code.ATOMIC_DISABLED: errors.AtomicPublishDisabled,
+    Code.ATOMIC_INCOMPLETE: errors.BatchIncomplete,
+    Code.ATOMIC_TOO_LARGE: errors.BatchTooLarge,
+    Code.ATOMIC_DUPLICATE: errors.DuplicateMessageId,
+    Code.ATOMIC_TOO_MANY: errors.TooManyBatches,
+    Code.FAST_TOO_MANY: errors.TooManyBatches,
+    Code.FAST_DISABLED: errors.BatchPublishDisabled,
+    Code.FAST_UNKNOWN: errors.BatchUnknown,
 }
 
 

@@ -42,6 +42,7 @@ from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
 from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
 from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.codes import Code
 from jetspark.jetstream.wire import seconds_to_ns
 
 __all__ = ["Ask", "Fetch", "Flow", "Priority", "PullLimits", "Puller", "Wait"]
@@ -288,7 +289,7 @@ class Puller(Generic[M]):
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
         if status.code == 409 and status.description.startswith("Consumer Deleted"):
-            self.error = ConsumerNotFound(404, 10014, "consumer not found: it was deleted")
+            self.error = ConsumerNotFound(404, Code.CONSUMER_NOT_FOUND.value, "consumer not found: it was deleted")
             self.has_news = True
             self._requests.clear()
             self.owed = 0

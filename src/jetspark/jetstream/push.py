@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConsumerNotFound, ServerError
+from jetspark.jetstream.codes import Code
 from jetspark.jetstream.info import ConsumerInfo
 
 __all__ = ["answer_to", "check_status", "silence_s"]
@@ -27,7 +28,9 @@ def check_status(info: ConsumerInfo, code: int, description: str) -> None:
         ServerError: Something we do not know.
     """
     if code == 409 and "deleted" in description.lower():
-        raise ConsumerNotFound(404, 10014, f"consumer {info.name!r} of stream {info.stream_name!r} was deleted")
+        raise ConsumerNotFound(
+            404, Code.CONSUMER_NOT_FOUND, f"consumer {info.name!r} of stream {info.stream_name!r} was deleted"
+        )
     if code != 409:  # 409 otherwise: its leader changed, and the new one goes on
         raise ServerError(code, 0, description)
 

@@ -52,6 +52,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
+from jetspark.jetstream.codes import Code
 from jetspark.jetstream.features import ATOMIC_BATCH, END_OF_BATCH
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
@@ -69,8 +70,6 @@ RETRY = Backoff(first_s=0.01, max_s=0.5)
 # Headers and payloads that go into one pack: a write costs little per message, and the server has something to do while
 # the next is packed.
 PACK_BYTES = 64 << 10
-
-_MESSAGE_TOO_LARGE = 10054
 
 
 class Pack:
@@ -566,7 +565,7 @@ class AtomicMachine:
             return
         self._reason = str(reason) or type(reason).__name__
         # A refusal drops the batch, but for a message larger than the stream takes: that leaves a batch with a hole.
-        is_dropped = isinstance(reason, ServerError) and reason.err_code != _MESSAGE_TOO_LARGE
+        is_dropped = isinstance(reason, ServerError) and reason.err_code != Code.MESSAGE_TOO_LARGE
         if is_dropped or (is_first and _is_refusal(reason)):
             self._may_be_staged = False
 

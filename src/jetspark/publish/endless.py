@@ -59,6 +59,7 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
+from jetspark.jetstream.codes import Code
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import FastBatchOptions
@@ -70,12 +71,9 @@ __all__ = ["Endless", "FastPublisherOptions", "Refused"]
 # What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
 KEPT_OVERHEAD_BYTES = 200
 RETRY = Backoff(first_s=0.05, max_s=2.0)
-# "duplicate message id is in process": a copy is still being replicated, and this one will be recognised soon.
-_IN_PROCESS = 10158
-_TOO_LARGE = 10054
 _IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
 # The stream will not change its mind about these, so trying again would only hide them.
-_HOPELESS = frozenset({10109, 10205})
+_HOPELESS = frozenset({Code.STREAM_SEALED, Code.FAST_DISABLED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +471,7 @@ class Endless:
             self.fail(failure)
         else:
             # Asked with all of its data, a message may be a little larger than the stream takes.
-            if isinstance(failure, ServerError) and failure.err_code == _TOO_LARGE:
+            if isinstance(failure, ServerError) and failure.err_code == Code.MESSAGE_TOO_LARGE:
                 self._max_question_bytes = 0
             self._last_error = failure or self._last_error
             self._retry_later(now)
@@ -526,7 +524,7 @@ class Endless:
             return None  # a proof comes first; then it is refused again
         first_missing = self._settled_in_batch + 1
         for refusal in batch.errors:
-            is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != _IN_PROCESS
+            is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != Code.DUPLICATE_IN_PROCESS
             if refusal.sequence == first_missing and self._sent and is_final:
                 return refusal.error
         return None

@@ -63,6 +63,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
+from jetspark.jetstream.codes import Code
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
@@ -80,9 +81,10 @@ REOPEN = Backoff(first_s=0.05, max_s=1.0)
 
 _FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\}')
 
-_TOO_MANY_REQUESTS, _TOO_MANY_BATCHES = 10167, 10211
 # After these the server has no such batch any more.
-_FATAL = frozenset({10185, 10205, 10206, 10207, 10208})
+_FATAL = frozenset(
+    {Code.API_LEVEL_REQUIRED, Code.FAST_DISABLED, Code.FAST_PATTERN_INVALID, Code.FAST_ID_INVALID, Code.FAST_UNKNOWN}
+)
 
 
 class Operation(enum.IntEnum):
@@ -562,7 +564,7 @@ class FastMachine:
     def _on_error(self, sequence: int, operation: int, error: ServerError, now: float) -> None:
         """An error that is not about the batch's course: it never opened, is gone, or does not have this message."""
         if self.is_opening:
-            if error.err_code in (_TOO_MANY_BATCHES, _TOO_MANY_REQUESTS):
+            if error.err_code in (Code.FAST_TOO_MANY, Code.TOO_MANY_REQUESTS):
                 self._on_hole(sequence, operation, error, now)
             elif isinstance(error, BatchUnknown):  # the answer to a ping: the first message is lost, or the batch
                 self._in_doubt(error)
@@ -573,7 +575,7 @@ class FastMachine:
         elif self._is_failing and sequence == 1:
             self._refused_from_the_start(error)
         else:
-            if error.err_code != _TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
+            if error.err_code != Code.TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
                 self._report(self.errors, Refusal(sequence, error))
             self._on_hole(sequence, operation, error, now)
 

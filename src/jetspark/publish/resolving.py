@@ -30,6 +30,7 @@ from typing import Any
 from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, MessageNotFound, ProtocolError
 from jetspark.jetstream import wire
+from jetspark.jetstream.codes import Code
 from jetspark.jetstream.info import PubAck, StoredMessage
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 
@@ -46,7 +47,6 @@ SETTLE_MAX_S = 5.0
 # Each read is a round trip, some tenths of a millisecond: this many take a second or more.
 MAX_READS = 10_000
 
-_INCOMPLETE, _WRONG_SEQUENCE, _DISABLED, _TOO_MANY = 10176, 10071, 10174, 10210
 _last_number = re.compile(r"(\d+)\s*$").search
 
 
@@ -111,17 +111,17 @@ def _fence(doubt: Doubt) -> Operation[tuple[str, int] | None]:
         answer = wire.read_object(reply.data)
         error = wire.error_of(answer)
         number = None if error is None else error.err_code
-        if number == _INCOMPLETE:
+        if number == Code.ATOMIC_INCOMPLETE:
             return None
-        if number != _TOO_MANY or waited_s >= doubt.timeout_s:
+        if number != Code.ATOMIC_TOO_MANY or waited_s >= doubt.timeout_s:
             break
         yield Pause(SETTLE_PAUSE_S)
         waited_s += SETTLE_PAUSE_S
     stream = answer.get("stream")
-    if error is None or not isinstance(stream, str) or number not in (_WRONG_SEQUENCE, _DISABLED):
+    if error is None or not isinstance(stream, str) or number not in (Code.WRONG_LAST_SEQUENCE, Code.ATOMIC_DISABLED):
         raise BatchInDoubt(doubt.batch_id, f"the stream gives no account of itself: {error or reply.data[:80]!r}")
     # A stream that takes no batches any more cannot be asked this way; it has had time to apply what it took before.
-    found = _last_number(error.description) if number == _WRONG_SEQUENCE else None
+    found = _last_number(error.description) if number == Code.WRONG_LAST_SEQUENCE else None
     return stream, 0 if found is None else int(found[1])
 
 
