@@ -19,8 +19,6 @@ import uvloop
 import jetspark
 import jetspark.blocking
 
-DRIVERS = ["asyncio", "uvloop", "blocking"]
-
 # Methods that return iterators without being generator functions, and those that wait for nothing.
 _ITERATING = {"streams", "stream_names", "consumers", "consumer_names", "watch", "batch_advisories"}
 _IMMEDIATE = {
