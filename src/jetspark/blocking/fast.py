@@ -39,8 +39,8 @@ __all__ = ["FastBatch", "FastPublisher"]
 ROOM_POLL_S = 0.01
 
 
-class _Paced(ABC):
-    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+class _Paced(Block, ABC):
+    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
     _paced: FastMachine | Endless
     _logger = logging.getLogger("jetspark.blocking")
@@ -51,6 +51,11 @@ class _Paced(ABC):
         self._client, self._connection, self._link = client, client._machine, client._link
         self._changed = Changed(client._link.lock)
         self._is_listening = False
+
+    def __enter__(self) -> Self:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        self._js._run(self._js._api.require(FAST_INGEST))
+        return self._enter()
 
     def _wake(self) -> None:
         """The server said something."""
@@ -161,7 +166,7 @@ class _Paced(ABC):
         return True
 
 
-class FastBatch(_Paced, FastBatchFace, Block):
+class FastBatch(_Paced, FastBatchFace):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
@@ -171,8 +176,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
 
     def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opener: threading.Thread | None = None
         """Whose message opens the batch. Others wait for what becomes of it."""
 
@@ -362,33 +366,29 @@ class FastBatch(_Paced, FastBatchFace, Block):
             news, self._batch.news = self._batch.news, []
         self._tell(news)
 
-    def __enter__(self) -> FastBatch:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
-
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
             if kind is not None:
-                with self._link.lock:
-                    batch.abandon(time.monotonic())
-                    self._settle()
+                self._abandon()
             elif batch.failure is not None:
                 batch.check()
             elif batch.sequence and not batch.is_ended:
                 self.commit()
         except BaseException:
             if not batch.is_ended:  # interrupted: nobody will end it
-                with self._link.lock:
-                    batch.abandon(time.monotonic())
-                    self._settle()
+                self._abandon()
             raise
         finally:
             self._leave_block()
 
+    def _abandon(self) -> None:
+        with self._link.lock:
+            self._batch.abandon(time.monotonic())
+            self._settle()
 
-class FastPublisher(_Paced, FastPublisherFace, Block):
+
+class FastPublisher(_Paced, FastPublisherFace):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
@@ -399,8 +399,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
+        self._paced = self._endless = Endless(self._connection, self, options, now=time.monotonic())
         self._pump_at: float | None = None
 
     def _enter(self) -> Self:
@@ -550,11 +549,6 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
     def _tell_news(self) -> None:
         if self._endless.news or self._endless.doubled_news:
             self._tell()
-
-    def __enter__(self) -> FastPublisher:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
