@@ -144,13 +144,12 @@ class _Paced(Block):
 
     async def _push(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
-        link = self._link
-        link.check_loop()
-        link.flush()
-        if link.is_clogged and self._paced.failure is None:
-            await self._wait_for_room(self._loop.time() + self._paced.room_timeout_s)
-        else:
-            await asyncio.sleep(0)
+        if self._paced.failure is not None:
+            return
+        try:
+            await self._link.push(self._loop.time() + self._paced.room_timeout_s, self._short_of_room)
+        except TimeoutError:
+            self._step(self._paced.on_no_room)
 
     async def _pass_on(self) -> None:
         """Have the network take what was sent: now if it is much, else when this step of the loop is over."""

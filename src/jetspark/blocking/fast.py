@@ -89,6 +89,8 @@ class _Paced(Block, ABC):
     def _settle(self) -> None:
         """After every call into the machine, with the lock."""
         self._changed.notify_all()
+        if self._paced.failure is not None:
+            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
         if self._connection.out_bytes:
             self._link.flush_soon()
 
@@ -148,12 +150,13 @@ class _Paced(Block, ABC):
 
     def _push(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
-        link = self._link
-        if not link.is_clogged or not link.may_wait():
-            return
-        deadline = time.monotonic() + self._paced.room_timeout_s
-        while self._paced.failure is None and link.is_clogged:
-            self._wait_for_room(deadline)
+        try:
+            self._link.make_room(time.monotonic() + self._paced.room_timeout_s, self._has_failed)
+        except TimeoutError:
+            self._step(self._paced.on_no_room, time.monotonic())
+
+    def _has_failed(self) -> bool:
+        return self._paced.failure is not None
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
