@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import datetime
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError
 from jetspark.jetstream.pull import Ask, Puller, Wait
-from jetspark.spark.offsets import Range
+from jetspark.spark import kv
+from jetspark.spark.following import Follower
+from jetspark.spark.offsets import Head, Limits, Offset, Position, Range, Sizes
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.reading import REQUEST_ROWS, SILENCE_S, SLACK, Sweep
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
@@ -283,3 +288,33 @@ def test_a_secret_is_in_no_text_of_the_options() -> None:
     with pytest.raises(ConfigError) as caught:
         options(user="me", password="hunter2", token="hunter3")
     assert "hunter" not in str(caught.value)
+
+
+# ---- what every source has to say of itself ------------------------------------------------------------------------
+
+
+def test_a_source_that_does_not_say_where_it_reads_cannot_be_made() -> None:
+    class Incomplete(Follower):
+        def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+            return []
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            return iter(())
+
+    with pytest.raises(TypeError, match="_look, _starts_of, _without"):
+        Incomplete(  # type: ignore[abstract]
+            options(),
+            filters=(),
+            filters_option="subjects",
+            limits=Limits(),
+            sizes=Sizes(),
+            accepts_other_filters=False,
+        )
+
+
+def test_a_bucket_that_a_checkpoint_does_not_have_is_read_from_its_first_revision() -> None:
+    reader = kv.stream_reader({"servers": "nats://127.0.0.1:1", "bucket": "b"}, kv.SCHEMA)
+    head = Head("KV_b", "2026-03-20T10:14:30Z", first=3, next=9)
+    assert reader._with_the_same_streams(Offset({}), [head]).streams["KV_b"] == Position(
+        head.created, 3, is_earliest=True
+    )

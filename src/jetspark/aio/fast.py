@@ -35,8 +35,8 @@ __all__ = ["FastBatch", "FastPublisher"]
 _new = tuple.__new__
 
 
-class _Paced:
-    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+class _Paced(Block):
+    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
     _paced: FastMachine | Endless
     _logger = logging.getLogger("jetspark.aio")
@@ -52,6 +52,11 @@ class _Paced:
         self._short_of_room = Waits()
         """Those who wait for the connection, and not for the machine; it wakes them when it gives up."""
         self._is_listening = False
+
+    async def __aenter__(self) -> Self:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        await self._js._run(self._js._api.require(FAST_INGEST))
+        return self._enter()
 
     def _wake(self) -> None:
         """The server said something."""
@@ -139,13 +144,12 @@ class _Paced:
 
     async def _push(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
-        link = self._link
-        link.check_loop()
-        link.flush()
-        if link.is_clogged and self._paced.failure is None:
-            await self._wait_for_room(self._loop.time() + self._paced.room_timeout_s)
-        else:
-            await asyncio.sleep(0)
+        if self._paced.failure is not None:
+            return
+        try:
+            await self._link.push(self._loop.time() + self._paced.room_timeout_s, self._short_of_room)
+        except TimeoutError:
+            self._step(self._paced.on_no_room)
 
     async def _pass_on(self) -> None:
         """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
@@ -164,7 +168,7 @@ class _Paced:
         """Answers are read as they come."""
 
 
-class FastBatch(_Paced, FastBatchFace, Block):
+class FastBatch(_Paced, FastBatchFace):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
@@ -181,8 +185,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
 
     def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opening = asyncio.Lock()
 
     async def add(
@@ -387,11 +390,6 @@ class FastBatch(_Paced, FastBatchFace, Block):
         if self._batch.is_ended:
             self._stop_listening()
 
-    async def __aenter__(self) -> FastBatch:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
-
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
@@ -406,7 +404,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
             self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace, Block):
+class FastPublisher(_Paced, FastPublisherFace):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
@@ -422,8 +420,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._endless = Endless(client._machine, self, options, now=self._loop.time())
+        self._paced = self._endless = Endless(self._connection, self, options, now=self._loop.time())
         self._waits_for_room = False
 
     def _enter(self) -> Self:
@@ -576,11 +573,6 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
     def _on_room(self) -> None:
         self._waits_for_room = False
         self._settle()
-
-    async def __aenter__(self) -> FastPublisher:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:

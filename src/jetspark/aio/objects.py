@@ -571,12 +571,8 @@ class _Sending:
     async def send(self, chunk: bytes) -> None:
         while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
             await self._take_one()
-        with self._progress.awaited():
-            try:
-                async with asyncio.timeout(self._progress.timeout_s):  # the network may take no more
-                    future = await self._js.publish_async(self._subject, chunk)
-            except TimeoutError as error:
-                raise RequestTimeout(f"chunk on {self._subject!r}", self._progress.timeout_s) from error
+        with self._progress.awaited():  # the network may take no more
+            future = await self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
         self._waiting.append((future, len(chunk)))
         self._waiting_bytes += len(chunk)
 

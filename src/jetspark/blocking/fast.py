@@ -39,8 +39,8 @@ __all__ = ["FastBatch", "FastPublisher"]
 ROOM_POLL_S = 0.01
 
 
-class _Paced(ABC):
-    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+class _Paced(Block, ABC):
+    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
     _paced: FastMachine | Endless
     _logger = logging.getLogger("jetspark.blocking")
@@ -51,6 +51,11 @@ class _Paced(ABC):
         self._client, self._connection, self._link = client, client._machine, client._link
         self._changed = Changed(client._link.lock)
         self._is_listening = False
+
+    def __enter__(self) -> Self:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        self._js._run(self._js._api.require(FAST_INGEST))
+        return self._enter()
 
     def _wake(self) -> None:
         """The server said something."""
@@ -84,6 +89,8 @@ class _Paced(ABC):
     def _settle(self) -> None:
         """After every call into the machine, with the lock."""
         self._changed.notify_all()
+        if self._paced.failure is not None:
+            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
         if self._connection.out_bytes:
             self._link.flush_soon()
 
@@ -143,12 +150,13 @@ class _Paced(ABC):
 
     def _push(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
-        link = self._link
-        if not link.is_clogged or not link.may_wait():
-            return
-        deadline = time.monotonic() + self._paced.room_timeout_s
-        while self._paced.failure is None and link.is_clogged:
-            self._wait_for_room(deadline)
+        try:
+            self._link.make_room(time.monotonic() + self._paced.room_timeout_s, self._has_failed)
+        except TimeoutError:
+            self._step(self._paced.on_no_room, time.monotonic())
+
+    def _has_failed(self) -> bool:
+        return self._paced.failure is not None
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -161,7 +169,7 @@ class _Paced(ABC):
         return True
 
 
-class FastBatch(_Paced, FastBatchFace, Block):
+class FastBatch(_Paced, FastBatchFace):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
@@ -171,8 +179,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
 
     def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opener: threading.Thread | None = None
         """Whose message opens the batch. Others wait for what becomes of it."""
 
@@ -362,33 +369,29 @@ class FastBatch(_Paced, FastBatchFace, Block):
             news, self._batch.news = self._batch.news, []
         self._tell(news)
 
-    def __enter__(self) -> FastBatch:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
-
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
             if kind is not None:
-                with self._link.lock:
-                    batch.abandon(time.monotonic())
-                    self._settle()
+                self._abandon()
             elif batch.failure is not None:
                 batch.check()
             elif batch.sequence and not batch.is_ended:
                 self.commit()
         except BaseException:
             if not batch.is_ended:  # interrupted: nobody will end it
-                with self._link.lock:
-                    batch.abandon(time.monotonic())
-                    self._settle()
+                self._abandon()
             raise
         finally:
             self._leave_block()
 
+    def _abandon(self) -> None:
+        with self._link.lock:
+            self._batch.abandon(time.monotonic())
+            self._settle()
 
-class FastPublisher(_Paced, FastPublisherFace, Block):
+
+class FastPublisher(_Paced, FastPublisherFace):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
@@ -399,8 +402,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
+        self._paced = self._endless = Endless(self._connection, self, options, now=time.monotonic())
         self._pump_at: float | None = None
 
     def _enter(self) -> Self:
@@ -550,11 +552,6 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
     def _tell_news(self) -> None:
         if self._endless.news or self._endless.doubled_news:
             self._tell()
-
-    def __enter__(self) -> FastPublisher:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:

@@ -539,13 +539,16 @@ class _Sending:
         """Stays true when publishing is interrupted: then nobody has the future of what may be on its way."""
 
     def send(self, chunk: bytes) -> None:
-        # A network that takes no more is waited for here, where there is a time-out, and not by publishing.
-        is_clogged = self._js._client._link.is_clogged
-        while self._waiting and (is_clogged or self._waiting_bytes + len(chunk) > WINDOW_BYTES):
+        while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
             self._take_one()
-            is_clogged = self._js._client._link.is_clogged
         self._is_in_hand = True
-        self._waiting.append((self._js.publish_async(self._subject, chunk), len(chunk)))
+        try:
+            with self._progress.awaited():  # the network may take no more
+                future = self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
+            self._waiting.append((future, len(chunk)))
+        except Exception:
+            self._is_in_hand = False  # it was not sent
+            raise
         self._is_in_hand = False
         self._waiting_bytes += len(chunk)
 
