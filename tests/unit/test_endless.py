@@ -19,6 +19,7 @@ from jetspark.errors import (
     ConfigError,
     FeatureUnavailable,
     InvalidSubject,
+    JetStreamUnavailable,
     PayloadTooLarge,
     UsageError,
     WrongLastSequence,
@@ -417,6 +418,65 @@ def test_a_server_too_old_for_batches_gets_the_first_message_once_and_nothing_mo
         peer.endless.check()
     assert (peer.endless.published, len(peer.endless.unpublished())) == (1, 2)
     assert not peer.endless.pump(1e9)
+
+
+# ---- nobody listens --------------------------------------------------------------------------------------------------
+
+
+def _nobody_listens(peer: Peer, since: float, until: float) -> float:
+    """The server says so to every first message, until that time or the publisher's end; when that was."""
+    now = since
+    while now <= until and peer.endless.failure is None:
+        if peer.pump(now):
+            batch = peer.endless.batch
+            assert batch is not None
+            assert batch.inbox is not None
+            subject = batch.inbox.subject.removesuffix(">") + "500.fail.1.0.$FI"
+            frame = b"HMSG %b %d 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % (subject.encode(), batch.inbox.sid)
+            peer.connection.receive_data(frame)
+            peer.endless.on_replies(now)
+        now = max(now + 0.001, peer.endless.next_deadline() or 0.0)
+        peer.endless.on_time(now)
+    return now
+
+
+def test_a_publisher_that_never_found_a_stream_soon_says_so_and_keeps_what_it_was_given() -> None:
+    peer = Peer()
+    peer.accept(1, 2, 3)
+    assert _nobody_listens(peer, NOW, NOW + 60.0) < NOW + 1.1
+    with pytest.raises(JetStreamUnavailable, match=r"s\.a"):
+        peer.endless.check()
+    assert peer.endless.unpublished() == [item(1), item(2), item(3)]
+    assert peer.endless.possibly_doubled == 0
+
+
+def test_a_stream_that_is_there_for_sure_is_waited_for_as_long_as_the_caller_says() -> None:
+    peer = Peer(wait_for_stream_s=20.0, batch_timeout_s=5.0)
+    peer.accept(1)
+    assert NOW + 18.0 < _nobody_listens(peer, NOW, NOW + 60.0) <= NOW + 20.0
+    assert isinstance(peer.endless.failure, JetStreamUnavailable)
+
+
+def test_patience_that_ends_before_a_stream_was_found_leaves_no_doubt() -> None:
+    peer = Peer(wait_for_stream_s=1000.0, patience_s=10.0)
+    peer.accept(1)
+    assert _nobody_listens(peer, NOW, NOW + 60.0) <= NOW + 10.1
+    assert isinstance(peer.endless.failure, JetStreamUnavailable)
+
+
+@pytest.mark.parametrize("answer", [ack(0, 10), error(10208)], ids=["an ack", "an end in doubt"])
+def test_after_an_answer_nobody_listening_is_a_leader_being_elected(answer: dict[str, Any]) -> None:
+    peer = Peer(patience_s=60.0)
+    peer.accept(1)
+    peer.pump()
+    peer.say(answer)
+    if peer.endless.batch is not None:
+        peer.say(error(10208))  # the server was restarted, and has forgotten the batch
+    _nobody_listens(peer, NOW + 1.0, NOW + 50.0)
+    assert peer.endless.failure is None
+    _nobody_listens(peer, NOW + 50.0, NOW + 70.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+    assert "nobody answers on 's.a'" in str(peer.endless.failure)
 
 
 # ---- time and the connection -----------------------------------------------------------------------------------------

@@ -636,11 +636,44 @@ def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
     batch.abandon(NOW)  # harmless
 
 
-def test_no_leader_until_the_timeout_is_what_the_caller_is_told() -> None:
-    peer = Peer(timeout=0.04)
+def test_a_first_message_nobody_listens_to_is_sent_again_for_a_second_and_the_caller_told() -> None:
+    peer = Peer(timeout=30.0)
+    now, attempts = NOW, 0
+    while not peer.batch.is_ended:
+        now = peer.batch.reopen_at or NOW
+        peer.batch.start(A, now)
+        peer.say(NO_RESPONDERS, place=(1, 0), now=now)
+        attempts += 1
+    assert isinstance(peer.batch.failure, JetStreamUnavailable)
+    assert attempts == 5
+    assert now == pytest.approx(NOW + 0.75)
+    assert (peer.batch.stored, peer.batch.acknowledged) == (0, 0)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.04])
+def test_how_long_a_stream_is_waited_for_is_an_option(wait_s: float) -> None:
+    peer = Peer(wait_for_stream_s=wait_s)
     peer.batch.start(A, NOW)
     peer.say(NO_RESPONDERS, place=(1, 0))
     assert isinstance(peer.batch.failure, JetStreamUnavailable)
+
+
+def test_the_wait_for_a_stream_begins_with_the_first_message_nobody_listens_to() -> None:
+    peer = Peer(timeout=30.0)
+    peer.batch.start(A, NOW)
+    peer.say(error(10211, 429), place=(1, 0), now=NOW + 9.0)
+    peer.batch.start(A, NOW + 10.0)
+    peer.say(NO_RESPONDERS, place=(1, 0), now=NOW + 10.0)
+    assert peer.batch.state is State.NEW
+
+
+def test_an_open_batch_has_all_its_time_when_nobody_listens_any_more() -> None:
+    peer = Peer(timeout=30.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    for seconds in (1.0, 5.0, 20.0):
+        peer.say(NO_RESPONDERS, place=(4, 4), now=NOW + seconds)
+    assert batch.failure is None
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -655,6 +688,8 @@ def test_no_leader_until_the_timeout_is_what_the_caller_is_told() -> None:
         {"max_outstanding_acks": 4},
         {"timeout": 0},
         {"keep_alive_s": -1},
+        {"wait_for_stream_s": -1},
+        {"wait_for_stream_s": float("nan")},
         {"batch_id": "a.b"},
         {"batch_id": ""},
         {"batch_id": "x" * 65},

@@ -203,6 +203,7 @@ class FastBatch(_Paced, FastBatchFace):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
@@ -443,6 +444,7 @@ class FastPublisher(_Paced, FastPublisherFace):
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)

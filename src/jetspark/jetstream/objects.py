@@ -472,6 +472,7 @@ def fast_options(
         "patience_s": patience_s,
         # Time for a second batch when the first is lost.
         "batch_timeout_s": min(BATCH_TIMEOUT_S, patience_s / 2),
+        "wait_for_stream_s": patience_s,  # the store was opened, so there is one
     }
 
 

@@ -26,6 +26,10 @@ consumed or overwritten.
 A message the stream refuses would be refused again: it stops the publisher, or is handed to ``on_refused`` and
 skipped.
 
+While no batch was answered for, "nobody listens" most likely means that there is no such stream. It ends the publisher
+after ``wait_for_stream_s``, and nothing is stored then. Once there was an answer, or a batch ended in doubt, it means
+that a leader is being elected, and ``patience_s`` holds.
+
 Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``.
 Claimed messages are those directly after ``published``, and only those sent before are ever left claimed. At
 most ``max_pending_messages`` and ``max_pending_bytes`` are kept. The publisher gives up after ``patience_s`` without
@@ -62,7 +66,7 @@ from jetspark.errors import (
 from jetspark.jetstream.codes import Code
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast import FastMachine, State
-from jetspark.publish.fast_options import FastBatchOptions
+from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
 from jetspark.publish.items import CHUNK_MESSAGES, Item, are_plain, data_of
 from jetspark.publish.resolving import IMPOSSIBLE
 
@@ -104,6 +108,10 @@ class FastPublisherOptions:
     """Longest time without progress before giving up. A stream's duplicate window, which ids rely on, is as long."""
     batch_timeout_s: float = 15.0
     """Longest time without an answer before a batch is given up for the next."""
+    wait_for_stream_s: float = WAIT_FOR_STREAM_S
+    """How long to try again when nobody listens to the very first message: then ``JetStreamUnavailable`` says that
+    JetStream is off, no stream stores the subject, or it has no leader, and nothing is stored. From the first answer on
+    ``patience_s`` holds instead."""
     on_refused: Callable[[Refused], None] | None = None
     """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
 
@@ -114,19 +122,22 @@ class FastPublisherOptions:
         for name in ("patience_s", "batch_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
+        if not self.wait_for_stream_s >= 0:
+            raise ConfigError(f"wait_for_stream_s={self.wait_for_stream_s}: expected seconds of 0 or more")
         if self.id_prefix is not None and not self.message_ids:
             raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
         if self.id_prefix is not None and (not self.id_prefix.isprintable() or self.id_prefix[:1] in ("", " ")):
             raise ConfigError(f"id_prefix={self.id_prefix!r}: expected printable characters, no blank first")
         FastBatchOptions(flow=self.flow, max_outstanding_acks=self.max_outstanding_acks)  # has checks of its own
 
-    def batch_options(self) -> FastBatchOptions:
+    def batch_options(self, *, is_stream_known: bool) -> FastBatchOptions:
         return FastBatchOptions(
             gap="fail",
             # An acknowledgement has to come before there is no room for more to send.
             flow=max(1, min(self.flow, self.max_pending_messages // (self.max_outstanding_acks + 1))),
             max_outstanding_acks=self.max_outstanding_acks,
             timeout=self.batch_timeout_s,
+            wait_for_stream_s=self.batch_timeout_s if is_stream_known else self.wait_for_stream_s,
         )
 
     @classmethod
@@ -173,6 +184,8 @@ class Endless:
         """The connection's, when the present batch began."""
         self._sent_before = 0
         """Up to this position, messages were sent in a batch that ended in doubt."""
+        self._is_stream_known = False
+        """Some stream answered, or may have: if nobody does any more, it has no leader for the moment."""
         self._sent: deque[Item] = deque()
         self._backlog: deque[Item] = deque()
         self._pending_bytes = 0
@@ -352,7 +365,7 @@ class Endless:
         if batch is None:
             if not (self._claimed or self._backlog) or (self._retry_at is not None and now < self._retry_at):
                 return False
-            batch = self._batch = FastMachine(self._machine, self._owner, self.options.batch_options())
+            batch = self._batch = self._new_batch()
             self._settled_in_batch = 0
             self._session = self._machine.sessions
             self._is_proving = bool(self._claimed)
@@ -370,6 +383,10 @@ class Endless:
             if self._wants_end(batch):
                 batch.end(now)
         return False
+
+    def _new_batch(self) -> FastMachine:
+        options = self.options.batch_options(is_stream_known=self._is_stream_known)
+        return FastMachine(self._machine, self._owner, options)
 
     def _begin(self, batch: FastMachine, now: float) -> None:
         try:
@@ -416,6 +433,8 @@ class Endless:
         """The batch may have moved, or be over."""
         batch = self._batch
         assert batch is not None
+        if batch.state is State.OPEN:
+            self._is_stream_known = True
         if not self._is_proving:
             self._settle(batch.stored, now)
         if batch.is_ended:
@@ -486,6 +505,7 @@ class Endless:
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         failure = batch.failure
+        self._is_stream_known |= not isinstance(failure, JetStreamUnavailable)
         if failure is None:
             assert not self._sent
             return
@@ -499,7 +519,7 @@ class Endless:
             # The next batch may, over another server, reach the leader that this one was sent to, not who ended it.
             self._note_sent()
         self._send_again(self._sent)
-        if _is_hopeless(failure) and refusal is None:
+        if not self._is_stream_known or (_is_hopeless(failure) and refusal is None):
             self.fail(failure)
         elif self.failure is None and refusal is None and (batch.errors or not isinstance(failure, BatchCutShort)):
             self._retry_later(now)
@@ -572,7 +592,7 @@ class Endless:
             self._batch.on_time(now)
             self._look(now)
         if self.failure is None and self._is_owed and now >= self._moved_at + self.options.patience_s:
-            self._give_up(self._last_error or "no answer", now)
+            self._give_up((self._batch and self._batch.reopen_error) or self._last_error or "no answer", now)
 
     @property
     def room_timeout_s(self) -> float:
@@ -585,6 +605,8 @@ class Endless:
             self._give_up(RequestTimeout("a message of the publisher", self.room_timeout_s, was_sent=False), now)
 
     def _give_up(self, reason: object, now: float) -> None:
+        if isinstance(reason, JetStreamUnavailable) and not self._is_stream_known:
+            self.fail(reason)  # no doubt about it: nothing was stored
         self.fail(BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0))
         if self._batch is not None:
             self._batch.abandon(now)

@@ -7,6 +7,10 @@ States, and who moves them::
      └─503, 10211────┘                     │ └──gap, err ("fail")──> waiting for the final ack, nothing is sent
        nothing was stored, try again       └──final ack, 10208, no answer, connection over──────────────────> ENDED
 
+"Nobody listens" (503) to the first message says that nothing was stored and that no batch is open: no stream stores the
+subject, JetStream is off, or a leader is being elected. Only the last one passes, so the message is sent again for
+``wait_for_stream_s``. A batch that is open knows that there is a stream, and has ``timeout`` for a 503.
+
 Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject; whatever the
 server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``, and is told apart by its content
 alone: on a replicated stream the final acknowledgement may come on another message's reply subject.
@@ -129,6 +133,8 @@ class FastMachine:
         """Gaps and errors that nobody was told yet."""
         self.reopen_at: float | None = None
         """The server could not open the batch for the moment: when to try again."""
+        self.reopen_error: Exception | None = None
+        """Why it could not."""
         self._machine, self._owner = machine, owner
         self._is_failing = options.gap == "fail"
         self._progress = 0
@@ -155,6 +161,8 @@ class FastMachine:
         """Subject to the beginning of its frames, up to the sequence."""
         self._first_subject = ""
         self._opening_since: float | None = None
+        self._unavailable_since = 0.0
+        """Since when nobody listens to the first message."""
         self._times_reopened = 0
         self._sent_at = self._pinged_at = self._moved_at = 0.0
         self._ping_at: float | None = None
@@ -598,8 +606,14 @@ class FastMachine:
     def _reopen_later(self, error: Exception, now: float) -> None:
         """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
         assert self._opening_since is not None
+        give_up_at = self._opening_since + self.options.timeout
+        if isinstance(error, JetStreamUnavailable):
+            if not isinstance(self.reopen_error, JetStreamUnavailable):
+                self._unavailable_since = now
+            give_up_at = self._unavailable_since + self.options.wait_for_stream_s
+        self.reopen_error = error
         wait_s = REOPEN.wait_s(self._times_reopened + 1)
-        if now + wait_s >= self._opening_since + self.options.timeout:
+        if now + wait_s >= give_up_at:
             self._over(error)
             return
         self._close_inbox()

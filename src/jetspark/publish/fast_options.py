@@ -15,6 +15,8 @@ GapMode = Literal["fail", "ok"]
 
 # The server allows 500 at most, whatever is asked for.
 MAX_FLOW = 500
+# As long as a single publish tries again. A leader that steps down has a successor by then; one that died has not.
+WAIT_FOR_STREAM_S = 1.0
 
 
 class FastReceipt(NamedTuple):
@@ -45,6 +47,10 @@ class FastBatchOptions:
     """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
     timeout: float = 30.0
     """Longest time without any progress, in seconds. Electing a leader takes up to ten."""
+    wait_for_stream_s: float = WAIT_FOR_STREAM_S
+    """How long to try again when nobody listens to the first message: then ``JetStreamUnavailable`` says that JetStream
+    is off, no stream stores the subject, or it has no leader. For a stream that is there for sure, give it the ten
+    seconds that electing a leader may take."""
     ping_after_s: float = 1.0
     """How long to wait for the server before asking."""
     keep_alive_s: float = 3.0
@@ -66,6 +72,8 @@ class FastBatchOptions:
         for name in ("timeout", "ping_after_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
+        if not self.wait_for_stream_s >= 0:
+            raise ConfigError(f"wait_for_stream_s={self.wait_for_stream_s}: expected seconds of 0 or more")
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> FastBatchOptions:

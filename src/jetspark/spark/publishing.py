@@ -76,6 +76,7 @@ class FastPublishing(Publisher):
             max_pending_bytes=pace.max_bytes,
             patience_s=pace.patience_s,
             batch_timeout_s=min(15.0, pace.patience_s / 2),
+            wait_for_stream_s=pace.patience_s,  # the sink has seen the stream
         )._enter()
 
     def send(self, rows: Rows) -> None:
