@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from support.drivers import Driver, Recorder, entered, on_both_drivers, until
+from support.lossy import LossyProxy
 from support.peers import Proxy
 from support.servers import server_with_batch_limits
 
@@ -820,15 +822,58 @@ async def test_a_connection_cut_in_the_middle_of_a_frame(
             assert events.of(jetspark.Disconnected)
             lost = {number for missing in fast.gaps for number in missing}
             assert lost
+            assert len(lost) == sum(map(len, fast.gaps))  # each once
             expected = [number for number in range(1, 5001) if number not in lost]
-            # What the server said while the connection broke may be lost too, so only the others are certain.
+            # Nothing was refused, so all that is missing is in the gaps. The client cannot know that: what was under
+            # way when the connection broke, and was not reported since, is in doubt.
             in_doubt = {number for doubt in fast.doubts for number in doubt}
+            assert not in_doubt & lost
             assert fast.stored == len(set(expected) - in_doubt)
         else:
             with pytest.raises(BatchCutShort) as caught:
                 await add_and_commit(fast, more)
             expected = list(range(1, caught.value.stored + 1))
         assert [int(data) for data in await stored(stream)] == expected
+
+
+@on_both_drivers
+async def test_a_refusal_that_was_lost_with_the_connection_is_in_doubt_and_publishing_it_again_repairs_it(
+    driver: Driver, js_server: NatsServer, url: str
+) -> None:
+    """What the documentation tells users to do about ``doubts``."""
+    async with (
+        LossyProxy(js_server.port) as proxy,
+        driver.connect(url) as witness,
+        driver.connect(
+            proxy.url.replace("//", "//free:p@"),
+            reconnect_wait_s=0.01,
+            ignore_discovered_servers=True,
+            on_event=(events := Recorder()),
+        ) as nc,
+    ):
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        there = await witness.jetstream().stream(stream.name)
+        subject, values = f"{stream.name}.a", [b"value-%d" % number for number in range(1, 11)]
+        proxy.lose_from(b"value-3", "to_client")
+        async with js.fast_batch("ok", flow=5, ping_after_s=0.1) as fast:
+            for number, value in enumerate(values, 1):
+                expect = Expect(last_sequence=999) if number == 3 else None
+                await fast.add(subject, value, msg_id=f"id-{number}", expect=expect)
+                if number == 5:
+                    while (await there.info()).state.messages < 4:
+                        pass
+                    proxy.cut()
+                    await until(lambda: events.of(jetspark.Reconnected))
+        assert (fast.gaps, fast.errors, fast.doubts) == ([], [], [range(1, 6)])
+        assert fast.stored == 5
+        assert await stored(stream) == [value for value in values if value != b"value-3"]
+        again = [
+            await js.publish(subject, values[sequence - 1], msg_id=f"id-{sequence}")
+            for sequence in itertools.chain(*fast.doubts)
+        ]
+        assert [ack.duplicate for ack in again] == [True, True, False, True, True]
+        assert sorted(await stored(stream)) == sorted(values)
 
 
 # ---- the endless publisher -------------------------------------------------------------------------------------

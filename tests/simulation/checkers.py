@@ -6,6 +6,8 @@ is a :class:`Violation`: an assertion that names the run.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from simulation.world import MAX_MESSAGE_BYTES, BatchRun, EndlessRun, Run, World
@@ -21,6 +23,7 @@ from jetspark.errors import (
 )
 from jetspark.publish.endless import CHUNK_MESSAGES
 from jetspark.publish.fast import State
+from jetspark.publish.fast_options import Refusal
 from jetspark.testing.network import Published
 
 # Frames of the connection itself (subscriptions, pings) do not wait for room; and what a machine hands over in one
@@ -95,10 +98,11 @@ class StoredIsAPrefix(_Checker):
 
 
 class MissingIsReported(_Checker):
-    """Mode ok: what is missing is in a gap or an error, and what is in those is missing; in order, once each.
+    """Mode ok: each message is stored, or reported once as lost or refused, or in doubt.
 
-    What the server says while a session breaks may be lost, and it says it once: silence means nothing about messages
-    that are in ``doubts``, and those must have been under way then.
+    Reported is what the server said and the client heard, no more and no less, and callbacks get it once. In doubt is
+    what was under way when a session ended. A message may be missing without a report only if it is in doubt and the
+    server had reported it into a session that was lost.
     """
 
     def finish(self, world: World, run: Run) -> None:
@@ -109,18 +113,37 @@ class MissingIsReported(_Checker):
         if isinstance(batch.failure, ServerError | JetStreamUnavailable):
             require(not stored, run, "refused from the start, and stored", stored)
             return
-        reported = {number for gap in batch.gaps for number in gap} | {each.sequence for each in batch.errors}
+        reports = [*batch.gaps, *batch.errors]
+        numbers = _numbers(reports)
+        reported = set(numbers)
+        require(len(numbers) == len(reported), run, "reported twice", _doubled(numbers))
+        told = _numbers([*run.told, *batch.news])
+        require(sorted(told) == sorted(numbers), run, "callbacks were told otherwise", sorted(told), sorted(numbers))
         wrongly = sorted(reported & set(stored))
         require(not wrongly, run, "reported missing, and stored", wrongly)
-        doubtful = {number for doubt in batch.doubts for number in doubt}
-        under_way = {number for span in run.unheard for number in span}
-        require(doubtful <= under_way, run, "in doubt without a reason", sorted(doubtful - under_way))
+        heard = set(run.reports.heard) & set(range(1, run.sent + 1))
+        require(heard == reported, run, "reported is not what was heard", sorted(heard), sorted(reported))
+        doubtful = _numbers(batch.doubts)
+        require(len(doubtful) == len(set(doubtful)), run, "in doubt twice", _doubled(doubtful))
+        require(not reported & set(doubtful), run, "reported, and in doubt", sorted(reported & set(doubtful)))
+        under_way = set(_numbers(run.unheard))
+        require(set(doubtful) <= under_way, run, "in doubt without a reason", sorted(set(doubtful) - under_way))
         judged = run.sent if batch.failure is None else min(batch.acknowledged, run.sent)
-        silently = set(range(1, judged + 1)) - set(stored) - reported - doubtful
-        require(not silently, run, "missing without a word", sorted(silently))
+        silently = set(range(1, judged + 1)) - set(stored) - reported
+        require(silently <= set(doubtful), run, "missing without a word", sorted(silently - set(doubtful)))
+        unsaid = silently - set(run.reports.said)
+        require(not unsaid, run, "missing, and no server ever said so", sorted(unsaid))
         if batch.failure is None:
             known = [number for number in stored if number not in doubtful]
             require(batch.stored == len(known), run, "counted wrongly", batch.stored, len(known))
+
+
+def _numbers(reports: Iterable[range | Refusal]) -> list[int]:
+    return [number for each in reports for number in (each if isinstance(each, range) else (each.sequence,))]
+
+
+def _doubled(numbers: list[int]) -> list[int]:
+    return sorted(number for number, count in Counter(numbers).items() if count > 1)
 
 
 class KeepsPace(_Checker):

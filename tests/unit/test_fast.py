@@ -716,6 +716,57 @@ def test_a_gap_that_is_reported_twice_is_missing_once() -> None:
     assert batch.stored == 3  # 1, 2 and 6
 
 
+@pytest.mark.parametrize("said", [err(3), error(10054)], ids=["refused", "too large"])
+def test_a_refused_message_that_a_gap_covers_is_reported_once(said: dict[str, Any]) -> None:
+    """A message too large for the stream does not reach the batch; a new leader does not know of earlier refusals."""
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(5)
+    peer.say(said, place=(3, 1))
+    peer.say(gap(2, 6))
+    assert [each.sequence for each in batch.errors] == [3]
+    assert batch.gaps == [range(2, 3), range(4, 6)]
+    assert len(batch.news) == 3
+    batch.end(NOW)
+    peer.say(final(6))
+    assert batch.stored == 2  # 1 and 6
+
+
+@pytest.mark.parametrize("said", [err(3), error(10054)], ids=["refused", "too large"])
+def test_a_message_is_refused_once_however_often_the_server_says_so(said: dict[str, Any]) -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(5)
+    peer.say(said, said, place=(3, 1))
+    assert [each.sequence for each in batch.errors] == [3]
+    assert len(batch.news) == 1
+
+
+def test_what_was_reported_in_the_end_is_in_doubt_no_more() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=4)
+    peer.add(6)
+    peer.sent()
+    peer.say(ack(1, 4))
+    batch.on_event(Disconnected("a", "cut", 7, 0, 7), NOW)
+    assert batch.doubts == [range(2, 8)]
+    peer.say(err(3), gap(6, 8), ack(7, 4))
+    assert batch.doubts == [range(2, 3), range(4, 6)]
+    batch.end(NOW)
+    peer.say(final(7))
+    assert (batch.stored, batch.gaps) == (1, [range(6, 8)])
+    assert batch.doubts == [range(2, 3), range(4, 6)]
+
+
+def test_an_end_of_the_batch_is_not_in_doubt() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=4)
+    peer.add(1)
+    batch.end(NOW)
+    batch.on_event(Disconnected("a", "cut", 3, 0, 3), NOW)
+    assert batch.doubts == [range(1, 3)]
+
+
 def test_a_lost_end_in_mode_ok_is_not_counted_as_stored() -> None:
     peer = Peer(gap="ok")
     batch = peer.open()

@@ -172,9 +172,11 @@ class FastBatch(_Paced, FastBatchFace):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
-    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on, ``gaps``
-    and ``errors`` say exactly which are missing. :class:`~jetspark.BatchInDoubt` says that the server stopped answering
-    or forgot the batch, and how far it is known to be stored.
+    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on; after the
+    commit each message is in ``gaps`` (lost), in ``errors`` (refused), in ``doubts`` (nobody knows) or stored, and in
+    one of these only. ``doubts`` is empty unless the connection was lost meanwhile.
+    :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
+    to be stored.
 
     Leaving the block normally commits. Leaving it by an exception ends the batch, and what was added stays stored: for
     all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.

@@ -172,7 +172,8 @@ class _Paced(Block, ABC):
 class FastBatch(_Paced, FastBatchFace):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
-    The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
+    The guarantees are those of :class:`jetspark.aio.fast.FastBatch`, ``gaps``, ``errors`` and ``doubts`` included; any
+    thread may add.
     """
 
     _line = "with js.fast_batch() as fast:"

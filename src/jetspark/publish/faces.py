@@ -40,7 +40,7 @@ class FastBatchFace:
 
     @property
     def stored(self) -> int:
-        """How many are stored for sure; in mode ``"ok"`` known at the end only.
+        """How many are stored for sure; in mode ``"ok"`` known at the end only, and without those in ``doubts``.
 
         There the server's own count, ``ack.batch_size``, is one of messages sent.
         """
@@ -53,17 +53,23 @@ class FastBatchFace:
 
     @property
     def gaps(self) -> list[range]:
-        """Sequences that were lost on the way."""
+        """Sequences that were lost on the way, each once; counted from 1, in the order of adding."""
         return list(self._batch.gaps)
 
     @property
     def errors(self) -> list[Refusal]:
-        """Messages the server refused."""
+        """Messages the server refused, each once; none of them is in ``gaps``, too."""
         return list(self._batch.errors)
 
     @property
     def doubts(self) -> list[range]:
-        """Mode ``"ok"``: sequences under way when the connection was lost, whose losses may not have been reported."""
+        """Mode ``"ok"``: sequences of which nobody knows whether they are stored; most of them are.
+
+        Empty unless the connection was lost while messages were under way. The server reports a loss or a refusal once,
+        and what it said into the lost connection is not said again. So these are the messages that were sent and not
+        acknowledged at that moment, without those that ``gaps`` and ``errors`` have reported since. Publish them again
+        with the message ids they had, and each is stored once; without ids, choose between missing and doubled.
+        """
         return list(self._batch.doubts)
 
     @property

@@ -30,11 +30,15 @@ gap, and keeps the batch of a slow producer alive (the server forgets one after 
 tell is how much is stored: only an ack, or the final one, does.
 
 The end, in mode ``"fail"``: the stored messages are always the first ones, and the final acknowledgement counts them.
-In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not.
+In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not. The server
+says so once, at the moment it notices, and neither a ping nor an acknowledgement brings it again. So what it said into
+a session that was lost is not known: all that was sent and not acknowledged then, and that no later report is about,
+is in ``doubts``, and mostly stored.
 
-Invariants: a sequence is sent once. ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are stored.
-Nothing is sent once the server said that the batch is over. What is kept is the last of what was added; it is sent
-before anything that is added later, or never.
+Invariants: a sequence is sent once. A message is in at most one of ``gaps``, ``errors`` and ``doubts``, and reported
+once, however often the server reports it. ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are
+stored. Nothing is sent once the server said that the batch is over. What is kept is the last of what was added; it is
+sent before anything that is added later, or never.
 """
 
 from __future__ import annotations
@@ -123,8 +127,6 @@ class FastMachine:
         self.acknowledged = 0
         self.gaps: list[range] = []
         self.errors: list[Refusal] = []
-        self.doubts: list[range] = []
-        """Mode "ok": the session was lost while these were under way, and with it what the server said about them."""
         self.ack: PubAck | None = None
         """The final one, however the batch ended."""
         self.failure: Exception | None = None
@@ -152,6 +154,10 @@ class FastMachine:
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
         self._gaps_end = 0
+        self._refused: set[int] = set()
+        """Sequences of ``errors``."""
+        self._unheard: list[range] = []
+        """Mode "ok": what was under way each time a session was lost."""
         self._ends: set[int] = set()
         """Sequences of ours that are no messages."""
         self._inbox: SubscriptionState | None = None
@@ -217,9 +223,17 @@ class FastMachine:
         if self.ack is None:
             return 0
         last = self.ack.batch_size or 0
-        single = [refusal.sequence for refusal in self.errors] + list(self._ends)
-        missing = [*self.gaps, *self.doubts, *(range(sequence, sequence + 1) for sequence in single)]
-        return last - _covered(missing, last)
+        return last - _covered([*self._accounted_for(), *self._unheard], last)
+
+    @property
+    def doubts(self) -> list[range]:
+        """Mode ``"ok"``: the session was lost while these were under way, and they were not reported since."""
+        known = self._accounted_for() if self._unheard else []
+        return [part for unheard in self._unheard for part in _without(unheard, known)]
+
+    def _accounted_for(self) -> list[range]:
+        """Sequences that are surely not stored, or no messages."""
+        return [*self.gaps, *(range(sequence, sequence + 1) for sequence in (*self._refused, *self._ends))]
 
     @property
     def inbox(self) -> SubscriptionState | None:
@@ -548,9 +562,11 @@ class FastMachine:
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
         is_commit_lost = self.state is State.COMMITTING and self.sequence in missing
-        known = [range(sequence, sequence + 1) for sequence in self._ends]
+        # A message too large for the stream is refused and never reaches the batch. And a new leader knows what is
+        # stored and nothing else: it reports again what the old one had reported or refused.
+        refused = self._refused.intersection(range(missing.start, min(missing.stop, self.sent + 1)))
+        known = [range(sequence, sequence + 1) for sequence in (*self._ends, *refused)]
         if missing.start < self._gaps_end:
-            # A new leader knows what is stored and nothing else: it reports again what the old one had reported.
             known += self.gaps
         self._gaps_end = max(self._gaps_end, missing.stop)
         for part in _without(missing, known):
@@ -563,7 +579,7 @@ class FastMachine:
             self._place_end(now)
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
-        self._report(self.errors, refusal)
+        self._report_refusal(refusal)
         self._move_to(refusal.sequence, now)
         if self._is_failing:
             self._expect_the_end()
@@ -584,7 +600,7 @@ class FastMachine:
             self._refused_from_the_start(error)
         else:
             if error.err_code != Code.TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
-                self._report(self.errors, Refusal(sequence, error))
+                self._report_refusal(Refusal(sequence, error))
             self._on_hole(sequence, operation, error, now)
 
     def _on_hole(self, sequence: int, operation: int, error: Exception, now: float) -> None:
@@ -600,7 +616,7 @@ class FastMachine:
 
     def _refused_from_the_start(self, error: ServerError) -> None:
         if not self.errors:
-            self._report(self.errors, Refusal(1, error))
+            self._report_refusal(Refusal(1, error))
         self._over(error)
 
     def _reopen_later(self, error: Exception, now: float) -> None:
@@ -664,9 +680,9 @@ class FastMachine:
 
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
-        first = max(self.acknowledged + 1, self.doubts[-1].stop if self.doubts else 1)
+        first = max(self.acknowledged + 1, self._unheard[-1].stop if self._unheard else 1)
         if not self._is_failing and self.state not in (State.NEW, State.ENDED) and first <= self.sent:
-            self.doubts.append(range(first, self.sent + 1))
+            self._unheard.append(range(first, self.sent + 1))
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -708,6 +724,13 @@ class FastMachine:
         return max(self._moved_at, self._sent_at) + self.options.timeout
 
     # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _report_refusal(self, refusal: Refusal) -> None:
+        sequence = refusal.sequence
+        is_in_gap = sequence < self._gaps_end and any(sequence in each for each in self.gaps)
+        if sequence not in self._refused and not is_in_gap:
+            self._refused.add(sequence)
+            self._report(self.errors, refusal)
 
     def _report(self, reports: list[Any], entry: range | Refusal) -> None:
         if len(reports) >= MAX_REPORTS:

@@ -269,6 +269,8 @@ class Front:
         self.model, self.clock = model, clock
         self.watchers: list[Callable[[Published], None]] = []
         """Each is told of every message, before the model is."""
+        self.reply_watchers: list[Callable[[Delivery], None]] = []
+        """Each is told of everything the server says, whether it arrives or not."""
         self.interest = _Interest()
         self._service_s = service_s
         self._busy_until = 0.0
@@ -309,6 +311,8 @@ class Front:
     def say(self, deliveries: Iterable[Delivery]) -> None:
         """The server says something to whoever is subscribed."""
         for each in deliveries:
+            for watch in self.reply_watchers:
+                watch(each)
             block = b""
             if each.headers is not None or each.status is not None:
                 block = encode(each.headers)
