@@ -35,8 +35,8 @@ MODULES = {
     "jetstream/ordered.py": ["tests/unit/test_js_ordered.py"],
     "jetstream/pull.py": ["tests/unit/test_pull.py"],
     "publish/atomic.py": ["tests/unit/test_atomic.py"],
-    "publish/endless.py": ["tests/unit/test_endless.py"],
-    "publish/fast.py": ["tests/unit/test_fast.py", "tests/unit/test_endless.py"],
+    "publish/fast_publisher.py": ["tests/unit/test_fast_publisher.py"],
+    "publish/fast.py": ["tests/unit/test_fast.py", "tests/unit/test_fast_publisher.py"],
     "publish/window.py": ["tests/unit/test_window.py"],
     "spark/offsets.py": ["tests/unit/test_spark_offsets.py"],
 }

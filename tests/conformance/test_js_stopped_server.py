@@ -23,12 +23,12 @@ import jetspark.blocking
 from jetspark import ConsumerConfig, KVConfig, ObjectStoreConfig, RequestTimeout, StreamConfig
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream, Stream
-from jetspark.aio.jsmessage import JetStreamMessage
 from jetspark.aio.kv import KeyValue, Transaction
 from jetspark.aio.objects import ObjectStore
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.pull import Messages
 from jetspark.aio.push import PushMessages
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.blocking import consumer as blocking_consumer
 from jetspark.blocking import jetstream as blocking_jetstream
 from jetspark.blocking import jsmessage as blocking_jsmessage

@@ -21,9 +21,9 @@ from jetspark.errors import (
     TooManyBatches,
     UsageError,
 )
-from jetspark.publish.endless import CHUNK_MESSAGES
 from jetspark.publish.fast import State
 from jetspark.publish.fast_options import Refusal
+from jetspark.publish.fast_publisher import CHUNK_MESSAGES
 from jetspark.testing.network import Published
 
 # Frames of the connection itself (subscriptions, pings) do not wait for room; and what a machine hands over in one

@@ -37,10 +37,10 @@ from jetspark.errors import BatchInDoubt
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Operation as Asking
 from jetspark.publish.atomic import AtomicMachine
-from jetspark.publish.endless import Endless, FastPublisherOptions, Refused
 from jetspark.publish.fast import FastMachine, Operation
 from jetspark.publish.fast_options import FastBatchOptions, GapMode, Refusal
-from jetspark.publish.items import Item
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions, Refused
+from jetspark.publish.outgoing import Item
 from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan
 
@@ -123,7 +123,9 @@ def add_batch(
     return run
 
 
-def add_endless(world: World, name: str, *, message_ids: bool, machine: type[Endless] = Endless) -> EndlessRun:
+def add_endless(
+    world: World, name: str, *, message_ids: bool, machine: type[FastPublisherMachine] = FastPublisherMachine
+) -> EndlessRun:
     die = world.die
     bursts = some_bursts(die, messages=die.choice([1, 5, 40, 150, 300]), pauses=PAUSES_S)
     handed_back: list[Refused] = []
@@ -162,7 +164,9 @@ def endless_without_ids(world: World) -> None:
         add_endless(world, f"plain{number}", message_ids=False)
 
 
-def endless_behind_a_leader_that_is_cut_off(world: World, machine: type[Endless] = Endless) -> None:
+def endless_behind_a_leader_that_is_cut_off(
+    world: World, machine: type[FastPublisherMachine] = FastPublisherMachine
+) -> None:
     """The leader acknowledges duplicates of what it will lose; with ids, and with ids of the caller's own."""
     die, network = world.die, world.network
     if world.is_replicated:
@@ -427,40 +431,40 @@ def test_a_broken_batch_is_found_out(gap: GapMode, machine: type[FastMachine], c
     assert any(re.search(claim, rejected(seed, workload)) for seed in range(200))
 
 
-class DropsWhatWasSent(Endless):
+class DropsWhatWasSent(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         if batch.failure is not None:
             self.published += len(self._sent)
         self._sent.clear()
 
 
-class PutsItBehind(Endless):
+class PutsItBehind(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         sent, self._sent = self._sent, deque()
         super()._on_batch_over(batch, now)
         self._backlog.extend(sent)
 
 
-class KeepsDoublesToItself(Endless):
+class KeepsDoublesToItself(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         super()._on_batch_over(batch, now)
         self.possibly_doubled = 0
 
 
-class CountsAhead(Endless):
+class CountsAhead(FastPublisherMachine):
     """What is sent is as good as stored."""
 
     def _settle(self, stored: int, now: float) -> None:
         super()._settle(self._settled_in_batch + len(self._sent), now)
 
 
-class HasRoomForAll(Endless):
+class HasRoomForAll(FastPublisherMachine):
     @property
     def room(self) -> int:
         return 100_000
 
 
-class ForgetsTheIds(Endless):
+class ForgetsTheIds(FastPublisherMachine):
     def _encode(self, headers: HeadersLike | bytes | None, position: int) -> bytes:
         return b"NATS/1.0\r\nNats-Nothing: 1\r\n\r\n"
 
@@ -476,21 +480,21 @@ class ForgetsTheIds(Endless):
         (ForgetsTheIds, True, "doubled"),
     ],
 )
-def test_a_broken_publisher_is_found_out(machine: type[Endless], message_ids: bool, claim: str) -> None:
+def test_a_broken_publisher_is_found_out(machine: type[FastPublisherMachine], message_ids: bool, claim: str) -> None:
     def workload(world: World) -> None:
         add_endless(world, "broken", message_ids=message_ids, machine=machine)
 
     assert any(re.search(claim, rejected(seed, workload)) for seed in range(100))
 
 
-class BelievesEveryAck(Endless):
+class BelievesEveryAck(FastPublisherMachine):
     """Takes a leader's word for what it was sent before."""
 
     def _claim(self, part: list[Item], first: int) -> list[Item]:
         return part
 
 
-class DoesNotAsk(Endless):
+class DoesNotAsk(FastPublisherMachine):
     """Takes the final acknowledgement for a proof."""
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
@@ -500,7 +504,9 @@ class DoesNotAsk(Endless):
 
 
 @pytest.mark.parametrize("machine", [BelievesEveryAck, DoesNotAsk])
-def test_a_publisher_that_believes_a_leader_without_a_majority_is_found_out(machine: type[Endless]) -> None:
+def test_a_publisher_that_believes_a_leader_without_a_majority_is_found_out(
+    machine: type[FastPublisherMachine],
+) -> None:
     def workload(world: World) -> None:
         endless_behind_a_leader_that_is_cut_off(world, machine)
 

@@ -17,10 +17,10 @@ from jetspark.core.events import ConnectionEvent, Disconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
 from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.items import Item
+from jetspark.publish.fast_publisher import CHUNK_MESSAGES, FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Clock, Front, Network, Timer
 from jetspark.testing.simulation import FaultPlan, Faults, Link
@@ -433,7 +433,7 @@ class EndlessRun(Run):
         *,
         flushes_every: int = 0,
         accepts_one_by_one: bool = True,
-        machine: type[Endless] = Endless,
+        machine: type[FastPublisherMachine] = FastPublisherMachine,
     ) -> None:
         super().__init__(world, name, bursts)
         self.options = options

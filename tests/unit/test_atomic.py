@@ -38,7 +38,7 @@ from jetspark.errors import (
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import Expect, publish_headers
-from jetspark.publish import resolving
+from jetspark.publish import atomic_resolve
 from jetspark.publish.atomic import RETRY, AtomicMachine
 
 A = Server("a", 4222)
@@ -806,7 +806,7 @@ def test_where_subjects_are_renamed_every_message_is_looked_at() -> None:
 
 
 def test_reading_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolving, "MAX_READS", 5)
+    monkeypatch.setattr(atomic_resolve, "MAX_READS", 5)
     bench = in_doubt(size=1)
     others = [stored(number) for number in range(6, 9)]
     with pytest.raises(BatchInDoubt, match="too many to look at"):
@@ -821,7 +821,7 @@ def test_a_replicated_stream_is_believed_once_its_leader_has_applied_all_and_hea
     assert (
         bench.run(bench.batch.resolve(5.0), WRONG, behind, behind, silent, heard, stored(5), NOT_FOUND) == "not stored"
     )
-    assert bench.paused_s == [resolving.SETTLE_PAUSE_S] * 3
+    assert bench.paused_s == [atomic_resolve.SETTLE_PAUSE_S] * 3
 
 
 def test_a_new_leader_is_asked_from_the_beginning() -> None:
@@ -836,7 +836,7 @@ def test_a_leader_cut_off_from_its_replicas_decides_nothing() -> None:
     alone = info(last=7, replicas=3, active_ns=10_000_000_000)
     with pytest.raises(BatchInDoubt, match="does not hear from its replicas"):
         bench.run(bench.batch.resolve(5.0), WRONG, *[alone] * 100)
-    assert resolving.SETTLE_MAX_S <= sum(bench.paused_s) < resolving.SETTLE_MAX_S + 0.2
+    assert atomic_resolve.SETTLE_MAX_S <= sum(bench.paused_s) < atomic_resolve.SETTLE_MAX_S + 0.2
     assert bench.batch.outcome == "unknown"
 
 

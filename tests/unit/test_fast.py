@@ -34,7 +34,7 @@ from jetspark.errors import (
 from jetspark.publish import fast
 from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.items import Item, are_plain, take
+from jetspark.publish.outgoing import Item, are_plain, take
 
 NOW = 100.0
 A: Item = ("s.a", b"x")

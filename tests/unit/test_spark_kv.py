@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, JetStreamUnavailable, ServerError
 from jetspark.spark import kv, kv_reading, kv_writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ProtocolError
 
 pytest.importorskip("pyspark")

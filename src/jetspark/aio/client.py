@@ -18,14 +18,14 @@ from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
+from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.events import OnEvent
-from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
-from jetspark.core.requests import Collector
+from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BufferFull,
@@ -90,7 +90,7 @@ class _Connecting:
         await self._client.__aexit__(kind, error, trace)
 
 
-class Client(ClientFace):
+class Client(ClientBase):
     """A connection to NATS that heals itself. Make one with :func:`connect`."""
 
     _logger = logging.getLogger("jetspark.aio")

@@ -1,4 +1,4 @@
-"""Fast ingest with asyncio. Decisions are made in :mod:`jetspark.publish`, by ``fast`` and ``endless``; this adds
+"""Fast ingest with asyncio. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
 waiting."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
-from jetspark.publish.endless import Endless, FastPublisherOptions
-from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
-from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -38,7 +38,7 @@ _new = tuple.__new__
 class _Paced(Block):
     """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
-    _paced: FastMachine | Endless
+    _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.aio")
 
     def __init__(self, js: JetStream) -> None:
@@ -168,7 +168,7 @@ class _Paced(Block):
         """Answers are read as they come."""
 
 
-class FastBatch(_Paced, FastBatchFace):
+class FastBatch(_Paced, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
@@ -407,7 +407,7 @@ class FastBatch(_Paced, FastBatchFace):
             self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace):
+class FastPublisher(_Paced, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
@@ -423,7 +423,7 @@ class FastPublisher(_Paced, FastPublisherFace):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        self._paced = self._endless = Endless(self._connection, self, options, now=self._loop.time())
+        self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=self._loop.time())
         self._waits_for_room = False
 
     def _enter(self) -> Self:

@@ -21,8 +21,8 @@ from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import ConnectionClosed, JetStreamUnavailable, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
-from jetspark.jetstream.batchget import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
+from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.kv import KVConfig, check_bucket
@@ -38,8 +38,8 @@ from jetspark.jetstream.operations import (
 )
 from jetspark.jetstream.ordered import OrderedOptions, Patience
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
-from jetspark.publish.endless import FastPublisherOptions
 from jetspark.publish.fast_options import FastBatchOptions, GapMode
+from jetspark.publish.fast_publisher import FastPublisherOptions
 from jetspark.publish.window import WindowOptions
 
 if TYPE_CHECKING:

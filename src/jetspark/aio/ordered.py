@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
-from jetspark.aio.jsmessage import JetStreamMessage
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
-from jetspark.aio.jsmessage import JetStreamMessage
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio.message import Message
 from jetspark.aio.waits import Waits
-from jetspark.core.faces import SubscriptionFace
+from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
@@ -21,7 +21,7 @@ __all__ = ["Callback", "Subscription"]
 Callback = Callable[[Message], Awaitable[Any] | None]
 
 
-class Subscription(SubscriptionFace):
+class Subscription(SubscriptionBase):
     """Messages on a subject: iterate with ``async for``, or take one with :meth:`next`.
 
     At most once: a message is delivered if we are connected and subscribed when it is published. What a reader is

@@ -10,11 +10,11 @@ from jetspark.blocking.client import Client, connect
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.jetstream import JetStream, Stream
-from jetspark.blocking.jsmessage import JetStreamMessage
 from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStore
 from jetspark.blocking.ordered import OrderedConsumer
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.core import public as _core
 from jetspark.core.public import *

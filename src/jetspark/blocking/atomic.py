@@ -13,7 +13,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
-from jetspark.publish.atomic import AtomicFace, AtomicMachine, Outcome
+from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch"]
 
 
-class AtomicBatch(AtomicFace, Block):
+class AtomicBatch(AtomicBatchBase, Block):
     """Messages that are stored together or not at all; see :meth:`JetStream.atomic_batch`.
 
     Leaving the block commits; leaving it by an exception stores nothing. One call at a time: a batch is an order.

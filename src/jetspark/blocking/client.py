@@ -20,15 +20,15 @@ from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
+from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.events import OnEvent
-from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
-from jetspark.core.requests import Collector
+from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BufferFull,
@@ -63,7 +63,7 @@ def connect(
     return Client(parse_servers(servers), auth, tls, on_event, ConnectOptions.of(options, overrides))
 
 
-class Client(ClientFace):
+class Client(ClientBase):
     """A connection to NATS that heals itself, for any number of threads. Make one with :func:`connect`."""
 
     _logger = logging.getLogger("jetspark.blocking")

@@ -1,4 +1,4 @@
-"""Fast ingest from threads. Decisions are made in :mod:`jetspark.publish`, by ``fast`` and ``endless``; this adds
+"""Fast ingest from threads. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
 waiting.
 
 The link's lock guards the machine. Time is watched by whoever waits, and while nobody does by the connection's thread
@@ -24,11 +24,11 @@ from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
-from jetspark.publish.endless import Endless, FastPublisherOptions
-from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
-from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:
     from jetspark.blocking.jetstream import JetStream
@@ -42,7 +42,7 @@ ROOM_POLL_S = 0.01
 class _Paced(Block, ABC):
     """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
-    _paced: FastMachine | Endless
+    _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.blocking")
 
     def __init__(self, js: JetStream) -> None:
@@ -169,7 +169,7 @@ class _Paced(Block, ABC):
         return True
 
 
-class FastBatch(_Paced, FastBatchFace):
+class FastBatch(_Paced, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     The guarantees are those of :class:`jetspark.aio.fast.FastBatch`, ``gaps``, ``errors`` and ``doubts`` included; any
@@ -393,7 +393,7 @@ class FastBatch(_Paced, FastBatchFace):
             self._settle()
 
 
-class FastPublisher(_Paced, FastPublisherFace):
+class FastPublisher(_Paced, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
@@ -404,7 +404,7 @@ class FastPublisher(_Paced, FastPublisherFace):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        self._paced = self._endless = Endless(self._connection, self, options, now=time.monotonic())
+        self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=time.monotonic())
         self._pump_at: float | None = None
 
     def _enter(self) -> Self:

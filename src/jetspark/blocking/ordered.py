@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.waiter import Waiter
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.blocking.message import Message
 from jetspark.blocking.waiter import Changed
-from jetspark.core.faces import SubscriptionFace
+from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
@@ -22,7 +22,7 @@ __all__ = ["Callback", "Subscription"]
 Callback = Callable[[Message], Any]
 
 
-class Subscription(SubscriptionFace):
+class Subscription(SubscriptionBase):
     """Messages on a subject: iterate, or take one with :meth:`next`. Several threads may share the work.
 
     The guarantees are those of :class:`jetspark.Subscription`.

@@ -15,7 +15,7 @@ commit over and its answer nobody knows, hence ``unknown`` from the first to the
 
 Messages go out without waiting, but for the first (and every n-th, if asked for): its answer of zero bytes says that
 the stream takes batches and has a place for this one. It also means that no copy of the first message is still on its
-way, and with that, that a commit which comes late comes too late: see :mod:`jetspark.publish.resolving`.
+way, and with that, that a commit which comes late comes too late: see :mod:`jetspark.publish.atomic_resolve`.
 
 Servers before 2.14 know no end-of-batch message: there the last message has to say that it is the last. So each is held
 back until the next one is added, and the commit sends the one that is left. All of that happens in :meth:`ask`, so
@@ -57,9 +57,9 @@ from jetspark.jetstream.features import ATOMIC_BATCH, END_OF_BATCH
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import check_batch_id, read_pub_ack
-from jetspark.publish.resolving import IMPOSSIBLE, Doubt, find
+from jetspark.publish.atomic_resolve import IMPOSSIBLE, Doubt, find
 
-__all__ = ["AtomicFace", "AtomicMachine", "Outcome", "Pack"]
+__all__ = ["AtomicBatchBase", "AtomicMachine", "Outcome", "Pack"]
 
 Outcome: TypeAlias = Literal["open", "stored", "not stored", "unknown"]
 
@@ -589,7 +589,7 @@ def _is_refusal(error: BaseException) -> bool:
     )
 
 
-class AtomicFace:
+class AtomicBatchBase:
     """What both drivers' batches have in common: the facts."""
 
     _machine: AtomicMachine

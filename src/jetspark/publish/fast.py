@@ -75,7 +75,7 @@ from jetspark.jetstream.codes import Code
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
 __all__ = ["FastMachine", "Operation", "State"]
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 from jetspark.blocking import JetStream
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.jetstream import Stream
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import (
     ConfigError,
     ConnectionLost,

@@ -281,7 +281,7 @@ def _field(raw: bytes, name: bytes) -> str | None:
 class Lookup:
     """One request for the last messages of many keys, and its answers. No connection.
 
-    What :class:`~jetspark.jetstream.batchget.LastGet` does, for a third of the time a message: only the few headers
+    What :class:`~jetspark.jetstream.direct_get.LastGet` does, for a third of the time a message: only the few headers
     that matter are looked at. And the server ends an answer of more than 64 MB; what is ``left`` is asked for next.
     """
 

@@ -19,7 +19,7 @@ from jetspark.errors import (
     JetSparkError,
     UsageError,
 )
-from jetspark.publish.items import Item
+from jetspark.publish.outgoing import Item
 from jetspark.spark.ledger import RETRY_WAIT_MAX_S, RETRY_WAIT_S
 from jetspark.spark.writing import Rows
 

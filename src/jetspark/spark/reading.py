@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.jetstream import Stream
-from jetspark.blocking.jsmessage import JetStreamMessage
 from jetspark.blocking.pull import Source
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,

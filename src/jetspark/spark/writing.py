@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 from jetspark.core.headers import encode
 from jetspark.core.subjects import validate_subject
 from jetspark.errors import ConfigError, InvalidHeader, InvalidSubject
-from jetspark.publish.items import Item
+from jetspark.publish.outgoing import Item
 
 __all__ = ["Encoder", "Layout", "Rows", "null_value"]
 

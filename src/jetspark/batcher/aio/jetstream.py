@@ -1,4 +1,4 @@
-"""Sinks that store batches in JetStream, with asyncio. Decisions are made in :mod:`jetspark.batcher.stores`."""
+"""Sinks that store batches in JetStream, with asyncio; :mod:`jetspark.batcher.jetstream_sinks` decides."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.batcher.aio.sinks import Runner
-from jetspark.batcher.faces import AtomicFace, FastIngestFace
+from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
 T = TypeVar("T")
 
 
-class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
-    __doc__ = FastIngestFace.__doc__
+class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
+    __doc__ = FastIngestSinkBase.__doc__
 
     _make_runner = Runner
     _make_turn = asyncio.Lock
@@ -51,8 +51,8 @@ class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
         await self.close()
 
 
-class AtomicSink(AtomicFace[JetStream, T]):
-    __doc__ = AtomicFace.__doc__
+class AtomicSink(AtomicSinkBase[JetStream, T]):
+    __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
 

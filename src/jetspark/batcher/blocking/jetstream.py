@@ -1,4 +1,4 @@
-"""Sinks that store batches in JetStream, from threads. Decisions are made in :mod:`jetspark.batcher.stores`."""
+"""Sinks that store batches in JetStream, from threads; :mod:`jetspark.batcher.jetstream_sinks` decides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from jetspark.batcher.blocking.sinks import Runner
-from jetspark.batcher.faces import AtomicFace, FastIngestFace
+from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
 
@@ -52,8 +52,8 @@ class FairLock:
                 self._is_taken = False
 
 
-class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
-    __doc__ = FastIngestFace.__doc__
+class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
+    __doc__ = FastIngestSinkBase.__doc__
 
     _make_runner = Runner
     _make_turn = FairLock
@@ -87,8 +87,8 @@ class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
         self.close()
 
 
-class AtomicSink(AtomicFace[JetStream, T]):
-    __doc__ = AtomicFace.__doc__
+class AtomicSink(AtomicSinkBase[JetStream, T]):
+    __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
 

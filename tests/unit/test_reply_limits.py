@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jetspark.core.message import CoreMessage
-from jetspark.core.requests import Collector
+from jetspark.core.reply_limits import Collector
 from jetspark.errors import ConfigError, NoResponders
 
 ANSWER = CoreMessage("r", b"x", None, None, None)

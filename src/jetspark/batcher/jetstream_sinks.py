@@ -1,4 +1,4 @@
-"""What the sinks for JetStream decide, once for both drivers, in the steps of :mod:`jetspark.batcher.steps`. Pure.
+"""What the sinks for JetStream decide, once for both drivers, in the steps of :mod:`jetspark.batcher.effects`. Pure.
 
 *Fast ingest.* Every write hands its messages to one publisher, one write after the other, and waits until all of them
 are known to be stored. Only an acknowledgement, which comes after so many messages, or the end of the server's batch
@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from jetspark.batcher.steps import Call, Now, Sleep, Step, Steps
+from jetspark.batcher.effects import Call, Now, Sleep, Step, Steps
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.subjects import validate_subject
@@ -34,8 +34,8 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.publishing import Expect, header_block, publish_headers
-from jetspark.publish.endless import FastPublisherOptions
-from jetspark.publish.items import Item, are_plain
+from jetspark.publish.fast_publisher import FastPublisherOptions
+from jetspark.publish.outgoing import Item, are_plain
 
 __all__ = ["Atomic", "Ingest", "Messages", "ToMessage", "Turn", "publisher_options"]
 

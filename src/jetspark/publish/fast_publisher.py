@@ -1,4 +1,4 @@
-"""Endless publishing over fast batches: what was accepted is stored, in order, whatever happens to batches. Pure.
+"""The fast publisher, endless over many batches: what was accepted is stored, in order, whatever happens. Pure.
 
 Every accepted message has a position, counted from 1, and is in one of four places::
 
@@ -65,12 +65,12 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.codes import Code
 from jetspark.jetstream.publishing import header_block
+from jetspark.publish.atomic_resolve import IMPOSSIBLE
 from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
-from jetspark.publish.items import CHUNK_MESSAGES, Item, are_plain, data_of
-from jetspark.publish.resolving import IMPOSSIBLE
+from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of
 
-__all__ = ["Endless", "FastPublisherOptions", "Refused"]
+__all__ = ["FastPublisherMachine", "FastPublisherOptions", "Refused"]
 
 # What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
 KEPT_OVERHEAD_BYTES = 200
@@ -152,7 +152,7 @@ class FastPublisherOptions:
         return cls(**values)
 
 
-class Endless:
+class FastPublisherMachine:
     """Messages on their way into a stream, over as many fast batches as it takes."""
 
     def __init__(self, machine: Connection, owner: Any, options: FastPublisherOptions, *, now: float) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.endless import Endless
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import Refusal
-from jetspark.publish.items import Item
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.outgoing import Item
 
-__all__ = ["FastBatchFace", "FastPublisherFace"]
+__all__ = ["FastBatchBase", "FastPublisherBase"]
 
 
-class FastBatchFace:
+class FastBatchBase:
     """The facts of a fast batch."""
 
     _batch: FastMachine
@@ -96,10 +96,10 @@ class FastBatchFace:
         return self._batch.inbox
 
 
-class FastPublisherFace:
+class FastPublisherBase:
     """The facts of a fast publisher."""
 
-    _endless: Endless
+    _endless: FastPublisherMachine
     _logger: logging.Logger
 
     def published(self) -> int:

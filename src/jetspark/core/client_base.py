@@ -13,10 +13,10 @@ from jetspark.core.logs import log_event
 from jetspark.core.options import ConnectOptions
 from jetspark.core.subscription import SubscriptionState
 
-__all__ = ["ClientFace", "SubscriptionFace"]
+__all__ = ["ClientBase", "SubscriptionBase"]
 
 
-class ClientFace:
+class ClientBase:
     """The facts of a connection, and who is told what happens to it."""
 
     _machine: Connection
@@ -107,7 +107,7 @@ class ClientFace:
                 self._logger.exception("on_event raised for %r", event)
 
 
-class SubscriptionFace:
+class SubscriptionBase:
     """The facts of a subscription."""
 
     _state: SubscriptionState

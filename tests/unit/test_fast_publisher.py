@@ -1,4 +1,4 @@
-"""Endless publishing, batch by batch. Time is stated; the server is a list of lines."""
+"""FastPublisherMachine publishing, batch by batch. Time is stated; the server is a list of lines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.publish.endless import KEPT_OVERHEAD_BYTES, Endless, FastPublisherOptions, Refused
-from jetspark.publish.items import Item
+from jetspark.publish.fast_publisher import KEPT_OVERHEAD_BYTES, FastPublisherMachine, FastPublisherOptions, Refused
+from jetspark.publish.outgoing import Item
 
 NOW = 100.0
 
@@ -46,7 +46,7 @@ class Peer:
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
         self.connection.events()
-        self.endless = Endless(self.connection, self, FastPublisherOptions(**options), now=NOW)
+        self.endless = FastPublisherMachine(self.connection, self, FastPublisherOptions(**options), now=NOW)
 
     def accept(self, *numbers: int, now: float = NOW) -> None:
         self.endless.accept([item(number) for number in numbers], now)

@@ -1,6 +1,6 @@
 """Sinks, but for what waits: how they are made and what they guarantee, the same on both drivers.
 
-Each gives the steps of a write (:mod:`jetspark.batcher.steps`); a driver's class of that name runs them.
+Each gives the steps of a write (:mod:`jetspark.batcher.effects`); a driver's class of that name runs them.
 """
 
 from __future__ import annotations
@@ -8,31 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from jetspark.batcher.circuit import Circuit, CircuitState
 from jetspark.batcher.config import Clock
-from jetspark.batcher.steps import (
-    Bucket,
-    Circuit,
-    CircuitState,
-    DeadLetters,
-    Judge,
-    Meter,
-    Observer,
-    Retry,
-    SinkStats,
-    Steps,
-    is_retryable,
+from jetspark.batcher.dead_letters import DeadLetters
+from jetspark.batcher.effects import Steps
+from jetspark.batcher.jetstream_sinks import (
+    DEFAULT_MAX_MESSAGES,
+    Atomic,
+    Ingest,
+    Messages,
+    ToMessage,
+    Turn,
+    publisher_options,
 )
-from jetspark.batcher.stores import DEFAULT_MAX_MESSAGES, Atomic, Ingest, Messages, ToMessage, Turn, publisher_options
+from jetspark.batcher.metered import Meter, Observer, SinkStats
+from jetspark.batcher.rate_limit import TokenBucket
+from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
 
 __all__ = [
-    "AtomicFace",
-    "CircuitBreakerFace",
-    "DeadLetterFace",
-    "FastIngestFace",
-    "MeteredFace",
-    "RateLimitFace",
-    "RetryFace",
-    "WrapperFace",
+    "AtomicSinkBase",
+    "CircuitBreakerSinkBase",
+    "DeadLetterSinkBase",
+    "FastIngestSinkBase",
+    "MeteredSinkBase",
+    "RateLimitSinkBase",
+    "RetrySinkBase",
+    "WrapperBase",
 ]
 
 S = TypeVar("S")
@@ -42,12 +43,12 @@ J = TypeVar("J", bound=Any)
 P = TypeVar("P")
 
 
-class WrapperFace(Generic[S]):
+class WrapperBase(Generic[S]):
     """A sink around another; a driver adds ``write``, which runs the steps."""
 
     _make_runner: Callable[[Any, Any], Any]
 
-    def __init__(self, sink: S, own: Judge | None, clock: Clock | None) -> None:
+    def __init__(self, sink: S, own: IsRetryable | None, clock: Clock | None) -> None:
         self._sink, self._own = sink, own
         self._runner = self._make_runner(sink, clock)
 
@@ -56,7 +57,7 @@ class WrapperFace(Generic[S]):
         return is_retryable(error, self._own, self._sink)
 
 
-class RetryFace(WrapperFace[S]):
+class RetrySinkBase(WrapperBase[S]):
     """Writes again what may succeed later, after waits that double, with jitter.
 
     It gives up, with the last error, after ``attempts`` writes, or when the next would begin more than ``max_total_s``
@@ -81,7 +82,7 @@ class RetryFace(WrapperFace[S]):
         max_wait_s: float = 5.0,
         max_total_s: float = 60.0,
         jitter: float = 0.5,
-        is_retryable: Judge | None = None,
+        is_retryable: IsRetryable | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(sink, is_retryable, clock)
@@ -97,7 +98,7 @@ class RetryFace(WrapperFace[S]):
         return self._retry.write(batch, self.is_retryable)
 
 
-class CircuitBreakerFace(WrapperFace[S]):
+class CircuitBreakerSinkBase(WrapperBase[S]):
     """Leaves a sink alone that failed ``failures`` times in a row.
 
     For ``open_s`` seconds each write raises :class:`~jetspark.CircuitOpen` at once, which says when to come back. Then
@@ -113,7 +114,7 @@ class CircuitBreakerFace(WrapperFace[S]):
         *,
         failures: int = 5,
         open_s: float = 10.0,
-        is_retryable: Judge | None = None,
+        is_retryable: IsRetryable | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(sink, is_retryable, clock)
@@ -128,7 +129,7 @@ class CircuitBreakerFace(WrapperFace[S]):
         return self._circuit.write(batch, self.is_retryable)
 
 
-class RateLimitFace(WrapperFace[S]):
+class RateLimitSinkBase(WrapperBase[S]):
     """Passes on at most ``items_per_s`` items each second, and ``burst`` at once (by default those of one second).
 
     Writes wait for their turn. A batch larger than the burst goes through when the bucket is full, and those after it
@@ -138,13 +139,13 @@ class RateLimitFace(WrapperFace[S]):
 
     def __init__(self, sink: S, *, items_per_s: float, burst: int | None = None, clock: Clock | None = None) -> None:
         super().__init__(sink, None, clock)
-        self._bucket = Bucket(items_per_s=items_per_s, burst=burst)
+        self._bucket = TokenBucket(items_per_s=items_per_s, burst=burst)
 
     def _steps(self, batch: Sequence[Any]) -> Steps:
         return self._bucket.write(batch)
 
 
-class DeadLetterFace(WrapperFace[S], Generic[S, D]):
+class DeadLetterSinkBase(WrapperBase[S], Generic[S, D]):
     """Has what failed written to another sink, as :class:`DeadLetter` records: item, error, time.
 
     The write succeeds when ``dead_letters`` took them. If that fails too, the first error is raised, with the second as
@@ -160,9 +161,9 @@ class DeadLetterFace(WrapperFace[S], Generic[S, D]):
         sink: S,
         dead_letters: D,
         *,
-        when: Judge | None = None,
+        when: IsRetryable | None = None,
         split: bool = False,
-        is_retryable: Judge | None = None,
+        is_retryable: IsRetryable | None = None,
     ) -> None:
         super().__init__(sink, is_retryable, None)
         self._runner.dead_letters = dead_letters
@@ -172,7 +173,7 @@ class DeadLetterFace(WrapperFace[S], Generic[S, D]):
         return self._dead_letters.write(batch, self.is_retryable)
 
 
-class MeteredFace(WrapperFace[S]):
+class MeteredSinkBase(WrapperBase[S]):
     """Counts and times the writes of a sink: :meth:`stats`, and ``observe`` is told of each."""
 
     def __init__(self, sink: S, observe: Observer | None = None, *, clock: Clock | None = None) -> None:
@@ -192,7 +193,7 @@ class MeteredFace(WrapperFace[S]):
 # ---- JetStream -------------------------------------------------------------------------------------------------------
 
 
-class FastIngestFace(Generic[J, P, T]):
+class FastIngestSinkBase(Generic[J, P, T]):
     """Stores batches by fast ingest, over one publisher that is kept open; the stream needs ``allow_batched``.
 
     A write returns when every item of it is known to be stored. Writes that begin in order are stored in order, also
@@ -244,7 +245,7 @@ class FastIngestFace(Generic[J, P, T]):
         return publisher
 
 
-class AtomicFace(Generic[J, T]):
+class AtomicSinkBase(Generic[J, T]):
     """Stores each batch all or none, as an atomic batch; the stream needs ``allow_atomic``.
 
     A batch of more than ``max_messages`` items, or of more than the server says that it allows, becomes several, each
