@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jetspark.blocking.transport import ENDING_S
 from jetspark.server import NatsServer
 
 PROGRAM = """
@@ -53,3 +54,32 @@ def test_a_forked_process_connects_anew_and_leaves_its_parents_connection_alone(
             [sys.executable, "-c", PROGRAM, server.url], capture_output=True, text=True, timeout=40, check=False
         )
     assert (result.stdout, result.returncode) == ("done\n", 0), result.stderr
+
+
+CHILD_CLOSES = """
+import os, sys, time, warnings
+import jetspark.blocking as jetspark
+
+warnings.simplefilter("ignore", DeprecationWarning)
+clients = [jetspark.connect(sys.argv[1]) for _ in range(5)]
+child = os.fork()
+if child == 0:
+    began = time.monotonic()
+    for nc in clients:
+        nc.close()
+    print(time.monotonic() - began, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+for nc in clients:
+    nc.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork()")
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have() -> None:
+    with NatsServer(jetstream=False) as server:
+        result = subprocess.run(
+            [sys.executable, "-c", CHILD_CLOSES, server.url], capture_output=True, text=True, timeout=40, check=False
+        )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < ENDING_S  # five clients: each waited that long

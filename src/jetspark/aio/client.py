@@ -18,8 +18,10 @@ from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
+from jetspark.core import ending
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
@@ -27,14 +29,7 @@ from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import (
-    BufferFull,
-    ConnectionClosed,
-    ConnectionLost,
-    JetSparkError,
-    PermissionDenied,
-    RequestTimeout,
-)
+from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -362,27 +357,7 @@ class Client(ClientBase):
             ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
-        deadline = self._link.deadline(timeout)
-        if not self._is_first_to_end():
-            await self._end_with_the_first(deadline)
-            return
-        entries = [
-            state.handle
-            for state in self._machine.subscriptions
-            if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
-        ]
-        try:
-            is_read = await self._read_up(entries, deadline)
-            unread = sum(entry.pending_messages for entry in entries)
-            try:
-                await self._confirm(deadline)
-            except RequestTimeout:
-                what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
-                raise RequestTimeout(what, timeout) from None
-            if not is_read:
-                raise RequestTimeout(f"drain, {unread} messages unread", timeout)
-        finally:
-            self._end()
+        await self._end_by(ending.drain(self._machine, timeout), timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
@@ -393,16 +368,41 @@ class Client(ClientBase):
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
         """
-        deadline = self._link.deadline(self.options.drain_timeout_s if timeout is None else timeout)
+        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        await self._end_by(ending.close(self._machine), timeout)
+
+    async def _end_by(self, steps: Ending, timeout_s: float) -> None:
+        deadline = self._link.deadline(timeout_s)
+        answer: Any = None
+        problem: JetSparkError | None = None
         if not self._is_first_to_end():
             await self._end_with_the_first(deadline)
             return
         try:
-            await self._confirm(deadline)
-        except (RequestTimeout, BufferFull) as error:
-            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
+            while True:
+                step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                try:
+                    answer = await self._perform(step, deadline)
+                except JetSparkError as error:
+                    problem = error
+        except StopIteration:
+            pass
         finally:
             self._end()
+
+    async def _perform(self, step: ending.Step, deadline: float) -> Any:
+        left_s = max(0.0, deadline - self._link.now())
+        match step:
+            case ReadUp(readers):
+                return await self._read_up(readers, deadline)
+            case Flush():
+                await self._waited(self._machine.flush, left_s, "close")
+            case AwaitAcks():
+                publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
+                # A RequestTimeout is no news: closing resolves what is left, and says why.
+                await asyncio.gather(*publishing, return_exceptions=True)
+        return None
 
     def _is_first_to_end(self) -> bool:
         if self._ending is not None:
@@ -417,10 +417,10 @@ class Client(ClientBase):
             async with asyncio.timeout_at(deadline):
                 await asyncio.shield(self._ending)
         except TimeoutError:
-            in_doubt = self._machine.in_doubt
+            failure = ending.lost(self._machine)
             self._end()
-            if in_doubt:
-                raise ConnectionLost("closed before the server confirmed", in_doubt) from None
+            if failure.unconfirmed_messages:
+                raise failure from None
 
     async def _read_up(self, entries: list[Any], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
@@ -439,29 +439,6 @@ class Client(ClientBase):
         except TimeoutError:
             return False
         return True
-
-    async def _confirm(self, deadline: float) -> None:
-        """Return when the server has everything that was published, or the connection was closed meanwhile.
-
-        Raises:
-            RequestTimeout: Not by the deadline.
-            ConnectionLost: The session ended, or another task closed the connection, with messages on their way.
-        """
-        # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
-        failure: JetSparkError | None = None
-        try:
-            if self._machine.in_doubt:
-                await self._waited(self._machine.flush, max(0.0, deadline - self._link.now()), "close")
-        except ConnectionClosed:
-            failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
-        except (BufferFull, ConnectionLost, PermissionDenied, RequestTimeout) as error:
-            failure = error
-        left_s = max(0.0, deadline - self._link.now())
-        publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
-        # A RequestTimeout is no news: closing resolves what is left, and says why.
-        await asyncio.gather(*publishing, return_exceptions=True)
-        if failure is not None:
-            raise failure
 
     def _end(self) -> None:
         self._link.close()

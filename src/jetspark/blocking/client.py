@@ -20,8 +20,10 @@ from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
+from jetspark.core import ending
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
@@ -30,14 +32,7 @@ from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import (
-    BufferFull,
-    ConnectionClosed,
-    ConnectionLost,
-    JetSparkError,
-    PermissionDenied,
-    RequestTimeout,
-)
+from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -342,28 +337,7 @@ class Client(ClientBase):
             ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
-        deadline = time.monotonic() + timeout
-        if not self._is_first_to_end():
-            self._end_with_the_first(deadline)
-            return
-        with self._link.lock:
-            entries = [
-                state.handle
-                for state in self._machine.subscriptions
-                if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
-            ]
-        try:
-            is_read = self._read_up(entries, deadline)
-            unread = sum(entry.pending_messages for entry in entries)
-            try:
-                self._confirm(deadline)
-            except RequestTimeout:
-                what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
-                raise RequestTimeout(what, timeout) from None
-            if not is_read:
-                raise RequestTimeout(f"drain, {unread} messages unread", timeout)
-        finally:
-            self._end_surely()
+        self._end_by(ending.drain(self._machine, timeout), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
@@ -378,16 +352,41 @@ class Client(ClientBase):
         if self._link.is_over:
             self._link.close()  # the first one may have been interrupted
             return
-        deadline = time.monotonic() + (self.options.drain_timeout_s if timeout is None else timeout)
+        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        self._end_by(ending.close(self._machine), timeout)
+
+    def _end_by(self, steps: Ending, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        answer: Any = None
+        problem: JetSparkError | None = None
         if not self._is_first_to_end():
             self._end_with_the_first(deadline)
             return
         try:
-            self._confirm(deadline)
-        except (RequestTimeout, BufferFull) as error:
-            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
+            while True:
+                with self._link.lock:
+                    step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                try:
+                    answer = self._perform(step, deadline)
+                except JetSparkError as error:
+                    problem = error
+        except StopIteration:
+            pass
         finally:
             self._end_surely()
+
+    def _perform(self, step: ending.Step, deadline: float) -> Any:
+        match step:
+            case ReadUp(readers):
+                return self._read_up(readers, deadline)
+            case Flush() if not self._link.may_wait():
+                raise RequestTimeout("close", 0)
+            case Flush():
+                self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
+            case AwaitAcks() if self._link.may_wait():
+                self._await_acks(deadline)
+        return None
 
     def _is_first_to_end(self) -> bool:
         me = threading.get_ident()
@@ -406,10 +405,10 @@ class Client(ClientBase):
                 break
         if self._link.is_over:
             return
-        is_late, in_doubt = not self._ending.done(), self._machine.in_doubt
+        is_late, failure = not self._ending.done(), ending.lost(self._machine)
         self._end()
-        if is_late and in_doubt:
-            raise ConnectionLost("closed before the server confirmed", in_doubt)
+        if is_late and failure.unconfirmed_messages:
+            raise failure
 
     def _read_up(self, entries: list[Any], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
@@ -422,30 +421,6 @@ class Client(ClientBase):
             pass  # by another thread: nothing more will come
         outcomes = [entry._read_up(deadline) for entry in entries]  # each, also when one of them has failed
         return all(outcomes)
-
-    def _confirm(self, deadline: float) -> None:
-        """Return when the server has everything that was published, or the connection was closed meanwhile.
-
-        Raises:
-            RequestTimeout: Not by the deadline.
-            ConnectionLost: The session ended, or another thread closed the connection, with messages on their way.
-        """
-        if not self._link.may_wait():
-            if self._machine.in_doubt:
-                raise RequestTimeout("close", 0)
-            return
-        # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
-        failure: JetSparkError | None = None
-        try:
-            if self._machine.in_doubt:
-                self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
-        except ConnectionClosed:
-            failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
-        except (BufferFull, ConnectionLost, PermissionDenied, RequestTimeout) as error:
-            failure = error
-        self._await_acks(deadline)
-        if failure is not None:
-            raise failure
 
     def _await_acks(self, deadline: float) -> None:
         for publisher in list(self._publishers.values()):

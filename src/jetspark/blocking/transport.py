@@ -172,7 +172,8 @@ class Link:
         self._let_go()
         self._ring()
         is_ours = self._thread is threading.current_thread()
-        if not is_ours and not self._is_establishing:
+        # In a forked process it has ended without a word: the thread is not there.
+        if not is_ours and not self._is_establishing and not self._has_ended:
             self._over.look(ENDING_S)
         if not self._has_ended:
             # It dials, which cannot be interrupted, or is in a callback: nobody should have to wait for that.

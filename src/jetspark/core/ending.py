@@ -1,0 +1,100 @@
+"""How a connection is closed and drained: generators that decide, driven by whoever can wait.
+
+They yield what they need done and are resumed when it is, or with the error there was instead. The driver ends the
+connection when they are through, whatever they raise. They raise when messages that were published may not arrive:
+closing is the last chance to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from jetspark.core.connection import Connection
+from jetspark.errors import (
+    BufferFull,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    PermissionDenied,
+    RequestTimeout,
+)
+
+__all__ = ["AwaitAcks", "Ending", "Flush", "ReadUp", "Step", "close", "drain", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Have the server confirm everything that was published; raises what that raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitAcks:
+    """Wait for the acknowledgements of ``publish_async``. Who is not done in time is told by the end itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUp:
+    """Have the server send no more and these readers finish; the answer is whether they did in time."""
+
+    readers: list[Any]
+
+
+Step: TypeAlias = Flush | AwaitAcks | ReadUp
+Ending: TypeAlias = Generator[Step, Any, None]
+
+
+def close(machine: Connection) -> Ending:
+    """See to it that the server has everything.
+
+    Raises:
+        ConnectionLost: It has not confirmed that.
+        PermissionDenied: It refused some of it.
+    """
+    try:
+        yield from _confirm(machine)
+    except RequestTimeout as error:
+        raise lost(machine) from error
+
+
+def drain(machine: Connection, timeout_s: float) -> Ending:
+    """Let every reader finish what was received, then see to it that the server has everything.
+
+    Raises:
+        RequestTimeout: Not all of it in time.
+        ConnectionLost, PermissionDenied: As for :func:`close`.
+    """
+    # Acknowledgements come to inboxes, and are waited for once everything is sent.
+    states = [state for state in machine.subscriptions if state.handle is not None and not state.is_inbox]
+    readers = [state.handle for state in states]
+    is_read = yield ReadUp(readers)
+    unread = sum(reader.pending_messages for reader in readers)
+    try:
+        yield from _confirm(machine)
+    except RequestTimeout:
+        what = f"drain, {unread} messages unread, {machine.in_doubt} messages in doubt"
+        raise RequestTimeout(what, timeout_s) from None
+    if not is_read:
+        raise RequestTimeout(f"drain, {unread} messages unread", timeout_s)
+
+
+def lost(machine: Connection) -> ConnectionLost:
+    """What is told of messages that may not have arrived."""
+    return ConnectionLost("closed before the server confirmed", machine.in_doubt)
+
+
+def _confirm(machine: Connection) -> Ending:
+    # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
+    failure: JetSparkError | None = None
+    try:
+        if machine.in_doubt:
+            yield Flush()
+    except (BufferFull, ConnectionClosed) as error:  # closed by somebody else, meanwhile
+        failure = lost(machine)
+        failure.__cause__ = error
+    except (ConnectionLost, PermissionDenied, RequestTimeout) as error:
+        failure = error
+    yield AwaitAcks()
+    if failure is not None:
+        raise failure
