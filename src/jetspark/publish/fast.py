@@ -66,6 +66,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
@@ -477,7 +478,8 @@ class FastMachine:
             self._on_ack(int(plain[1]), int(plain[2]), now)
             return
         if is_no_responders(message):
-            self._on_hole(*_place_of(message.subject), JetStreamUnavailable(self._first_subject), now)
+            error = unavailable(self._first_subject, self._machine.info)
+            self._on_hole(*_place_of(message.subject), error, now)
             return
         try:
             self._on_json(message, wire.read_object(message.data), now)
