@@ -48,7 +48,8 @@
     │       ├── TooManyBatches                  ... as many batches as it allows are open                       may pass
     │       ├── BatchPublishDisabled            ... the stream does not allow fast ingest
     │       ├── BatchUnknown                    ... it does not know the fast batch (any more)                  may pass
-    │       └── JetStreamNotEnabled             ... JetStream is off, for the server or the account             (final)
+    │       ├── JetStreamNotEnabled             ... JetStream is off, for the server or the account             (final)
+    │       └── InsufficientResources           ... a limit of the server or the account is reached
     └── DataError                           the data: what is stored is not what was expected
         ├── KeyNotFound (KeyError)              the key has no value
         ├── Conflict                            somebody else wrote first; keys says where
@@ -67,6 +68,8 @@ between processes, and ``args`` alone must rebuild them.
 """
 
 from __future__ import annotations
+
+from jetspark.codes import Code
 
 __all__ = [
     "AtomicPublishDisabled",
@@ -97,6 +100,7 @@ __all__ = [
     "EmbeddedServerError",
     "FeatureUnavailable",
     "FlushTimeout",
+    "InsufficientResources",
     "InvalidHeader",
     "InvalidSubject",
     "JetSparkError",
@@ -368,14 +372,30 @@ class ServerRefused(ServerFault):
 
 
 class ServerError(ServerFault):
-    """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own."""
+    """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own.
 
-    def __init__(self, code: int, err_code: int, description: str) -> None:
-        super().__init__(code, err_code, description)
+    ``stream`` and ``consumer`` are the names of those the request was about; empty where it was about none.
+    """
+
+    def __init__(self, code: int, err_code: int, description: str, stream: str = "", consumer: str = "") -> None:
+        super().__init__(code, err_code, description, stream, consumer)
         self.code, self.err_code, self.description = code, err_code, description
+        self.stream, self.consumer = stream, consumer
 
     def __str__(self) -> str:
-        return f"{self.description} (code {self.code}, err_code {self.err_code})"
+        about = f"{self._about}: " if self._about else ""
+        return f"{about}{self.description} ({self._codes})"
+
+    @property
+    def _codes(self) -> str:
+        return f"code {self.code}, err_code {self.err_code}"
+
+    @property
+    def _about(self) -> str:
+        of_stream = f"stream {self.stream!r}" if self.stream else ""
+        if not self.consumer:
+            return of_stream
+        return f"consumer {self.consumer!r}{' of ' if of_stream else ''}{of_stream}"
 
     @property
     def may_pass(self) -> bool:
@@ -385,7 +405,20 @@ class ServerError(ServerFault):
 
 
 class StreamNotFound(ServerError):
-    """There is no stream of that name, or none that stores that subject."""
+    """There is no stream of that name; ``stream`` is the name. Of a bucket or object store, ``bucket`` is its own."""
+
+    @property
+    def bucket(self) -> str:
+        """The name of the key-value bucket or object store whose stream this would be; empty if it is neither."""
+        kind, _, name = self.stream.partition("_")
+        return name if kind in ("KV", "OBJ") else ""
+
+    def __str__(self) -> str:
+        if not self.stream:
+            return super().__str__()
+        kind = "object store" if self.stream.startswith("OBJ_") else "bucket"
+        what = f"{kind} {self.bucket!r}, which is the stream {self.stream!r}" if self.bucket else self._about
+        return f"there is no {what}: {self.description} ({self._codes})"
 
 
 class StreamNameInUse(ServerError):
@@ -393,7 +426,7 @@ class StreamNameInUse(ServerError):
 
 
 class ConsumerNotFound(ServerError):
-    """There is no consumer of that name."""
+    """There is no consumer of that name, or no more; ``consumer`` is the name, ``stream`` where it was looked for."""
 
 
 class ConsumerNameInUse(ServerError):
@@ -401,7 +434,24 @@ class ConsumerNameInUse(ServerError):
 
 
 class MessageNotFound(ServerError):
-    """There is no message with that sequence, or none on that subject."""
+    """There is no message with that sequence, or none on that subject; ``wanted`` says which was asked for."""
+
+    def __init__(
+        self,
+        code: int,
+        err_code: int,
+        description: str,
+        stream: str = "",
+        consumer: str = "",
+        wanted: str = "",
+    ) -> None:
+        super().__init__(code, err_code, description, stream, consumer)
+        self.args = (code, err_code, description, stream, consumer, wanted)
+        self.wanted = wanted
+
+    @property
+    def _about(self) -> str:
+        return ", ".join(part for part in (super()._about, self.wanted) if part)
 
 
 class WrongLastSequence(ServerError):
@@ -452,11 +502,55 @@ class TooManyBatches(ServerError):
 
 
 class JetStreamNotEnabled(ServerError):
-    """JetStream is switched off, on this server or for this account."""
+    """JetStream is switched off, on this server (``err_code`` 10076) or for this account (10039)."""
+
+    def __str__(self) -> str:
+        if self.err_code == Code.NOT_ENABLED_FOR_ACCOUNT:
+            remedy = "put `jetstream: enabled` into the account's configuration, or use an account that has it"
+        else:
+            remedy = "start nats-server with -js, or put `jetstream {}` into its configuration"
+        return f"{super().__str__()}; {remedy}"
 
     @property
     def may_pass(self) -> bool:
         return False
+
+
+class InsufficientResources(ServerError):
+    """A limit is reached: of the server, of the account, or of both together. The message says which, and what helps.
+
+    A disk that is full before the server's limit is reached is none of these: then nats-server 2.15 does not answer a
+    publish at all, which becomes a ``RequestTimeout``, and says in its log why.
+    """
+
+    def __str__(self) -> str:
+        remedy = _LIMITS.get(self.err_code)
+        return f"{super().__str__()}; {remedy}" if remedy else super().__str__()
+
+
+_LESS = "delete or purge what is not needed, give streams limits (max_bytes, max_age_s)"
+# By err_code: which limit that is, and what helps.
+_LIMITS: dict[int, str] = {
+    Code.ACCOUNT_RESOURCES_EXCEEDED: (
+        f"the account's streams hold all that it may store (max_store, max_memory): {_LESS}, or raise the limit"
+    ),
+    Code.INSUFFICIENT_RESOURCES: (
+        "the streams of all accounts hold all that the server may store (max_file_store or max_memory_store in its "
+        f"`jetstream` block; by default three quarters of the disk free at its start): {_LESS}, or raise the limit"
+    ),
+    Code.MAXIMUM_CONSUMERS: (
+        "the account, or the stream, may have no more consumers (max_consumers): delete some, or raise the limit"
+    ),
+    Code.MAXIMUM_STREAMS: "the account may have no more streams (max_streams): delete some, or raise the limit",
+    Code.MEMORY_EXCEEDED: (
+        "max_bytes is set aside at once, and is more than is left of the server's max_memory_store or of the account's "
+        "max_memory: lower it, or raise those"
+    ),
+    Code.STORAGE_EXCEEDED: (
+        "max_bytes is set aside at once, and is more than is left of the server's max_file_store or of the account's "
+        "max_store: lower it, or raise those"
+    ),
+}
 
 
 class BatchPublishDisabled(ServerError):
@@ -563,17 +657,18 @@ class DigestMismatch(DataError):
 
 
 class JetStreamUnavailable(NetworkError):
-    """Nobody answers: JetStream is not enabled, no stream stores the subject, or a leader is being elected."""
+    """Nobody answers, so nothing was done: JetStream is off, no stream stores the subject, or it has no leader.
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(subject)
-        self.subject = subject
+    ``reason`` says which of them it is, as far as what the server says of itself tells, and what helps.
+    """
+
+    def __init__(self, subject: str, reason: str = "") -> None:
+        super().__init__(subject, reason)
+        self.subject, self.reason = subject, reason
 
     def __str__(self) -> str:
-        return (
-            f"nobody answers on {self.subject!r}: JetStream is not enabled, no stream stores this subject, "
-            "or a leader is being elected"
-        )
+        guess = "JetStream is not enabled, no stream stores this subject, or a leader is being elected"
+        return f"nobody answers on {self.subject!r}: {self.reason or guess}"
 
 
 class DataLoss(DataError):

@@ -220,7 +220,7 @@ async def test_expectations_are_checked_by_the_stream(driver: Driver, url: str) 
 @on_both_drivers
 async def test_a_publish_nobody_stores_says_so_and_stores_nothing(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
-        with pytest.raises(jetspark.JetStreamUnavailable, match=r"no stream stores this subject"):
+        with pytest.raises(jetspark.JetStreamUnavailable, match=r"no stream of this account stores it"):
             await nc.jetstream().publish("nowhere", b"lost?")
 
 

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
 
-from jetspark import JetStreamUnavailable
+from jetspark import (
+    ConsumerConfig,
+    ConsumerNotFound,
+    InsufficientResources,
+    JetStreamNotEnabled,
+    JetStreamUnavailable,
+    KeyNotFound,
+    KVConfig,
+    MessageNotFound,
+    ObjectNotFound,
+    ServerError,
+    StreamConfig,
+    StreamNotFound,
+)
 from jetspark.server import NatsServer
 
 # Nothing here may take longer. What it found took 25 seconds and more.
@@ -89,3 +104,167 @@ async def test_publishers_whose_messages_no_stream_stores_say_so_within_seconds(
     for name, outcome in told.items():
         assert isinstance(outcome, JetStreamUnavailable), (name, outcome)
         assert outcome.subject == "nowhere.a", name
+
+
+# ---- what is not there is named --------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_what_is_not_found_is_named(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name=f"THERE_{driver.name}", subjects=[f"there.{driver.name}"]))
+        bucket = await js.create_kv(KVConfig(bucket=f"there_{driver.name}"))
+        files = await js.create_object_store(f"there_{driver.name}")
+        config = ConsumerConfig(durable_name="absent_consumer")
+        calls: list[tuple[Any, type[Exception], dict[str, str]]] = [
+            (js.stream("ABSENT"), StreamNotFound, {"stream": "ABSENT"}),
+            (js.update_stream(StreamConfig(name="ABSENT")), StreamNotFound, {"stream": "ABSENT"}),
+            (js.delete_stream("ABSENT"), StreamNotFound, {"stream": "ABSENT"}),
+            (js.kv("absent"), StreamNotFound, {"stream": "KV_absent", "bucket": "absent"}),
+            (js.delete_kv("absent"), StreamNotFound, {"stream": "KV_absent", "bucket": "absent"}),
+            (js.object_store("absent"), StreamNotFound, {"stream": "OBJ_absent", "bucket": "absent"}),
+            (js.delete_object_store("absent"), StreamNotFound, {"stream": "OBJ_absent", "bucket": "absent"}),
+            (stream.consumer("absent"), ConsumerNotFound, {"stream": stream.name, "consumer": "absent"}),
+            (stream.delete_consumer("absent"), ConsumerNotFound, {"stream": stream.name, "consumer": "absent"}),
+            (stream.update_consumer(config), ConsumerNotFound, {"consumer": "absent_consumer"}),
+            (stream.get_message(99), MessageNotFound, {"stream": stream.name, "wanted": "sequence 99"}),
+            (stream.get_message(99, direct=False), MessageNotFound, {"stream": stream.name, "wanted": "sequence 99"}),
+            (stream.get_message(last_for="a.b"), MessageNotFound, {"wanted": "the last one on 'a.b'"}),
+            (stream.delete_message(99), ServerError, {"stream": stream.name}),
+            (bucket.get("absent"), KeyNotFound, {"bucket": bucket.bucket, "key": "absent"}),
+            (files.info("absent"), ObjectNotFound, {"bucket": files.bucket, "name": "absent"}),
+        ]
+        for call, kind, facts in calls:
+            with pytest.raises(kind) as raised:
+                await call
+            for name, fact in facts.items():
+                assert getattr(raised.value, name) == fact, raised.value
+                assert fact in str(raised.value)
+            assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value)
+
+
+@on_both_drivers
+async def test_a_consumer_that_was_deleted_under_its_reader_is_named(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        name = f"DELETED_{driver.name}"
+        stream = await nc.jetstream().create_stream(StreamConfig(name=name))
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="brief"))
+        fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
+        async with asyncio.timeout(20):
+            while not (await consumer.info()).waiting_pulls:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await consumer.delete()
+        with pytest.raises(ConsumerNotFound, match=f"'brief' of stream '{name}'") as raised:
+            await fetching
+        assert (raised.value.stream, raised.value.consumer) == (name, "brief")
+
+
+@on_both_drivers
+async def test_a_refused_publish_names_the_stream(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        name = f"FULL_{driver.name}"
+        await js.create_stream(StreamConfig(name=name, max_messages=1, discard="new"))
+        await js.publish(name, b"1")
+        with pytest.raises(ServerError, match=f"stream '{name}': maximum messages exceeded") as raised:
+            await js.publish(name, b"2")
+        assert raised.value.stream == name
+
+
+# ---- why nobody answers ----------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_jetstream_that_is_off_is_told_without_guessing(driver: Driver, shared_server: NatsServer) -> None:
+    async with driver.connect(shared_server.url) as nc:
+        js = nc.jetstream()
+        config = StreamConfig(name="S")
+        for call in (js.account_info(), js.stream("S"), js.create_stream(config), js.publish("s", b""), js.kv("b")):
+            with pytest.raises(JetStreamUnavailable, match="JetStream is off on") as raised:
+                await call
+            said = str(raised.value)
+            assert "no stream stores" not in said
+            assert "leader" not in said
+            assert "-js" in said
+            assert pickle.loads(pickle.dumps(raised.value)).reason == raised.value.reason
+
+
+@on_both_drivers
+async def test_a_subject_no_stream_stores_is_told_without_guessing(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        with pytest.raises(JetStreamUnavailable, match="no stream of this account stores it") as raised:
+            await nc.jetstream().publish("nowhere.a", b"")
+        assert "is off" not in str(raised.value)
+        assert "leader" not in str(raised.value)  # a server on its own elects nobody
+        assert "create_stream" in str(raised.value)
+
+
+@on_both_drivers
+async def test_a_domain_that_is_not_there_is_named(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        with pytest.raises(JetStreamUnavailable, match=r"'\$JS\.hub\.API'.*domain"):
+            await nc.jetstream(domain="hub").account_info()
+        with pytest.raises(JetStreamUnavailable, match=r"'imported\.API'.*prefix"):
+            await nc.jetstream(prefix="imported.API").account_info()
+
+
+@on_both_drivers
+async def test_reading_directly_from_a_stream_that_does_not_allow_it_says_so(
+    driver: Driver, shared: NatsServer
+) -> None:
+    async with driver.connect(shared.url) as nc:
+        stream = await nc.jetstream().create_stream(StreamConfig(name=f"INDIRECT_{driver.name}"))
+        with pytest.raises(JetStreamUnavailable, match=rf"stream '{stream.name}' is gone.*allow_direct"):
+            await stream.get_message(1, direct=True)
+        with pytest.raises(JetStreamUnavailable, match=rf"stream '{stream.name}' is gone.*allow_direct"):
+            [message async for message in stream.get_messages()]
+
+
+@on_both_drivers
+async def test_an_account_without_jetstream_is_told_the_remedy(driver: Driver, tmp_path: Path) -> None:
+    accounts = f"""
+        jetstream {{ store_dir: "{tmp_path}" }}
+        accounts {{ WITHOUT {{ users: [ {{ user: u, password: p }} ] }} }}
+    """
+    with NatsServer(jetstream=False, extra_config=accounts) as server:
+        async with driver.connect(server.url.replace("//", "//u:p@")) as nc:
+            with pytest.raises(JetStreamNotEnabled, match=r"account.*jetstream: enabled"):
+                await nc.jetstream().stream("S")
+
+
+# ---- no room ---------------------------------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_a_limit_of_the_server_says_which_one_and_what_to_do(driver: Driver, tmp_path: Path) -> None:
+    limits = f"""
+        jetstream {{ store_dir: "{tmp_path}", max_file_store: 2M, max_memory_store: 1M }}
+        accounts {{
+            FREE {{ jetstream: enabled, users: [ {{ user: free, password: p }} ] }}
+            SMALL {{ jetstream {{ max_store: 500K, max_memory: 1K, max_streams: 1 }},
+                     users: [ {{ user: small, password: p }} ] }}
+        }}
+    """
+    with NatsServer(jetstream=False, extra_config=limits) as server:
+        async with driver.connect(server.url.replace("//", "//small:p@")) as nc:
+            js = nc.jetstream()
+            await js.create_stream(StreamConfig(name="SMALL", subjects=["small"]))
+            with pytest.raises(InsufficientResources, match=r"account.*max_streams"):
+                await js.create_stream(StreamConfig(name="SECOND"))
+            with pytest.raises(InsufficientResources, match=r"stream 'SMALL'.*account.*max_store"):
+                await _fill(js, "small")
+        async with driver.connect(server.url.replace("//", "//free:p@")) as nc:
+            js = nc.jetstream()
+            with pytest.raises(InsufficientResources, match=r"stream 'HUGE'.*max_bytes.*max_file_store"):
+                await js.create_stream(StreamConfig(name="HUGE", max_bytes=1 << 40))
+            with pytest.raises(InsufficientResources, match=r"stream 'HUGE'.*max_bytes.*max_memory_store"):
+                await js.create_stream(StreamConfig(name="HUGE", max_bytes=1 << 40, storage="memory"))
+            await js.create_stream(StreamConfig(name="FREE", subjects=["free"]))
+            with pytest.raises(InsufficientResources, match=r"stream 'FREE'.*max_file_store"):
+                await _fill(js, "free")
+
+
+async def _fill(js: Any, subject: str) -> None:
+    for _ in range(100):
+        await js.publish(subject, b"x" * 100_000)

@@ -327,7 +327,7 @@ def test_a_refused_message_ends_the_batch() -> None:
         bench.run(bench.batch.ask("a", b""), error(400, 10174, "atomic publish is disabled"))
     assert bench.batch.outcome == "not stored"
     assert len(bench.asked) == 1  # the server has dropped it already
-    with pytest.raises(UsageError, match="nothing of it is stored: atomic publish is disabled"):
+    with pytest.raises(UsageError, match=r"nothing of it is stored: .*atomic publish is disabled"):
         bench.batch.add("a", b"")
     with pytest.raises(UsageError, match="nothing of it is stored"):
         bench.run(bench.batch.commit())

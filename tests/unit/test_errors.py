@@ -42,11 +42,11 @@ EXAMPLES: list[JetSparkError] = [
     errors.PermissionDenied("publish", "orders.created"),
     errors.ServerRefused("127.0.0.1:4222", "Maximum Connections Exceeded"),
     errors.ServerError(400, 10065, "subjects overlap with an existing stream"),
-    errors.StreamNotFound(404, 10059, "stream not found"),
+    errors.StreamNotFound(404, 10059, "stream not found", "ORDERS"),
     errors.StreamNameInUse(400, 10058, "stream name already in use"),
-    errors.ConsumerNotFound(404, 10014, "consumer not found"),
+    errors.ConsumerNotFound(404, 10014, "consumer not found", "ORDERS", "billing"),
     errors.ConsumerNameInUse(400, 10148, "consumer already exists"),
-    errors.MessageNotFound(404, 10037, "no message found"),
+    errors.MessageNotFound(404, 10037, "no message found", "ORDERS", "", "sequence 7"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 7"),
     errors.AtomicPublishDisabled(400, 10174, "atomic publish is disabled"),
     errors.BatchPublishDisabled(400, 10205, "batch publish is disabled"),
@@ -61,12 +61,13 @@ EXAMPLES: list[JetSparkError] = [
     errors.DuplicateMessageId(400, 10201, "atomic publish batch contains duplicate message id"),
     errors.TooManyBatches(429, 10210, "atomic publish too many inflight"),
     errors.JetStreamNotEnabled(503, 10076, "jetstream not enabled"),
+    errors.InsufficientResources(503, 10023, "insufficient resources", "ORDERS"),
     errors.KeyNotFound("orders", "order.1"),
     errors.Conflict("orders", ("order.1", "order.2")),
     errors.KeyExists("orders", ("order.1",)),
     errors.ObjectNotFound("files", "report.pdf"),
     errors.DigestMismatch("files", "report.pdf", "3 of 5 chunks"),
-    errors.JetStreamUnavailable("orders.created"),
+    errors.JetStreamUnavailable("orders.created", "JetStream is off on this server"),
     errors.FeatureUnavailable("allow_batched", "2.14", "2.10.29"),
     errors.EmbeddedServerError("did not start", "[FTL] bad port"),
 ]
@@ -177,6 +178,7 @@ MAY_PASS = {
     "BatchIncomplete": "nothing of the batch is stored, and another may be whole",
     "BatchUnknown": "the server was restarted, and knows the next",
     "TooManyBatches": "others end theirs",
+    "InsufficientResources": "with code 503: what expires or is read makes room",
 }
 
 

@@ -869,8 +869,12 @@ def test_every_operation_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"get_message_direct"}))
 def test_every_operation_raises_the_error_of_a_reply(name: str) -> None:
-    with pytest.raises(ServerError, match=r"^insufficient resources \(code 503, err_code 10023\)$"):
-        _ask(OPERATIONS[name](), _failed(503, 10023, "insufficient resources"))
+    with pytest.raises(ServerError, match=r"out of order \(code 503, err_code 99999\)$") as raised:
+        _ask(OPERATIONS[name](), _failed(503, 99999, "out of order"))
+    # It says what it is about, unless that is the account or all streams.
+    is_about_one = name not in ("account_info", "stream_page", "stream_name_page")
+    assert bool(raised.value.stream) == is_about_one
+    assert bool(raised.value.consumer) == ("consumer" in name and "page" not in name and "create" not in name)
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))

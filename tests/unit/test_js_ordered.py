@@ -379,7 +379,7 @@ def test_a_push_consumers_statuses_are_told_apart() -> None:
     assert silence_s(info) == 5.0
     assert silence_s(ConsumerInfo(stream_name="S", name="c", config=ConsumerConfig())) is None
     assert answer_to(status("100 Idle Heartbeat")) is None
-    with pytest.raises(ConsumerNotFound, match="'c' of stream 'S' was deleted"):
+    with pytest.raises(ConsumerNotFound, match="'c' of stream 'S': it was deleted"):
         check_status(info, 409, "Consumer Deleted")
     check_status(info, 409, "Leadership Change")
     with pytest.raises(ServerError, match="odd"):

@@ -26,9 +26,10 @@ _EVERYTHING = _APP | {"server", "app", "spark", "testing", "bench", "dashboard",
 ROOT = "jetspark"
 """The row of ``jetspark/__init__.py``."""
 
-# Row -> rows it may import. Its own row and `errors` (save for `errors` itself) are always allowed.
+# Row -> rows it may import. Its own row, `errors` and `codes` (save for those two themselves) are always allowed.
 LAYERS: dict[str, set[str]] = {
-    "errors": set(),
+    "codes": set(),
+    "errors": {"codes"},
     "core": set(),
     "jetstream": _CORE,
     "publish": _JETSTREAM,
@@ -184,7 +185,7 @@ def violations(source: str, path: str) -> list[str]:
         return [f"{path}: {row!r} is not in the layer table"]
     tree = ast.parse(source, path)
     found = list(_check_init(tree)) if is_init else []
-    allowed = LAYERS[row] | {row} | (set() if row == "errors" else {"errors"})
+    allowed = LAYERS[row] | {row} | (set() if row in ("codes", "errors") else {"codes", "errors"})
     is_pure = _is_within(".".join(parts), PURE)
     for each in _imports(tree, package):
         top, _, rest = each.module.partition(".")

@@ -85,6 +85,7 @@ def test_the_chunks_in_flight_fit_into_a_window_whatever_their_size() -> None:
         "flow": 32,
         "patience_s": 60.0,
         "batch_timeout_s": 15.0,
+        "wait_for_stream_s": 60.0,
     }
 
 

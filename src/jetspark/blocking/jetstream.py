@@ -19,10 +19,11 @@ from jetspark.blocking.publisher import AckFuture
 from jetspark.blocking.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.errors import ConnectionClosed, JetStreamUnavailable, NoResponders, RequestTimeout
+from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
 from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.kv import KVConfig, check_bucket
@@ -313,7 +314,7 @@ class JetStream(ObjectStores):
                 return self._client.request(request.subject, request.data, timeout=timeout, headers=request.headers)
             except NoResponders as error:
                 if not retries:
-                    raise JetStreamUnavailable(request.subject) from error
+                    raise unavailable(request.subject, self._client.server_info) from error
                 retries -= 1
                 time.sleep(LEADERLESS_WAIT_S)
 

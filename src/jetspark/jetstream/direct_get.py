@@ -12,7 +12,8 @@ from typing import Any
 
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import validate_filter
-from jetspark.errors import ConfigError, JetStreamUnavailable, ServerError
+from jetspark.errors import ConfigError, ServerError
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.operations import Request
 
@@ -40,6 +41,7 @@ class BatchGet:
             raise ConfigError(f"start_sequence={start_sequence}: expected 1 or more")
         if max_messages is not None and max_messages < 1:
             raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or None for all")
+        self._stream = stream
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
         self._filter = None if subject is None else validate_filter(subject)
         self._next_sequence = start_sequence
@@ -72,9 +74,9 @@ class BatchGet:
             elif status.code == 404:
                 self.is_done = True
             elif status.code == 503:
-                raise JetStreamUnavailable(self._subject)
+                raise unavailable(self._subject)
             else:
-                raise ServerError(status.code, 0, status.description)
+                raise ServerError(status.code, 0, status.description, self._stream)
             return None
         if not self._is_unbroken(message):
             self.is_over = True
@@ -116,6 +118,7 @@ class LastGet:
     def __init__(self, prefix: str, stream: str, filters: Sequence[str], up_to_sequence: int | None) -> None:
         if isinstance(filters, str) or not filters:
             raise ConfigError(f"filters={filters!r}: expected a list of subjects or filters")
+        self._stream = stream
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
         self._body: dict[str, Any] = {"multi_last": [validate_filter(each) for each in filters]}
         if up_to_sequence is not None:
@@ -155,6 +158,6 @@ class LastGet:
                 f"more than {self.MAX_SUBJECTS} subjects match {self._body['multi_last']}: ask for fewer at a time"
             )
         elif status.code == 503:
-            raise JetStreamUnavailable(self._subject)
+            raise unavailable(self._subject)
         elif status.code != 404:
-            raise ServerError(status.code, 0, status.description)
+            raise ServerError(status.code, 0, status.description, self._stream)

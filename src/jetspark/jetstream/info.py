@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers, decode
 from jetspark.core.message import CoreMessage
 from jetspark.errors import MessageNotFound, ProtocolError, ServerError
 from jetspark.jetstream import wire
-from jetspark.jetstream.codes import Code
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
 __all__ = [

@@ -18,6 +18,7 @@ from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
     JetStreamUnavailable,
+    MessageNotFound,
     PermissionDenied,
     ProtocolError,
     ServerError,
@@ -146,15 +147,15 @@ class Api:
 
     def create_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         yield from self._check_config(config)
-        reply = yield from self._ask(f"STREAM.CREATE.{config.name}", wire.encode(config))
+        reply = yield from self._ask_stream("CREATE", config.name, wire.encode(config))
         return _stream_info(reply)
 
     def update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
         yield from self._check_config(config)
-        present = yield from self._ask(f"STREAM.INFO.{config.name}")
+        present = yield from self._ask_stream("INFO", config.name)
         changed = _merged(_object(present, "config"), wire.encode(config))
-        reply = yield from self._ask(f"STREAM.UPDATE.{config.name}", changed)
+        reply = yield from self._ask_stream("UPDATE", config.name, changed)
         return _stream_info(reply)
 
     def create_or_update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
@@ -175,7 +176,7 @@ class Api:
         subjects: dict[str, int] = {}
         while True:
             # Subjects come in pages of 100,000; the rest of the reply is the same each time.
-            reply = yield from self._ask(f"STREAM.INFO.{name}", body | ({"offset": len(subjects)} if subjects else {}))
+            reply = yield from self._ask_stream("INFO", name, body | ({"offset": len(subjects)} if subjects else {}))
             state = _object(reply, "state")
             page = _object(state, "subjects") if state.get("subjects") else {}
             known = len(subjects)
@@ -187,7 +188,7 @@ class Api:
         return _stream_info(reply)
 
     def delete_stream(self, name: str) -> Operation[None]:
-        yield from self._ask(f"STREAM.DELETE.{check_name('name', name)}")
+        yield from self._ask_stream("DELETE", name)
 
     def purge_stream(
         self, name: str, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None
@@ -204,12 +205,12 @@ class Api:
             body["seq"] = up_to_sequence + 1
         if keep is not None:
             body["keep"] = keep
-        reply = yield from self._ask(f"STREAM.PURGE.{name}", body)
+        reply = yield from self._ask_stream("PURGE", name, body)
         return _number(reply, "purged")
 
     def step_down_stream(self, name: str, placement: Placement | None = None) -> Operation[None]:
         body = {"placement": wire.encode(placement)} if placement is not None else {}
-        yield from self._ask(f"STREAM.LEADER.STEPDOWN.{check_name('name', name)}", body)
+        yield from self._ask_stream("LEADER.STEPDOWN", name, body)
 
     def stream_page(self, offset: int, subject: str | None) -> Operation[tuple[list[StreamInfo], int]]:
         """Infos from ``offset`` on, and how many there are in all."""
@@ -225,15 +226,19 @@ class Api:
     def get_message(self, stream: str, body: Mapping[str, Any], *, direct: bool) -> Operation[StoredMessage]:
         """One message; ``direct`` may be answered by any replica, and needs ``allow_direct``."""
         check_name("stream", stream)
-        if direct:
-            message = yield Request(f"{self.prefix}.DIRECT.GET.{stream}", _json(body))
-            return StoredMessage.from_direct(message)
-        reply = yield from self._ask(f"STREAM.MSG.GET.{stream}", body)
-        return StoredMessage.from_reply(stream, reply)
+        try:
+            if direct:
+                message = yield Request(f"{self.prefix}.DIRECT.GET.{stream}", _json(body))
+                return StoredMessage.from_direct(message)
+            reply = yield from self._ask_stream("MSG.GET", stream, body)
+            return StoredMessage.from_reply(stream, reply)
+        except MessageNotFound as error:
+            wanted = _wanted(body)
+            raise MessageNotFound(error.code, error.err_code, error.description, stream, wanted=wanted) from None
 
     def delete_message(self, stream: str, sequence: int, *, erase: bool) -> Operation[None]:
         body = {"seq": sequence} | ({} if erase else {"no_erase": True})
-        yield from self._ask(f"STREAM.MSG.DELETE.{check_name('stream', stream)}", body)
+        yield from self._ask_stream("MSG.DELETE", check_name("stream", stream), body)
 
     # ---- consumers ---------------------------------------------------------------------------------------------
 
@@ -246,9 +251,11 @@ class Api:
             config = dataclasses.replace(config, ack_policy="explicit")
         body = {"stream_name": stream, "config": _consumer_fields(config), "action": "create"}
         if name is None:
-            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body)
+            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body, stream=stream)
         else:
-            reply = yield from self._ask(_consumer_subject(stream, name, config.filter_subject), body)
+            reply = yield from self._ask(
+                _consumer_subject(stream, name, config.filter_subject), body, stream=stream, consumer=name
+            )
         return _consumer_info(reply)
 
     def update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
@@ -257,7 +264,7 @@ class Api:
         if name is None:
             raise ConfigError("update_consumer: expected name or durable_name to say which one")
         yield from self._check_config(config)
-        present = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
+        present = yield from self._ask_consumer("INFO", stream, name)
         # Merged as the server wrote it: our own types would cut nanoseconds off a start time it refuses to change.
         fields = _merged(_object(present, "config"), _consumer_fields(config))
         if config.filter_subject and not config.filter_subjects:
@@ -265,7 +272,9 @@ class Api:
         elif config.filter_subjects:
             fields.pop("filter_subject", None)
         body = {"stream_name": stream, "config": fields, "action": "update"}
-        reply = yield from self._ask(_consumer_subject(stream, name, fields.get("filter_subject")), body)
+        reply = yield from self._ask(
+            _consumer_subject(stream, name, fields.get("filter_subject")), body, stream=stream, consumer=name
+        )
         return _consumer_info(reply)
 
     def create_or_update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
@@ -278,47 +287,59 @@ class Api:
         return (yield from self.create_consumer(stream, config))
 
     def consumer_info(self, stream: str, name: str) -> Operation[ConsumerInfo]:
-        reply = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
+        reply = yield from self._ask_consumer("INFO", stream, name)
         return _consumer_info(reply)
 
     def delete_consumer(self, stream: str, name: str) -> Operation[None]:
-        yield from self._ask(f"CONSUMER.DELETE.{check_name('stream', stream)}.{check_name('name', name)}")
+        yield from self._ask_consumer("DELETE", stream, name)
 
     def pause_consumer(self, stream: str, name: str, until: datetime.datetime | None) -> Operation[None]:
         yield from self.require(features.CONSUMER_PAUSE)
         body = {"pause_until": wire.time_text(until)} if until is not None else {}
-        yield from self._ask(f"CONSUMER.PAUSE.{check_name('stream', stream)}.{check_name('name', name)}", body)
+        yield from self._ask_consumer("PAUSE", stream, name, body)
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
         yield from self.require(features.CONSUMER_RESET)
         body = {"seq": sequence} if sequence is not None else {}
-        reply = yield from self._ask(f"CONSUMER.RESET.{check_name('stream', stream)}.{check_name('name', name)}", body)
+        reply = yield from self._ask_consumer("RESET", stream, name, body)
         return _consumer_info(reply)
 
     def unpin_consumer(self, stream: str, name: str, group: str) -> Operation[None]:
         yield from self.require(features.CONSUMER_UNPIN)
-        subject = f"CONSUMER.UNPIN.{check_name('stream', stream)}.{check_name('name', name)}"
-        yield from self._ask(subject, {"group": group})
+        yield from self._ask_consumer("UNPIN", stream, name, {"group": group})
 
     def step_down_consumer(self, stream: str, name: str) -> Operation[None]:
-        yield from self._ask(f"CONSUMER.LEADER.STEPDOWN.{check_name('stream', stream)}.{check_name('name', name)}")
+        yield from self._ask_consumer("LEADER.STEPDOWN", stream, name)
 
     def consumer_page(self, stream: str, offset: int) -> Operation[tuple[list[ConsumerInfo], int]]:
-        reply = yield from self._ask(f"CONSUMER.LIST.{check_name('stream', stream)}", {"offset": offset})
+        reply = yield from self._ask(f"CONSUMER.LIST.{check_name('stream', stream)}", {"offset": offset}, stream=stream)
         return [_consumer_info(each) for each in _list(reply, "consumers")], _number(reply, "total")
 
     def consumer_name_page(self, stream: str, offset: int) -> Operation[tuple[list[str], int]]:
-        reply = yield from self._ask(f"CONSUMER.NAMES.{check_name('stream', stream)}", {"offset": offset})
+        reply = yield from self._ask(
+            f"CONSUMER.NAMES.{check_name('stream', stream)}", {"offset": offset}, stream=stream
+        )
         return list(_list(reply, "consumers")), _number(reply, "total")
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
+    def _ask_stream(self, what: str, name: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
+        return self._ask(f"STREAM.{what}.{check_name('name', name)}", body, stream=name)
+
+    def _ask_consumer(
+        self, what: str, stream: str, name: str, body: Mapping[str, Any] | None = None
+    ) -> Operation[dict[str, Any]]:
+        subject = f"CONSUMER.{what}.{check_name('stream', stream)}.{check_name('name', name)}"
+        return self._ask(subject, body, stream=stream, consumer=name)
+
+    def _ask(
+        self, what: str, body: Mapping[str, Any] | None = None, *, stream: str = "", consumer: str = ""
+    ) -> Operation[dict[str, Any]]:
         subject = f"{self.prefix}.{what}"
         if isinstance(what, ApiSubject):
             subject = ApiSubject(subject)
         message = yield Request(subject, _json(body) if body else b"")
-        return wire.read_reply(message.data)
+        return wire.read_reply(message.data, stream, consumer)
 
 
 def _consumer_subject(stream: str, name: str, filter_subject: str | None) -> str:
@@ -343,6 +364,15 @@ def message_query(
     if sequence is None or sequence < 1:
         raise ConfigError(f"sequence={sequence}: expected 1 or more")
     return {"seq": sequence}
+
+
+def _wanted(query: Mapping[str, Any]) -> str:
+    """The message a query names, in words."""
+    if "last_by_subj" in query:
+        return f"the last one on {query['last_by_subj']!r}"
+    if "next_by_subj" in query:
+        return f"the next one on {query['next_by_subj']!r} from sequence {query.get('seq')} on"
+    return f"sequence {query.get('seq')}"
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

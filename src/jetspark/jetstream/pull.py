@@ -38,11 +38,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
-from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
+from jetspark.errors import ConfigError, ConsumerNotFound, ServerError
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.codes import Code
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.wire import seconds_to_ns
 
 __all__ = ["Ask", "Fetch", "Flow", "Priority", "PullLimits", "Puller", "Wait"]
@@ -203,6 +204,12 @@ class Puller(Generic[M]):
         """The last thing heard was that nobody is there."""
         return self._unavailable_since is not None
 
+    @property
+    def _names(self) -> tuple[str, str]:
+        """Of the stream and of the consumer."""
+        _, stream, consumer = self.subject.rsplit(".", 2)
+        return stream, consumer
+
     def has_request_of(self, reader: _Reader) -> bool:
         return any(request.reader is reader for request in self._requests.values())
 
@@ -289,7 +296,7 @@ class Puller(Generic[M]):
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
         if status.code == 409 and status.description.startswith("Consumer Deleted"):
-            self.error = ConsumerNotFound(404, Code.CONSUMER_NOT_FOUND.value, "consumer not found: it was deleted")
+            self.error = ConsumerNotFound(404, Code.CONSUMER_NOT_FOUND.value, "it was deleted", *self._names)
             self.has_news = True
             self._requests.clear()
             self.owed = 0
@@ -322,9 +329,9 @@ class Puller(Generic[M]):
             case 409 if text.startswith("Exceeded MaxRequest"):
                 reader.error = ConfigError(f"the consumer allows less in one request: {text}")
             case 409 if text.startswith("Consumer is push based"):
-                reader.error = ServerError(409, 0, text)
+                reader.error = ServerError(409, 0, text, *self._names)
             case 400 | 412:
-                reader.error = ServerError(status.code, 0, text)
+                reader.error = ServerError(status.code, 0, text, *self._names)
             case 423:
                 if request.priority is not None and request.priority.group is not None:
                     self._pin_ids.pop(request.priority.group, None)
@@ -333,7 +340,7 @@ class Puller(Generic[M]):
                 if self._unavailable_since is None:
                     self._unavailable_since = now
                 elif now - self._unavailable_since >= UNAVAILABLE_S:
-                    self.error = JetStreamUnavailable(self.subject)
+                    self.error = unavailable(self.subject)
                 self._pause(now)
             case 404 | 408:  # to a request that could have waited: the consumer is paused, or its queue is full
                 self._pause(now)
@@ -459,7 +466,7 @@ class Fetch(_Reader, Generic[M]):
             raise error
         if now >= self.deadline:
             if puller.is_unavailable and not self.messages:
-                raise JetStreamUnavailable(puller.subject)
+                raise unavailable(puller.subject)
             return None
         puller.wake_at = min(each.need for each in puller.fetches)
         if session is None:

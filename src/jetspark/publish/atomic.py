@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
+from jetspark.codes import Code
 from jetspark.core import frames
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
@@ -52,7 +53,6 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
-from jetspark.jetstream.codes import Code
 from jetspark.jetstream.features import ATOMIC_BATCH, END_OF_BATCH
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Pause, Request

@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jetspark.codes import Code
 from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, MessageNotFound, ProtocolError
 from jetspark.jetstream import wire
-from jetspark.jetstream.codes import Code
 from jetspark.jetstream.info import PubAck, StoredMessage
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 

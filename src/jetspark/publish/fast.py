@@ -50,6 +50,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from jetspark.codes import Code
 from jetspark.core import frames
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection, is_no_responders
@@ -71,7 +72,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
-from jetspark.jetstream.codes import Code
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
@@ -493,7 +494,8 @@ class FastMachine:
             self._on_ack(int(plain[1]), int(plain[2]), now)
             return
         if is_no_responders(message):
-            self._on_hole(*_place_of(message.subject), JetStreamUnavailable(self._first_subject), now)
+            error = unavailable(self._first_subject, self._machine.info)
+            self._on_hole(*_place_of(message.subject), error, now)
             return
         try:
             self._on_json(message, wire.read_object(message.data), now)

@@ -44,6 +44,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
@@ -63,7 +64,6 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.jetstream.codes import Code
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
 from jetspark.publish.fast import FastMachine, State

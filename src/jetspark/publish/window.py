@@ -39,11 +39,11 @@ from jetspark.errors import (
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
-    JetStreamUnavailable,
     PermissionDenied,
     RequestTimeout,
     WindowFull,
 )
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import read_pub_ack
 
@@ -184,7 +184,7 @@ class Window:
                     if plain is not None:
                         handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
                     else:
-                        _resolve(handle, known[1], message)
+                        _resolve(handle, known[1], message, self._machine)
                 del waiting[message.subject]
             pending.popleft()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
@@ -279,9 +279,9 @@ def _plain_ack(stream: str, sequence: int) -> PubAck:
     return ack
 
 
-def _resolve(handle: Handle, subject: str, message: CoreMessage) -> None:
+def _resolve(handle: Handle, subject: str, message: CoreMessage, machine: Connection) -> None:
     if is_no_responders(message):
-        handle.set_exception(JetStreamUnavailable(subject))
+        handle.set_exception(unavailable(subject, machine.info))
         return
     try:
         ack = read_pub_ack(message)
