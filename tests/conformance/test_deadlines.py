@@ -12,16 +12,19 @@ import pytest
 from support.drivers import Driver, Recorder, entered, on_both_drivers
 
 from jetspark import (
+    Closed,
     ConnectionClosed,
     ConnectionLost,
     ConsumerConfig,
     Disconnected,
     KVConfig,
     Message,
+    PermissionDenied,
     RequestTimeout,
     StreamConfig,
+    UserPassword,
 )
-from jetspark.server import NatsServer
+from jetspark.server import NatsServer, Permissions, User
 
 # Far above what an operation with a time-out of TIMEOUT_S may take, far below an outage that does not end.
 TIMEOUT_S, PATIENCE_S = 0.3, 10.0
@@ -213,6 +216,71 @@ async def test_closing_while_the_server_is_away_returns(driver: Driver, own: Nat
     await recorder.wait_for(Disconnected)
     await asyncio.gather(nc.close(), nc.drain(), nc.close())
     assert nc.is_closed
+
+
+@pytest.mark.parametrize("how", ["close", "drain", "leave"])
+@on_both_drivers
+async def test_what_was_never_sent_is_told_once_by_closing_a_connection_that_ended_by_itself(
+    driver: Driver, server: NatsServer, how: str
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(server.url, on_event=recorder, max_reconnect_attempts=2, reconnect_wait_s=0.2)
+    server.kill()
+    await recorder.wait_for(Disconnected)
+    for _ in range(3):
+        await nc.publish("a", b"never sent")
+    assert (await recorder.wait_for(Closed)).unsent_messages == 3
+    end = {"close": nc.close, "drain": nc.drain, "leave": lambda: nc.__aexit__(None, None, None)}[how]
+    with pytest.raises(ConnectionLost) as caught:
+        await end()
+    assert caught.value.unconfirmed_messages == 3
+    assert "no NATS server could be reached" in str(caught.value)
+    await nc.close()  # all is said
+    await nc.drain()
+
+
+@on_both_drivers
+async def test_a_connection_that_ends_while_it_is_closed_tells_what_was_never_sent(
+    driver: Driver, server: NatsServer
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(server.url, on_event=recorder, max_reconnect_attempts=3, reconnect_wait_s=0.5)
+    server.kill()
+    await recorder.wait_for(Disconnected)
+    for _ in range(3):
+        await nc.publish("a", b"never sent")
+    with pytest.raises(ConnectionLost) as caught:
+        await nc.close(timeout=2 * PATIENCE_S)
+    assert caught.value.unconfirmed_messages == 3
+    assert "no NATS server could be reached" in str(caught.value)
+
+
+@on_both_drivers
+async def test_closing_a_connection_that_ended_by_itself_with_nothing_unsent_returns(
+    driver: Driver, server: NatsServer
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(server.url, on_event=recorder, reconnect=False)
+    await nc.publish("a", b"")
+    await nc.flush()
+    server.kill()
+    await recorder.wait_for(Closed)
+    await nc.close()
+    await nc.drain()
+
+
+@pytest.mark.parametrize("how", ["close", "drain"])
+@on_both_drivers
+async def test_what_the_server_refused_is_told_by_closing(driver: Driver, how: str) -> None:
+    user = User(user="ada", password="secret", permissions=Permissions(publish_allow=["allowed"]))
+    with NatsServer(jetstream=False, users=[user]) as server:
+        nc = await driver.connect(server.url, auth=UserPassword("ada", "secret"))
+        await nc.publish("allowed", b"")
+        await nc.publish("denied", b"")
+        with pytest.raises(PermissionDenied) as caught:
+            await getattr(nc, how)()
+        assert caught.value.subject == "denied"
+        assert nc.is_closed
 
 
 async def test_draining_inside_a_callback_does_not_wait_for_it(url: str) -> None:

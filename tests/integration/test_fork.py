@@ -62,11 +62,15 @@ import jetspark.blocking as jetspark
 
 warnings.simplefilter("ignore", DeprecationWarning)
 clients = [jetspark.connect(sys.argv[1]) for _ in range(5)]
+for nc in clients:
+    nc.publish("a", b"the parent's own")
+    nc.jetstream().publish_async("a", b"the parent's own")
 child = os.fork()
 if child == 0:
     began = time.monotonic()
-    for nc in clients:
+    for nc in clients[1:]:
         nc.close()
+    clients[0].drain()
     print(time.monotonic() - began, flush=True)
     os._exit(0)
 os.waitpid(child, 0)
@@ -76,7 +80,7 @@ for nc in clients:
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork()")
-def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have() -> None:
+def test_a_forked_process_does_not_wait_for_threads_it_does_not_have_or_tell_of_its_parents_messages() -> None:
     with NatsServer(jetstream=False) as server:
         result = subprocess.run(
             [sys.executable, "-c", CHILD_CLOSES, server.url], capture_output=True, text=True, timeout=40, check=False

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from jetspark.core.connection import Connection
+from jetspark.core.connection import Connection, Failed
 from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp, Step, close, drain, lost
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import (
+    AuthenticationFailed,
     BufferFull,
-    ConnectionClosed,
     ConnectionLost,
     JetSparkError,
+    NoServersAvailable,
     PermissionDenied,
     RequestTimeout,
+    UsageError,
 )
 
 A = Server("a", 4222)
@@ -79,7 +81,7 @@ def test_a_close_with_nothing_in_doubt_asks_for_no_confirmation() -> None:
     assert run(close(machine)) == [AwaitAcks()]
 
 
-@pytest.mark.parametrize("error", [RequestTimeout("close", 1), BufferFull(1, 1), ConnectionClosed("closed")])
+@pytest.mark.parametrize("error", [RequestTimeout("close", 1), BufferFull(1, 1)])
 def test_a_close_that_is_not_confirmed_says_how_much_is_in_doubt_and_why(error: JetSparkError) -> None:
     failure = failure_of(close(connected(3)), {Flush: error})
     assert isinstance(failure, ConnectionLost)
@@ -87,8 +89,66 @@ def test_a_close_that_is_not_confirmed_says_how_much_is_in_doubt_and_why(error: 
     assert failure.__cause__ is error
 
 
-@pytest.mark.parametrize("error", [PermissionDenied("publish", "a"), ConnectionLost("gone", 2)])
-def test_what_the_server_or_the_network_says_of_messages_is_what_a_close_raises(error: JetSparkError) -> None:
+def test_what_the_server_refused_is_what_a_close_raises() -> None:
+    error = PermissionDenied("publish", "a")
+    assert failure_of(close(connected(2)), {Flush: error}) is error
+
+
+def test_a_session_that_ends_meanwhile_leaves_what_had_left_and_what_had_not_in_doubt() -> None:
+    machine = connected(2)
+    machine.data_to_send()
+    machine.publish("a", b"stays here")
+    steps = close(machine)
+    assert next(steps) == Flush()
+    machine.flush(handle := object())
+    machine.end("gone")
+    [error] = [event.error for event in machine.events() if isinstance(event, Failed) and event.handle is handle]
+    assert steps.throw(error) == AwaitAcks()
+    with pytest.raises(ConnectionLost, match="closed before the server confirmed: gone") as caught:
+        next(steps)
+    assert caught.value.unconfirmed_messages == 3
+
+
+@pytest.mark.parametrize("error", [None, AuthenticationFailed("nats://a", "no"), NoServersAvailable({"a": "refused"})])
+def test_a_connection_that_has_ended_says_why_and_waits_for_nothing_else(error: JetSparkError | None) -> None:
+    machine = connected(3)
+    machine.close(error)
+    with pytest.raises(JetSparkError) as refused:
+        machine.flush(object())
+    steps = close(machine)
+    assert next(steps) == Flush()
+    with pytest.raises(ConnectionLost) as caught:
+        steps.throw(refused.value)
+    assert caught.value.unconfirmed_messages == 3
+    assert str(error or "") in str(caught.value)
+
+
+def test_a_connection_that_has_ended_with_nothing_in_doubt_has_nothing_to_tell() -> None:
+    machine = connected(3)
+    confirm(machine)
+    machine.close(NoServersAvailable({"a": "refused"}))
+    assert run(close(machine)) == []
+
+
+def test_the_messages_of_another_process_are_not_in_doubt_here() -> None:
+    machine = connected(3)
+    machine.disown(UsageError("forked"))
+    assert machine.is_closed
+    assert machine.events() == []
+    assert run(close(machine)) == []
+
+
+def test_what_is_confirmed_just_before_the_connection_ends_is_not_in_doubt() -> None:
+    machine = connected(3)
+    steps = close(machine)
+    assert next(steps) == Flush()
+    confirm(machine)
+    assert steps.throw(ConnectionLost("gone")) == AwaitAcks()
+    assert list(steps) == []
+
+
+def test_a_wrong_call_is_not_taken_for_a_lost_connection() -> None:
+    error = UsageError("another event loop")
     assert failure_of(close(connected(2)), {Flush: error}) is error
 
 
@@ -140,9 +200,8 @@ def test_a_drain_that_is_not_confirmed_in_time_says_what_is_unread_and_in_doubt(
     assert "drain, 3 messages unread, 2 messages in doubt" in str(failure)
 
 
-@pytest.mark.parametrize("error", [BufferFull(1, 1), ConnectionClosed("closed")])
-def test_a_drain_that_cannot_be_confirmed_says_how_much_is_in_doubt(error: JetSparkError) -> None:
-    failure = failure_of(drain(connected(3), 5.0), {ReadUp: True, Flush: error})
+def test_a_drain_that_cannot_be_confirmed_says_how_much_is_in_doubt() -> None:
+    failure = failure_of(drain(connected(3), 5.0), {ReadUp: True, Flush: BufferFull(1, 1)})
     assert isinstance(failure, ConnectionLost)
     assert failure.unconfirmed_messages == 3
 

@@ -354,7 +354,8 @@ class Client(ClientBase):
         Raises:
             RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
                 closed all the same.
-            ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
+            ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         await self._end_by(ending.drain(self._machine, timeout), timeout)
@@ -366,7 +367,9 @@ class Client(ClientBase):
 
         Raises:
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
-                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
+                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt. Also when the
+                connection has ended by itself with messages that were never sent; told once, to the first who closes.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         await self._end_by(ending.close(self._machine), timeout)

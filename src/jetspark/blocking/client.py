@@ -78,6 +78,8 @@ class Client(ClientBase):
         """Done when the ``close`` or ``drain`` that came first is."""
         self._ender = 0
         """The thread of that one."""
+        self._has_ended = False
+        """That one has done its part; what there was to tell, it told."""
         self._machine = Connection(
             options,
             servers,
@@ -334,7 +336,8 @@ class Client(ClientBase):
         Raises:
             RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
                 closed all the same.
-            ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
+            ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         self._end_by(ending.drain(self._machine, timeout), timeout)
@@ -347,11 +350,10 @@ class Client(ClientBase):
 
         Raises:
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
-                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
+                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt. Also when the
+                connection has ended by itself with messages that were never sent; told once, to the first who closes.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        if self._link.is_over:
-            self._link.close()  # the first one may have been interrupted
-            return
         timeout = self.options.drain_timeout_s if timeout is None else timeout
         self._end_by(ending.close(self._machine), timeout)
 
@@ -391,19 +393,20 @@ class Client(ClientBase):
     def _is_first_to_end(self) -> bool:
         me = threading.get_ident()
         with self._link.lock:
-            if self._ending is not None and self._ender != me:
+            if self._has_ended or (self._ending is not None and self._ender != me):
                 return False
             self._ending = self._ending or Waiter()  # when it is ours, it was interrupted
             self._ender = me
             return True
 
     def _end_with_the_first(self, deadline: float) -> None:
-        """Another thread ends the connection: wait for it, but not for longer than this one may take."""
+        """Another thread ends the connection, or has: wait for it, but not for longer than this one may take."""
         assert self._ending is not None
         while not self._link.is_over and self._link.may_wait() and (left_s := deadline - time.monotonic()) > 0:
             if self._ending.look(min(left_s, LONGEST_SLEEP_S)):
                 break
         if self._link.is_over:
+            self._link.close()  # the first one may have been interrupted
             return
         is_late, failure = not self._ending.done(), ending.lost(self._machine)
         self._end()
@@ -434,6 +437,7 @@ class Client(ClientBase):
         try:
             self._link.close()
         finally:
+            self._has_ended = True
             if self._ending is not None:
                 self._ending.set_result(None)
 

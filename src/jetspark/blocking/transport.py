@@ -708,8 +708,7 @@ class Link:
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
         self._is_closing = self._has_ended = True
-        self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
-        self._machine.events()
+        self._machine.disown(UsageError("it belongs to the process that forked this one; connect again here"))
         if self._socket is not None:
             self._socket.close()  # this process's copy only; the parent's connection does not notice
             self._socket = None

@@ -418,6 +418,12 @@ class Connection:
         self._events.append(Closed(error, self.published - self._handed_over))
         self._has_told_closed = True
 
+    def disown(self, error: Exception) -> None:
+        """End everything here: the connection is another process's, and so are the messages that are on their way."""
+        self._handed_over = self._confirmed = self.published
+        self.close(error)
+        self.events()
+
     def events(self) -> list[Event]:
         """What happened since the last call, in order."""
         if not self._events:

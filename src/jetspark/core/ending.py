@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from jetspark.core.connection import Connection
 from jetspark.errors import (
     BufferFull,
-    ConnectionClosed,
     ConnectionLost,
     JetSparkError,
     PermissionDenied,
@@ -49,7 +48,8 @@ def close(machine: Connection) -> Ending:
     """See to it that the server has everything.
 
     Raises:
-        ConnectionLost: It has not confirmed that.
+        ConnectionLost: It has not confirmed that. Also where the connection has ended by itself, with messages that
+            were accepted and never sent.
         PermissionDenied: It refused some of it.
     """
     try:
@@ -79,9 +79,13 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
         raise RequestTimeout(f"drain, {unread} messages unread", timeout_s)
 
 
-def lost(machine: Connection) -> ConnectionLost:
-    """What is told of messages that may not have arrived."""
-    return ConnectionLost("closed before the server confirmed", machine.in_doubt)
+def lost(machine: Connection, error: JetSparkError | None = None) -> ConnectionLost:
+    """What is told of messages that may not have arrived, and why where that is known."""
+    reason, unconfirmed = "closed before the server confirmed", machine.in_doubt
+    if isinstance(error, ConnectionLost):
+        # Those of its session. The machine no longer counts them, but those that wait for the next one.
+        return ConnectionLost(f"{reason}: {error.reason}", error.unconfirmed_messages + unconfirmed)
+    return ConnectionLost(reason if error is None else f"{reason}: {error}", unconfirmed)
 
 
 def _confirm(machine: Connection) -> Ending:
@@ -90,11 +94,15 @@ def _confirm(machine: Connection) -> Ending:
     try:
         if machine.in_doubt:
             yield Flush()
-    except (BufferFull, ConnectionClosed) as error:  # closed by somebody else, meanwhile
-        failure = lost(machine)
-        failure.__cause__ = error
-    except (ConnectionLost, PermissionDenied, RequestTimeout) as error:
+    except (PermissionDenied, RequestTimeout) as error:
         failure = error
-    yield AwaitAcks()
+    except JetSparkError as error:
+        if not machine.is_closed and not isinstance(error, BufferFull | ConnectionLost):
+            raise  # a call that is wrong
+        doubt = lost(machine, error)
+        doubt.__cause__ = error
+        failure = doubt if doubt.unconfirmed_messages else None
+    if not machine.is_closed:  # else they are resolved, or another process has them
+        yield AwaitAcks()
     if failure is not None:
         raise failure
