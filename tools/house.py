@@ -1,7 +1,7 @@
 """How well the tree keeps to itself: accesses to the private names of other objects, and class names used twice.
 
-``python tools/house.py`` prints the figures of each package. ``tests/unit/test_house.py`` holds the bounds, so that they
-only ever get smaller.
+``python tools/house.py`` prints the figures of each package. ``tests/unit/test_house.py`` holds the bounds, which only
+ever get smaller.
 """
 
 from __future__ import annotations
