@@ -24,7 +24,7 @@ import jetspark.batcher.blocking.sinks as blocking
 from jetspark.batcher.blocking.jetstream import FairLock
 from jetspark.batcher.circuit import Circuit
 from jetspark.batcher.dead_letters import DeadLetter
-from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, Messages, publisher_options
+from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, Messages, check_publisher
 from jetspark.batcher.metered import Written
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import Retry, is_retryable
@@ -1178,10 +1178,10 @@ def test_a_sink_has_a_subject_or_to_message() -> None:
 
 def test_ids_that_would_begin_anew_with_each_publisher_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected id_of instead"):
-        publisher_options({"id_prefix": "x"}, message_ids=True)
+        check_publisher(True, {"id_prefix": "x"})
     with pytest.raises(ConfigError, match="unknown fast publisher option speed"):
-        publisher_options({"speed": 1}, message_ids=False)
-    assert publisher_options({"flow": 7}, message_ids=True) == {"flow": 7, "message_ids": True}
+        check_publisher(False, {"speed": 1})
+    check_publisher(True, {"flow": 7})
 
 
 class FakeBatches:

@@ -568,7 +568,7 @@ def test_one_who_leaves_sends_nothing_that_the_server_had_not_wanted() -> None:
 )
 def test_options_are_checked_and_unknown_ones_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        FastPublisherOptions.of(options)
+        FastPublisherOptions.of(False, options)
 
 
 # ---- what simulation found -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
@@ -25,7 +25,7 @@ from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
-from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
@@ -42,7 +42,7 @@ def connect(
     tls: TLSConfig | None = None,
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
-    **overrides: Any,
+    **overrides: Unpack[ConnectKeywords],
 ) -> _Connecting:
     """Connect to NATS: ``async with jetspark.connect(...) as nc`` or ``nc = await jetspark.connect(...)``.
 

@@ -34,10 +34,10 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.publishing import Expect, header_block, publish_headers
-from jetspark.publish.fast_publisher import FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.outgoing import Item, are_plain
 
-__all__ = ["Atomic", "Ingest", "Messages", "ToMessage", "Turn", "publisher_options"]
+__all__ = ["Atomic", "Ingest", "Messages", "ToMessage", "Turn", "check_publisher"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -155,8 +155,8 @@ class Turn(Protocol):
     def release(self) -> None: ...
 
 
-def publisher_options(options: dict[str, Any], *, message_ids: bool) -> dict[str, Any]:
-    """What each publisher of a sink is made with.
+def check_publisher(message_ids: bool, options: FastPublisherKeywords) -> None:
+    """Whether publishers of a sink can be made with these.
 
     Raises:
         ConfigError: Some option is unknown, or would lose messages.
@@ -164,9 +164,7 @@ def publisher_options(options: dict[str, Any], *, message_ids: bool) -> dict[str
     if "id_prefix" in options:
         # Positions begin anew with each publisher, so its ids would be those of messages stored before.
         raise ConfigError("id_prefix: expected id_of instead, which gives an item the same id in every run")
-    options = options | {"message_ids": message_ids}
-    FastPublisherOptions.of(options)  # has checks of its own
-    return options
+    FastPublisherOptions.of(message_ids, options)  # has checks of its own
 
 
 class Ingest(Generic[T]):

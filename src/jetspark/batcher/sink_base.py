@@ -6,7 +6,7 @@ Each gives the steps of a write (:mod:`jetspark.batcher.effects`); a driver's cl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from jetspark.batcher.circuit import Circuit, CircuitState
 from jetspark.batcher.config import Clock
@@ -19,11 +19,12 @@ from jetspark.batcher.jetstream_sinks import (
     Messages,
     ToMessage,
     Turn,
-    publisher_options,
+    check_publisher,
 )
 from jetspark.batcher.metered import Meter, Observer, SinkStats
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
+from jetspark.publish.fast_publisher import FastPublisherKeywords
 
 __all__ = [
     "AtomicSinkBase",
@@ -226,13 +227,14 @@ class FastIngestSinkBase(Generic[J, P, T]):
         message_ids: bool = False,
         id_of: Callable[[T], str] | None = None,
         linger_s: float = 0.002,
-        **options: Any,
+        **options: Unpack[FastPublisherKeywords],
     ) -> None:
-        options = publisher_options(options, message_ids=message_ids or id_of is not None)
+        has_ids = message_ids or id_of is not None
+        check_publisher(has_ids, options)
         messages: Messages[T] = Messages(subject, to_message, id_of)
 
         def make() -> P:
-            publisher: P = js.fast_publisher(**options)._enter()
+            publisher: P = js.fast_publisher(message_ids=has_ids, **options)._enter()
             return publisher
 
         self._ingest = Ingest(messages, make, self._make_turn(), linger_s=linger_s)

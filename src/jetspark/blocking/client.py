@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
@@ -28,7 +28,7 @@ from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
-from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
@@ -48,7 +48,7 @@ def connect(
     tls: TLSConfig | None = None,
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
-    **overrides: Any,
+    **overrides: Unpack[ConnectKeywords],
 ) -> Client:
     """Connect to NATS: ``with connect(...) as nc`` or ``nc = connect(...)``.
 

@@ -6,7 +6,7 @@ import datetime
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.consumer import Consumer
@@ -39,8 +39,8 @@ from jetspark.jetstream.operations import (
 )
 from jetspark.jetstream.ordered import OrderedOptions, Patience
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
-from jetspark.publish.fast_options import FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher import FastPublisherOptions
+from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, GapMode
+from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.window import WindowOptions
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class JetStream(ObjectStores):
         """
         self._publisher.complete(timeout)
 
-    def fast_batch(self, gap: GapMode = "fail", **options: Any) -> FastBatch:
+    def fast_batch(self, gap: GapMode = "fail", **options: Unpack[FastBatchKeywords]) -> FastBatch:
         """Send a batch of any length at the server's own speed: ``with js.fast_batch() as fast``.
 
         Not atomic: see :class:`FastBatch` for what is stored when, and :class:`~jetspark.FastBatchOptions` for the
@@ -222,9 +222,9 @@ class JetStream(ObjectStores):
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
         FAST_INGEST.check(self._api.known())
-        return FastBatch(self, FastBatchOptions.of(options | {"gap": gap}))
+        return FastBatch(self, FastBatchOptions.of(gap, options))
 
-    def fast_publisher(self, **options: Any) -> FastPublisher:
+    def fast_publisher(self, *, message_ids: bool = False, **options: Unpack[FastPublisherKeywords]) -> FastPublisher:
         """Store an endless stream of messages over as many fast batches as it takes.
 
         See :class:`FastPublisher` for the guarantee and :class:`~jetspark.FastPublisherOptions` for the options.
@@ -233,7 +233,7 @@ class JetStream(ObjectStores):
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
         FAST_INGEST.check(self._api.known())
-        return FastPublisher(self, FastPublisherOptions.of(options))
+        return FastPublisher(self, FastPublisherOptions.of(message_ids, options))
 
     def atomic_batch(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
 
+from jetspark.core.options import check_keywords
 from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.publishing import check_batch_id
 
-__all__ = ["FastBatchOptions", "FastReceipt", "GapMode", "Refusal"]
+__all__ = ["FastBatchKeywords", "FastBatchOptions", "FastReceipt", "GapMode", "Refusal"]
 
 GapMode = Literal["fail", "ok"]
 
@@ -76,11 +77,21 @@ class FastBatchOptions:
             raise ConfigError(f"wait_for_stream_s={self.wait_for_stream_s}: expected seconds of 0 or more")
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> FastBatchOptions:
+    def of(cls, gap: GapMode, given: FastBatchKeywords) -> FastBatchOptions:
         """From keywords; an unknown one is an error that lists the known ones."""
-        known = {entry.name for entry in fields(cls)}
-        if unknown := values.keys() - known:
-            raise ConfigError(
-                f"unknown fast batch option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
-            )
-        return cls(**values)
+        check_keywords(cls, "fast batch", given)
+        return cls(gap=gap, **given)
+
+
+class FastBatchKeywords(TypedDict, total=False):
+    """The fields of :class:`FastBatchOptions` as keywords of ``fast_batch``, for type checkers."""
+
+    batch_id: str | None
+    flow: int
+    max_outstanding_acks: int
+    timeout: float
+    wait_for_stream_s: float
+    ping_after_s: float
+    keep_alive_s: float
+    on_gap: Callable[[range], None] | None
+    on_error: Callable[[Refusal], None] | None

@@ -41,14 +41,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.options import check_keywords
 from jetspark.errors import (
     BatchCutShort,
     BatchInDoubt,
@@ -70,7 +71,7 @@ from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of
 
-__all__ = ["FastPublisherMachine", "FastPublisherOptions", "Refused"]
+__all__ = ["FastPublisherKeywords", "FastPublisherMachine", "FastPublisherOptions", "Refused"]
 
 # What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
 KEPT_OVERHEAD_BYTES = 200
@@ -141,15 +142,24 @@ class FastPublisherOptions:
         )
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> FastPublisherOptions:
+    def of(cls, message_ids: bool, given: FastPublisherKeywords) -> FastPublisherOptions:
         """From keywords; an unknown one is an error that lists the known ones."""
-        known = {entry.name for entry in fields(cls)}
-        if unknown := values.keys() - known:
-            raise ConfigError(
-                f"unknown fast publisher option {', '.join(sorted(unknown))}: "
-                f"expected one of {', '.join(sorted(known))}"
-            )
-        return cls(**values)
+        check_keywords(cls, "fast publisher", given)
+        return cls(message_ids=message_ids, **given)
+
+
+class FastPublisherKeywords(TypedDict, total=False):
+    """The fields of :class:`FastPublisherOptions` as keywords of ``fast_publisher``, for type checkers."""
+
+    id_prefix: str | None
+    max_pending_messages: int
+    max_pending_bytes: int
+    flow: int
+    max_outstanding_acks: int
+    patience_s: float
+    batch_timeout_s: float
+    wait_for_stream_s: float
+    on_refused: Callable[[Refused], None] | None
 
 
 class FastPublisherMachine:
