@@ -6,18 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import class_archive
-
-# Files are handed out one at a time to as many processes as there are cores. The long ones come first, so that none is
-# begun when there is nothing left to do beside it. Those that keep the processors busy, as Spark does, take turns with
-# those that mostly wait for servers.
-BUSY = ["test_spark_deaths", "test_docs", "test_bench", "test_spark_setup", "test_batches", "test_demo"]
-WAITING = ["test_pull", "test_fast_replicated", "test_replicated", "test_atomic", "test_cluster", "test_batcher_sinks"]
-LONG_FIRST = [stem for stem in chain.from_iterable(zip_longest(BUSY, WAITING)) if stem]
+from support import class_archive, packing
 
 # Spark starts with a quarter of the processor time, and no test is about its own speed.
 os.environ.setdefault("JDK_JAVA_OPTIONS", class_archive.java_options())
@@ -45,8 +38,12 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> tuple[int, bool]:
-        stem = item.path.stem
-        return LONG_FIRST.index(stem) if stem in LONG_FIRST else len(LONG_FIRST), "spark" not in stem
+    items.sort(key=lambda item: packing.rank(item.nodeid))
 
-    items.sort(key=rank)
+
+def pytest_xdist_auto_num_workers() -> int:
+    return packing.processes()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> packing.Packing:
+    return packing.Packing(config, log)
