@@ -29,8 +29,8 @@ $(READY): requirements.lock pyproject.toml
 demo: setup
 	@$(BIN)/jetspark demo
 
-# A process for each core, a file of tests at a time: most of them wait for servers, and the long files go side by side.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Two processes for each core, since most tests wait for servers: tests/support/packing.py says what goes first.
+PYTEST := $(BIN)/python -m pytest -n auto
 
 test: setup
 	$(PYTEST)

@@ -59,16 +59,19 @@ def servers() -> Iterator[str]:
         assert js.stream("COPY").info().state.messages == 10
 
 
-def run(program: str, servers: str, **environment: str) -> str:
+def run(program: str, servers: str, *, workers_python: str | None = sys.executable) -> str:
     """What the program wrote to stderr."""
     code = READ_AND_WRITE + program
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    if workers_python is not None:
+        environment["PYSPARK_PYTHON"] = workers_python
     finished = subprocess.run(
         [sys.executable, "-c", code, servers],
         capture_output=True,
         text=True,
         timeout=220,
         check=False,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment},
+        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr[-4000:]
     assert "done" in finished.stdout
@@ -146,6 +149,7 @@ assert orders.count() == 100
 print("done")
 """,
         servers,
+        workers_python=None,  # `session` finds it
     )
 
 

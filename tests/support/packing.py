@@ -1,0 +1,131 @@
+"""How the whole suite is packed into a few processes: in which order its parts begin, and what stays together.
+
+Most tests wait (for a server to die, an election, a time-out) and some keep a processor busy (Spark, the simulations).
+There are two processes to a core, so that the ones run while the others wait. A process is given one part after the
+other: a file, or of the long files each function or each case. The long parts begin first, so that none is begun when
+there is nothing left to do beside it, and busy ones take turns with waiting ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+PROCESSES_PER_CORE = 2
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def _sharing_spark() -> list[str]:
+    """The files whose tests have the fixture ``spark``, the longest first."""
+    texts = {file: file.read_text(encoding="utf-8") for file in sorted((TESTS / "integration").glob("test_*.py"))}
+    sharing = [file for file, text in texts.items() if "spark: SparkSession" in text]
+    return [f"integration/{file.name}" for file in sorted(sharing, key=lambda file: -len(texts[file]))]
+
+
+# A session of Spark is started once in each process that has tests for it: they go to two.
+_sharing = _sharing_spark()
+SESSIONS = [_sharing[0::4] + _sharing[3::4], _sharing[1::4] + _sharing[2::4]]
+
+# Nothing that takes long to make is shared by the functions of these files, or by the cases of a function.
+BY_FUNCTION = {
+    "conformance/test_atomic.py",
+    "conformance/test_batcher_sinks.py",
+    "conformance/test_fast.py",
+    "conformance/test_fast_replicated.py",
+    "conformance/test_kv.py",
+    "conformance/test_objects.py",
+    "conformance/test_pull.py",
+    "integration/test_cluster.py",
+    "integration/test_embedded_server.py",
+    "integration/test_spark_deaths.py",
+}
+BY_CASE = {
+    "conformance/test_js_stopped_server.py",
+    "conformance/test_unresponsive.py",
+    "integration/test_bench.py",
+    "integration/test_docs.py",
+    "integration/test_spark_setup.py",
+    "simulation/test_batcher.py",
+    "simulation/test_batches.py",
+}
+
+# Parts with long tests, by the beginning of their names.
+BUSY = [
+    *(files[0] for files in SESSIONS),
+    "integration/test_spark_deaths.py::test_ten_deaths",
+    "integration/test_spark_deaths.py",
+    "integration/test_spark_setup.py",
+    "integration/test_demo.py",
+    "integration/test_docs.py",
+    "integration/test_bench.py",
+    "integration/test_spark_reading.py",
+    "simulation/",
+]
+WAITING = [
+    "conformance/test_batch_server.py",
+    "conformance/test_replicated.py",
+    "conformance/test_fast_replicated.py",
+    "conformance/test_unresponsive.py",
+    "conformance/test_interrupts.py",
+    "conformance/test_atomic.py",
+    "conformance/test_fast.py",
+    "conformance/test_kv.py",
+    "conformance/test_pull.py",
+    "conformance/test_batcher_sinks.py",
+    "integration/test_cluster.py",
+    "conformance/",
+]
+ORDER = [part for part in chain.from_iterable(zip_longest(BUSY, WAITING)) if part]
+
+
+def _within_tests(nodeid: str) -> str:
+    return nodeid.removeprefix("tests/")
+
+
+def part_of(nodeid: str) -> str:
+    """What a test is handed out with."""
+    name = _within_tests(nodeid)
+    file = name.partition("::")[0]
+    for number, files in enumerate(SESSIONS):
+        if file in files:
+            return f"session {number} of Spark"
+    if file in BY_CASE:
+        return name
+    return name.partition("[")[0] if file in BY_FUNCTION else file
+
+
+def rank(nodeid: str) -> int:
+    """Where in the order its part has its place: by the longest name in ``ORDER`` that it begins with."""
+    name = _within_tests(nodeid)
+    found = [part for part in ORDER if name.startswith(part)]
+    if not found:
+        found = [files[0] for files in SESSIONS if name.partition("::")[0] in files]
+    return ORDER.index(max(found, key=len)) if found else len(ORDER)
+
+
+class Packing(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out parts in the order of the collection."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
+
+    def _split_scope(self, nodeid: str) -> str:
+        return part_of(nodeid)
+
+
+def processes() -> int:
+    return PROCESSES_PER_CORE * (os.cpu_count() or 1)
+
+
+def named_files() -> Iterator[str]:
+    """Every file or folder that is named here."""
+    yield from (part.partition("::")[0] for part in ORDER)
+    yield from chain(BY_FUNCTION, BY_CASE, *SESSIONS)
