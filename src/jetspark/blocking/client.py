@@ -353,6 +353,7 @@ class Client(ClientFace):
                 if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
             ]
         try:
+            lost = self._machine.lost_messages
             is_read = self._read_up(entries, deadline)
             unread = sum(entry.pending_messages for entry in entries)
             try:
@@ -360,6 +361,8 @@ class Client(ClientFace):
             except RequestTimeout:
                 what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
                 raise RequestTimeout(what, timeout) from None
+            if (lost := self._machine.lost_messages - lost) > 0:  # while readers finished, so that no flush was told
+                raise ConnectionLost("the session ended during the drain", lost)
             if not is_read:
                 raise RequestTimeout(f"drain, {unread} messages unread", timeout)
         finally:
