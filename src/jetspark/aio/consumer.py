@@ -17,7 +17,11 @@ __all__ = ["Consumer"]
 
 
 class Consumer(PullConsumer):
-    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    """
 
     def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
         self._js = js

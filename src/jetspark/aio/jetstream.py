@@ -367,7 +367,11 @@ class JetStream(ObjectStores):
 
 
 class Stream:
-    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    """
 
     def __init__(self, js: JetStream, info: StreamInfo) -> None:
         self._js = js

@@ -26,6 +26,10 @@ class KeyValue:
     Every write is acknowledged by the stream behind the bucket before it returns. Reads go to any replica: on a
     replicated bucket one may, for a moment, not show the latest write. ``update`` and ``create`` are decided by the
     leader, so a stale read can never overwrite somebody else's value.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
+    a write may be stored or not.
     """
 
     def __init__(self, js: JetStream, stream: Stream) -> None:
@@ -289,6 +293,7 @@ class Transaction(Block):
     """Writes that happen together, when the block is left; see :meth:`KeyValue.transaction`.
 
     Outside of its block it refuses every write with ``UsageError``; ``revisions`` and ``resolve`` are there after it.
+    ``RequestTimeout`` says that no answer came in time, and nothing is stored; ``BatchInDoubt`` that all may be.
     """
 
     _line = "async with kv.transaction() as tx:"

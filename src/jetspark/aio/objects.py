@@ -83,6 +83,10 @@ class ObjectStore:
 
     An object is visible when all of it is stored, and replaced in one moment. Every read is checked against the digest
     its writer left. Memory stays bounded whatever the size, except where a method returns a whole object.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
+    a write may be stored or not.
     """
 
     def __init__(self, js: JetStream, stream: Stream) -> None:

@@ -90,6 +90,8 @@ class Subscription(SubscriptionBase):
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
 
+        Should the session end first, no more comes either: what was on its way is lost with it.
+
         Raises:
             RequestTimeout: The reader did not finish in time.
         """

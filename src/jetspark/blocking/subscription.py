@@ -94,6 +94,8 @@ class Subscription(SubscriptionBase):
     def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the readers finish what is here.
 
+        Should the session end first, no more comes either: what was on its way is lost with it.
+
         Raises:
             RequestTimeout: The readers did not finish in time.
         """

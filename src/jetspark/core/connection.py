@@ -196,6 +196,8 @@ class Connection:
         self._last_sid = 0
         self._handed_over = 0
         self._confirmed = 0
+        self.lost_messages = 0
+        """Publishes that were unconfirmed when their session ended, of all sessions."""
         self._pings: deque[_SentPing] = deque()
         self._ping_due: float | None = None
         self._has_been_connected = False
@@ -377,6 +379,7 @@ class Connection:
         self._control_bytes = 0
         self.out_bytes = sum(map(len, self._out))
         unconfirmed = self.unconfirmed_messages
+        self.lost_messages += unconfirmed
         confirmed, self._confirmed = self._confirmed, self._handed_over
         pings, self._pings = self._pings, deque()
         for ping in pings:

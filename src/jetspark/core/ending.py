@@ -68,6 +68,7 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
     # Acknowledgements come to inboxes, and are waited for once everything is sent.
     states = [state for state in machine.subscriptions if state.handle is not None and not state.is_inbox]
     readers = [state.handle for state in states]
+    lost_before = machine.lost_messages
     is_read = yield ReadUp(readers)
     unread = sum(reader.pending_messages for reader in readers)
     try:
@@ -75,6 +76,8 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
     except RequestTimeout:
         what = f"drain, {unread} messages unread, {machine.in_doubt} messages in doubt"
         raise RequestTimeout(what, timeout_s) from None
+    if (lost_meanwhile := machine.lost_messages - lost_before) > 0:  # while readers finished: no flush was told
+        raise ConnectionLost("the session ended during the drain", lost_meanwhile)
     if not is_read:
         raise RequestTimeout(f"drain, {unread} messages unread", timeout_s)
 
