@@ -24,6 +24,7 @@ from jetspark import (
     StreamConfig,
     UserPassword,
 )
+from jetspark.core import ending
 from jetspark.server import NatsServer, Permissions, User
 
 # Far above what an operation with a time-out of TIMEOUT_S may take, far below an outage that does not end.
@@ -267,6 +268,31 @@ async def test_closing_a_connection_that_ended_by_itself_with_nothing_unsent_ret
     await recorder.wait_for(Closed)
     await nc.close()
     await nc.drain()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@on_both_drivers
+async def test_an_interrupted_block_does_not_wait_for_a_server_that_does_not_answer(
+    driver: Driver,
+    server: NatsServer,
+    kind: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ending, "INTERRUPTED_S", TIMEOUT_S)
+    nc = await driver.connect(server.url)
+    assert nc.options.drain_timeout_s > 2 * PATIENCE_S
+    server.pause()
+    try:
+        await nc.publish("a", b"never confirmed")
+        began = time.monotonic()
+        # Raised inside of the loop, two of them would end the loop.
+        await nc.__aexit__(kind, kind(), None)
+        assert time.monotonic() - began < PATIENCE_S
+        assert nc.is_closed
+        assert "1 published messages are unconfirmed" in caplog.text
+    finally:
+        server.resume()
 
 
 @pytest.mark.parametrize("how", ["close", "drain"])

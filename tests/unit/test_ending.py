@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetspark.core.connection import Connection, Failed
-from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp, Step, close, drain, lost
+from jetspark.core.ending import INTERRUPTED_S, AwaitAcks, Ending, Flush, ReadUp, Step, close, drain, leaving_s, lost
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import (
@@ -208,3 +209,17 @@ def test_a_drain_that_cannot_be_confirmed_says_how_much_is_in_doubt() -> None:
 
 def test_what_is_lost_counts_messages_that_never_left() -> None:
     assert lost(connected(4)).unconfirmed_messages == 4
+
+
+# ---- leaving a block -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_who_is_interrupted_leaves_soon(kind: type[BaseException]) -> None:
+    assert leaving_s(ConnectOptions(), kind) == INTERRUPTED_S < ConnectOptions().drain_timeout_s
+    assert leaving_s(ConnectOptions(drain_timeout_s=0.1), kind) == 0.1
+
+
+@pytest.mark.parametrize("kind", [None, ValueError, RequestTimeout, GeneratorExit])
+def test_who_leaves_in_any_other_way_has_the_time_of_a_drain(kind: type[BaseException] | None) -> None:
+    assert leaving_s(ConnectOptions(drain_timeout_s=60), kind) == 60

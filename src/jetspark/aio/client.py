@@ -469,7 +469,7 @@ class Client(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            await self.close(ending.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

@@ -455,7 +455,7 @@ class Client(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.close(ending.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jetspark.core.connection import Connection
+from jetspark.core.options import ConnectOptions
 from jetspark.errors import (
     BufferFull,
     ConnectionLost,
@@ -20,7 +21,11 @@ from jetspark.errors import (
     RequestTimeout,
 )
 
-__all__ = ["AwaitAcks", "Ending", "Flush", "ReadUp", "Step", "close", "drain", "lost"]
+__all__ = ["INTERRUPTED_S", "AwaitAcks", "Ending", "Flush", "ReadUp", "Step", "close", "drain", "leaving_s", "lost"]
+
+# Longest wait for the server when a client's block is interrupted: somebody wants the program, or the task, to end. A
+# server that answers does so in a fraction of it.
+INTERRUPTED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +114,11 @@ def _confirm(machine: Connection) -> Ending:
         yield AwaitAcks()
     if failure is not None:
         raise failure
+
+
+def leaving_s(options: ConnectOptions, kind: type[BaseException] | None) -> float:
+    """How long closing may take at the end of a block that was left by an exception of this kind, or by none."""
+    # GeneratorExit interrupts nothing: it is how a generator with the block in it ends when its reader has enough.
+    if kind is None or issubclass(kind, Exception | GeneratorExit):
+        return options.drain_timeout_s
+    return min(options.drain_timeout_s, INTERRUPTED_S)
