@@ -8,6 +8,7 @@
     │   ├── InvalidHeader                   ... a header that would break the frame
     │   └── PayloadTooLarge                 ... more bytes than the server accepts
     ├── UsageError (RuntimeError)           the caller: a call at the wrong time
+    │   ├── NotAwaited (AttributeError)     ... use of what is still to be awaited
     │   ├── ConnectionClosed                ... use after close() or drain()
     │   └── BatcherClosed                   ... add() after shutdown()
     │       └── BatcherBroken               ... or after the batcher itself failed
@@ -101,6 +102,7 @@ __all__ = [
     "MissingExtra",
     "NoResponders",
     "NoServersAvailable",
+    "NotAwaited",
     "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
@@ -169,6 +171,10 @@ class PayloadTooLarge(ConfigError):
 
 class UsageError(JetSparkError, RuntimeError):
     """A call that makes no sense in the present state."""
+
+
+class NotAwaited(UsageError, AttributeError):
+    """What ``connect`` returned was used as a client; it becomes one when awaited, or entered by ``async with``."""
 
 
 class ConnectionClosed(UsageError):
