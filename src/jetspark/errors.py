@@ -10,6 +10,7 @@
     │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
     │   ├── UsageError (RuntimeError)           a call at the wrong time
     │   │   ├── ConnectionClosed                ... use after close() or drain()
+    │   │   ├── NotAwaited (AttributeError)     ... what connect() returned was used, and not awaited
     │   │   └── BatcherClosed                   ... add() after shutdown()
     │   │       └── BatcherBroken               ... or after the batcher itself failed
     │   └── MissingExtra (ImportError)          an optional dependency is not installed
@@ -113,6 +114,7 @@ __all__ = [
     "NetworkError",
     "NoResponders",
     "NoServersAvailable",
+    "NotAwaited",
     "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
@@ -210,6 +212,10 @@ class PayloadTooLarge(ConfigError):
 
 class UsageError(CallerError, RuntimeError):
     """A call that makes no sense in the present state."""
+
+
+class NotAwaited(UsageError, AttributeError):
+    """What ``connect`` returned was used as a client; it becomes one when awaited, or entered by ``async with``."""
 
 
 class ConnectionClosed(UsageError):

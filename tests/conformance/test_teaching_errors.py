@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.drivers import Driver, on_both_drivers
 
+import jetspark
 from jetspark import (
     ConsumerConfig,
     ConsumerNotFound,
@@ -268,3 +269,19 @@ async def test_a_limit_of_the_server_says_which_one_and_what_to_do(driver: Drive
 async def _fill(js: Any, subject: str) -> None:
     for _ in range(100):
         await js.publish(subject, b"x" * 100_000)
+
+
+# ---- forgotten words -------------------------------------------------------------------------------------------------
+
+
+def test_a_connect_that_nobody_awaited_shows_the_line_that_works() -> None:
+    connecting: Any = jetspark.connect("nats://127.0.0.1:1")
+    line = r"`async with jetspark\.connect\(\.\.\.\) as nc:` or `nc = await jetspark\.connect\(\.\.\.\)`"
+    for name in ("publish", "jetstream", "close"):
+        with pytest.raises(AttributeError, match=rf"^{name}: .*{line}") as raised:
+            getattr(connecting, name)
+        assert isinstance(raised.value, jetspark.UsageError)
+    assert not hasattr(connecting, "subscribe")
+    with pytest.raises(jetspark.UsageError, match=line), connecting:
+        pass
+    assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args

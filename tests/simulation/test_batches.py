@@ -116,6 +116,7 @@ def add_batch(
         flow=die.choice([1, 2, 5, 20, 500]),
         max_outstanding_acks=die.choice([1, 2, 3]),
         timeout=die.choice([5.0, 30.0]),
+        wait_for_stream_s=30.0,  # the stream is there, and faults may keep it without a leader from the first moment on
     )
     run = BatchRun(world, name, bursts, options, commits_with_message=die.random() < 0.5, machine=machine)
     some_bad(run, 0.02, 0.3, 1.0)
@@ -136,6 +137,7 @@ def add_endless(
         max_pending_messages=die.choice([1, 10, 100, 10_000]),
         max_pending_bytes=die.choice([500, 5_000, 64 << 20]),
         batch_timeout_s=die.choice([3.0, 15.0]),
+        wait_for_stream_s=120.0,  # as long as it is patient: the stream is there, faults may keep it without a leader
         on_refused=handed_back.append if die.random() < 0.7 else None,
     )
     run = EndlessRun(world, name, bursts, options, flushes_every=die.choice([0, 0, 7, 50]), machine=machine)

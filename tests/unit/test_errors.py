@@ -23,6 +23,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.InvalidHeader("a:b", "a name may not contain ':'"),
     errors.PayloadTooLarge(2_000_000, 1_048_576),
     errors.UsageError("already started"),
+    errors.NotAwaited("publish: not connected yet"),
     errors.ConnectionClosed("the connection is closed"),
     errors.BatcherClosed("orders"),
     errors.BatcherBroken("orders"),

@@ -900,6 +900,41 @@ def test_nothing_else_is_part_of_a_handshake(line: bytes, words: str, cuts: str)
     assert read == ([Ping()], words, b"")
 
 
+@pytest.mark.parametrize(
+    ("greeting", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP (b'HTTP/1.1 400 Bad Request'), as a web server"),
+        (b"\x15\x03\x01\x00\x02\x02F", "it speaks TLS from the first byte (b'\\x15\\x03"),
+        (b"\x16\x03\x03\x00P", "it speaks TLS from the first byte (b'\\x16\\x03"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "it begins with b'SSH-2.0-OpenSSH_9.6'; check host and port"),
+        (b"+OK POP3 ready\r\n", "it begins with b'+OK POP3 ready'; check host and port"),
+        (b"INFO nonsense\r\n", "it begins with b'INFO nonsense'; check host and port"),
+        (b"PUB a 1\r\nx\r\n", "it begins with b'PUB a 1'; check host and port"),
+        (b"\x13\r\n", "it begins with b'\\x13'; check host and port"),
+        (b"\x18\r\n", "it begins with b'\\x18'; check host and port"),
+        (b"\r\n", "it begins with b''; check host and port"),
+        (b"I" * (MAX_LINE_BYTES + 2), "it begins with b'IIII"),
+    ],
+)
+def test_whoever_does_not_greet_as_nats_does_is_told_by_its_first_bytes(greeting: bytes, said: str) -> None:
+    reader = HandshakeReader()
+    reader.receive_data(greeting)
+    with pytest.raises(ProtocolError) as raised:
+        reader.next_frame()
+    assert str(raised.value).startswith(f"not a NATS server: {said}")
+    assert len(str(raised.value)) < 300
+
+
+def test_the_first_letter_of_http_is_not_judged_alone() -> None:
+    reader = HandshakeReader()
+    for piece in (b"H", b"TT", b"P"):
+        reader.receive_data(piece)
+        assert reader.next_frame() is None
+    reader.receive_data(b"/1.1 200 OK")
+    with pytest.raises(ProtocolError, match=r"it speaks HTTP \(b'HTTP/1\.1 200 OK'\)"):
+        reader.next_frame()
+
+
 def test_the_longest_line_of_a_handshake_is_read_in_any_pieces() -> None:
     text = "x" * (MAX_LINE_BYTES - len(b'INFO {"a":""}'))
     stream = b'INFO {"a":"%b"}\r\n' % text.encode()

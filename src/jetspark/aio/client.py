@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
@@ -29,7 +29,7 @@ from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
+from jetspark.errors import BufferFull, JetSparkError, NotAwaited, RequestTimeout, UsageError
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -64,6 +64,12 @@ def connect(
     return _Connecting(lambda: Client._connect(parsed, auth, tls, on_event, chosen))
 
 
+_NOT_AWAITED = (
+    "the connection is not made yet; write `async with jetspark.connect(...) as nc:` or "
+    "`nc = await jetspark.connect(...)`"
+)
+
+
 class _Connecting:
     """What ``connect`` returns: awaitable, and an asynchronous context manager."""
 
@@ -83,6 +89,17 @@ class _Connecting:
     ) -> None:
         assert self._client is not None
         await self._client.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker finds the mistake by itself, as long as it does not see these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise NotAwaited(f"{name}: {_NOT_AWAITED}")
+
+        def __enter__(self) -> NoReturn:
+            raise UsageError(f"with: {_NOT_AWAITED}; or use jetspark.blocking, which needs neither")
+
+        def __exit__(self, *exc_info: object) -> None:
+            """So that the statement gets as far as the line above."""
 
 
 class Client(ClientBase):

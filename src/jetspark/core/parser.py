@@ -384,6 +384,7 @@ class HandshakeReader:
 
     def __init__(self) -> None:
         self._unread = bytearray()
+        self._is_greeted = False
 
     def receive_data(self, data: bytes) -> None:
         self._unread += data
@@ -399,12 +400,21 @@ class HandshakeReader:
         Raises:
             ProtocolError: The peer sends a message, or does not speak NATS.
         """
+        try:
+            return self._next_frame()
+        except ProtocolError as error:
+            beginning = bytes(self._unread[:80])
+            if self._is_greeted or beginning.startswith((b"MSG ", b"HMSG ")):
+                raise
+            raise ProtocolError(f"not a NATS server: {_stranger(beginning)}") from error
+
+    def _next_frame(self) -> Control | None:
         while self._unread:
             end_of_line = self._unread.find(b"\r\n", 0, MAX_LINE_BYTES + 2)
             line = bytes(self._unread[: MAX_LINE_BYTES if end_of_line < 0 else end_of_line])
             if line.startswith((b"MSG ", b"HMSG ")):
                 raise ProtocolError(f"a message before the session is established: {_show(line)}")
-            if end_of_line < 0 and (b"MSG ".startswith(line) or b"HMSG ".startswith(line)):
+            if end_of_line < 0 and any(known.startswith(line) for known in (b"MSG ", b"HMSG ", b"HTTP/")):
                 return None  # or something else that begins alike
             if line[:1] not in (b"P", b"I", b"+", b"-"):
                 raise ProtocolError(f"unknown operation: {_show(line)}")
@@ -412,8 +422,10 @@ class HandshakeReader:
                 if len(self._unread) > MAX_LINE_BYTES + 1:
                     raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(line)}")
                 return None
+            frame = _control_frame(line)
+            self._is_greeted = True
             del self._unread[: end_of_line + 2]
-            if (frame := _control_frame(line)) is not None:
+            if frame is not None:
                 return frame
         return None
 
@@ -422,6 +434,22 @@ class HandshakeReader:
         rest = bytes(self._unread)
         self._unread.clear()
         return rest
+
+
+def _stranger(beginning: bytes) -> str:
+    """What a peer seems to be that begins with these bytes, and what to do about it."""
+    shown = _show(beginning.partition(b"\r\n")[0])
+    # A record of TLS has its type, 20 to 23, in the first byte: an alert, most likely, because of what we did not send.
+    if 20 <= beginning[0] <= 23:
+        return (
+            f"it speaks TLS from the first byte ({shown}); if it is one after all, its setting is handshake_first: "
+            "pass tls=TLSConfig(handshake_first=True)"
+        )
+    if beginning.startswith(b"HTTP/"):
+        return (
+            f"it speaks HTTP ({shown}), as a web server or a monitoring port does; clients of NATS use 4222 by default"
+        )
+    return f"it begins with {shown}; check host and port, which is 4222 by default"
 
 
 def _control_frame(line: bytes) -> Control | None:

@@ -63,8 +63,12 @@ class Server:
             why = f": {error}" if "@" not in url else ": expected nats://user:password@host:port, percent-encoded"
             raise ConfigError(f"server {_without_secrets(url)}{why}") from None
         if parts.scheme not in ("nats", "tls"):
+            hint = ""
+            if parts.scheme in ("http", "https"):
+                hint = ", and the port for clients (4222 by default), not the monitoring port"
             raise ConfigError(
-                f"server {_without_secrets(url)}: scheme {parts.scheme!r} is not supported; expected nats:// or tls://"
+                f"server {_without_secrets(url)}: scheme {parts.scheme!r} is not supported; expected nats:// or "
+                f"tls://{hint}"
             )
         if (
             not host
