@@ -20,7 +20,8 @@ from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig
 from jetspark.errors import Conflict, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.folding import FoldFormat, fold
-from jetspark.spark.kv_writing import Change, store
+from jetspark.spark.kv_writing import store
+from jetspark.state.changes import Change
 
 pyspark = pytest.importorskip("pyspark")
 

@@ -27,10 +27,11 @@ from jetspark.blocking import JetStream, KeyValue
 from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamNotFound, StreamRecreated
 from jetspark.server import NatsServer
 from jetspark.spark import connections, kv, kv_reading, kv_writing
-from jetspark.spark.folding import Applied, fold_into
-from jetspark.spark.kv_writing import Change, Current, Outcome
+from jetspark.spark.folding import fold_into
 from jetspark.spark.offsets import Offset
 from jetspark.spark.places import place
+from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.fold import Applied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -57,6 +57,7 @@ from jetspark.spark.options import Connecting, boolean, choice, count, milliseco
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import KV_SCHEMA
 from jetspark.spark.source_options import SourceOptions
+from jetspark.state.changes import Change, keep_newest
 
 __all__ = ["SCHEMA", "batch_reader", "batch_writer", "stream_reader", "stream_writer"]
 
@@ -575,7 +576,7 @@ def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]
     js = patiently(lambda: jetstream_for(options.connecting()), options.patience_s)
     rows = written = dropped = 0
     conflicts: list[str] = []
-    kept: dict[str, kv_writing.Change] = {}
+    kept: dict[str, Change] = {}
 
     def flush() -> None:
         nonlocal written, dropped
@@ -589,7 +590,7 @@ def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]
 
     for batch in batches:
         for change in kv_writing.changes_of(batch, options.guard):
-            kv_writing.keep_newest(kept, change)
+            keep_newest(kept, change)
             if len(kept) >= options.batch_size and options.guard != "revision":
                 flush()
         rows += batch.num_rows

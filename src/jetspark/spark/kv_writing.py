@@ -28,7 +28,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,29 +52,26 @@ from jetspark.errors import (
     TooManyBatches,
     WrongLastSequence,
 )
-from jetspark.jetstream.kv import Operation, check_bucket, check_key, marker_headers, operation_of, subject_of
+from jetspark.jetstream.kv import Operation, check_bucket, check_key, operation_of, subject_of
 from jetspark.jetstream.operations import Request
+from jetspark.state.changes import (
+    SEQUENCE_HEADER,
+    STAMP_HEADER,
+    WRITER_HEADER,
+    Change,
+    Current,
+    Outcome,
+    Stored,
+    current_of,
+    header_fields,
+    is_unchanged,
+    is_written,
+    newer,
+    newest,
+    stored_sequence,
+)
 
-__all__ = [
-    "SEQUENCE_HEADER",
-    "STAMP_HEADER",
-    "WRITER_HEADER",
-    "Change",
-    "Current",
-    "Lookup",
-    "Outcome",
-    "Stored",
-    "changes_of",
-    "keep_newest",
-    "load",
-    "newest",
-    "store",
-    "store_newest",
-]
-
-SEQUENCE_HEADER = "JetSpark-Sequence"
-STAMP_HEADER = "JetSpark-Batch"
-WRITER_HEADER = "JetSpark-Writer"
+__all__ = ["Lookup", "changes_of", "load", "store", "store_newest"]
 
 # What the server answers for at most in one request.
 LOAD_KEYS = 1024
@@ -94,41 +91,6 @@ _PASSING = (BatchCutShort, BatchInDoubt, ConnectionLost, JetStreamUnavailable, R
 _logger = logging.getLogger("jetspark.spark")
 
 
-class Current(NamedTuple):
-    """What a bucket has for a key. A deleted key has no value, but a revision, and the sequence of its deletion."""
-
-    value: bytes | None
-    sequence: int
-    revision: int
-    stamp: str | None = None
-    """What its writer noted with it (``JetSpark-Batch``)."""
-
-
-class Change(NamedTuple):
-    """A write of one key."""
-
-    key: str
-    value: bytes = b""
-    operation: Operation = "put"
-    sequence: int | None = None
-    """Of the event this is the result of; stored with it."""
-    revision: int | None = None
-    """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
-    stamp: str | None = None
-    """A note to those who write the key next, stored as the header ``JetSpark-Batch``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of some changes."""
-
-    written: int = 0
-    conflicts: tuple[str, ...] = ()
-    """Keys that had another revision than expected: nothing was written to them."""
-    dropped: int = 0
-    """Not written, because the bucket had newer ones, or the same."""
-
-
 def load(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Current]:
     """The present state of some keys, any number of them; those that never had a value are left out.
 
@@ -139,7 +101,7 @@ def load(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Current]:
         ConfigError: A key that cannot be one, or the bucket does not allow direct gets.
         StreamNotFound: There is no such bucket.
     """
-    return {key: _current(stored) for key, stored in _Target(js, bucket).last_messages(keys).items()}
+    return {key: current_of(stored) for key, stored in _Target(js, bucket).last_messages(keys).items()}
 
 
 def store(
@@ -165,7 +127,7 @@ def store(
             if change.key in seen:
                 raise ConfigError(f"key={change.key!r}: changed twice in one call; give its last change only")
             seen.add(change.key)
-        total = _plus(total, target.store(batch, stamp, _Patience(patience_s)))
+        total = total.plus(target.store(batch, stamp, _Patience(patience_s)))
     return total
 
 
@@ -195,9 +157,9 @@ def store_newest(
         while left:
             known = current if current is not None else _load_patiently(target, left, patience)
             current = None  # it was true once; the next round has to look again
-            wanted = _newer(left, known)
+            wanted = newer(left, known)
             outcome = target.store(wanted, "", patience)
-            total = _plus(total, Outcome(outcome.written, (), len(left) - len(wanted)))
+            total = total.plus(Outcome(outcome.written, (), len(left) - len(wanted)))
             again = set(outcome.conflicts)
             left = [change for change in wanted if change.key in again]
             if left:
@@ -206,14 +168,6 @@ def store_newest(
 
 
 # ---- deciding: pure --------------------------------------------------------------------------------------------------
-
-
-def newest(changes: Iterable[Change]) -> dict[str, Change]:
-    """One change for each key: that with the highest sequence, and of those with the same the last."""
-    found: dict[str, Change] = {}
-    for change in changes:
-        keep_newest(found, change)
-    return found
 
 
 _OPERATIONS: dict[str, Operation] = {"put": "put", "delete": "delete", "purge": "purge"}
@@ -248,25 +202,6 @@ def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:
             limit if guard == "sequence" else None,
             limit if guard == "revision" else None,
         )
-
-
-def keep_newest(kept: dict[str, Change], change: Change) -> None:
-    """Of two changes of a key keep the one with the higher sequence; without one, or with the same, the later."""
-    known = kept.get(change.key)
-    if known is None or (change.sequence or 0) >= (known.sequence or 0):
-        kept[change.key] = change
-
-
-class Stored(NamedTuple):
-    """The last message of a key, as far as it matters here."""
-
-    subject: str
-    revision: int
-    value: bytes
-    operation: Operation
-    sequence: int | None
-    writer: str | None
-    stamp: str | None = None
 
 
 def _field(raw: bytes, name: bytes) -> str | None:
@@ -338,65 +273,10 @@ def _stored(raw: bytes, message: CoreMessage) -> Stored:
         int(revision),
         message.data,
         operation_of(message.headers) if is_mark else "put",
-        _number(_field(raw, SEQUENCE_HEADER.encode())),
+        stored_sequence(_field(raw, SEQUENCE_HEADER.encode())),
         _field(raw, WRITER_HEADER.encode()),
         _field(raw, STAMP_HEADER.encode()),
     )
-
-
-def _number(text: str | None) -> int | None:
-    """A sequence; what somebody else put there by accident must not stop whoever writes after it."""
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
-
-
-def _newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Change]:
-    """Those that go beyond what is known, each expecting just that."""
-    wanted = []
-    for change in changes:
-        if change.sequence is None:
-            raise ConfigError(f"key={change.key!r}: a change without a sequence; nothing tells whether it is newer")
-        present = known.get(change.key)
-        if present is None:
-            wanted.append(change._replace(revision=0))
-        elif change.sequence > present.sequence:
-            wanted.append(change._replace(revision=present.revision))
-    return wanted
-
-
-def _fields(change: Change, writer: str) -> dict[str, str] | None:
-    """The headers of a change."""
-    fields: dict[str, str] = {}
-    if change.operation != "put":
-        fields |= marker_headers(change.operation)
-    if change.sequence is not None:
-        fields[SEQUENCE_HEADER] = str(change.sequence)
-    if change.stamp is not None:
-        fields[STAMP_HEADER] = change.stamp
-    if change.revision is not None:
-        fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
-        if change.sequence is None:
-            fields[WRITER_HEADER] = writer
-    return fields or None
-
-
-def _current(stored: Stored) -> Current:
-    value = stored.value if stored.operation == "put" else None
-    return Current(value, stored.sequence or 0, stored.revision, stored.stamp)
-
-
-def _is_written(change: Change, stored: Stored | None, writer: str) -> bool:
-    """Whether what the bucket has is this very change, stored before, and not somebody else's."""
-    if stored is None or stored.value != change.value or stored.operation != change.operation:
-        return False
-    if change.sequence is not None:
-        # Who applies the same events to the same state gets the same value: then it does not matter who wrote it.
-        return stored.sequence == change.sequence
-    return stored.writer == writer
-
-
-def _is_unchanged(change: Change, stored: Stored | None) -> bool:
-    """Whether the key looks as expected, though the leader said that it is not: what was read is behind."""
-    return (0 if stored is None else stored.revision) == change.revision
 
 
 def _requests(subjects: Iterable[str]) -> Iterator[list[str]]:
@@ -411,10 +291,6 @@ def _requests(subjects: Iterable[str]) -> Iterator[list[str]]:
         size += len(subject) + 3
     if request:
         yield request
-
-
-def _plus(one: Outcome, other: Outcome) -> Outcome:
-    return Outcome(one.written + other.written, one.conflicts + other.conflicts, one.dropped + other.dropped)
 
 
 def _batches(changes: Iterable[Change], size: int) -> Iterator[list[Change]]:
@@ -518,9 +394,9 @@ class _Target:
                 else:
                     for change in report.refused:
                         stored = present.get(change.key)
-                        if _is_written(change, stored, writer):
+                        if is_written(change, stored, writer):
                             written += 1
-                        elif _is_unchanged(change, stored):
+                        elif is_unchanged(change, stored):
                             left.append(change)
                         else:
                             conflicts.append(change.key)
@@ -548,7 +424,7 @@ class _Target:
                         last.sequence,
                         last.data,
                         operation_of(headers),
-                        _number(headers.get(SEQUENCE_HEADER)),
+                        stored_sequence(headers.get(SEQUENCE_HEADER)),
                         headers.get(WRITER_HEADER),
                         headers.get(STAMP_HEADER),
                     )
@@ -570,7 +446,10 @@ class _Target:
         try:
             with batch:
                 batch.add_many(
-                    ((prefix + check_key(change.key), change.value, _fields(change, writer)) for change in changes),
+                    (
+                        (prefix + check_key(change.key), change.value, header_fields(change, writer))
+                        for change in changes
+                    ),
                     commit=True,
                 )
         except _PASSING as error:
@@ -591,7 +470,7 @@ class _Target:
     def _send_each(self, changes: Sequence[Change], writer: str) -> _Report:
         prefix = subject_of(self._origin, "")
         futures = [
-            self._js.publish_async(prefix + check_key(change.key), change.value, headers=_fields(change, writer))
+            self._js.publish_async(prefix + check_key(change.key), change.value, headers=header_fields(change, writer))
             for change in changes
         ]
         report = _Report()
@@ -636,6 +515,6 @@ def _load_patiently(target: _Target, changes: Iterable[Change], patience: _Patie
     keys = [change.key for change in changes]
     while True:
         try:
-            return {key: _current(stored) for key, stored in target.last_messages(keys).items()}
+            return {key: current_of(stored) for key, stored in target.last_messages(keys).items()}
         except _PASSING as error:
             patience.pause(error)
