@@ -36,12 +36,12 @@ from jetspark.aio.push import PushMessages
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.blocking import consumer as blocking_consumer
 from jetspark.blocking import jetstream as blocking_jetstream
-from jetspark.blocking import jsmessage as blocking_jsmessage
 from jetspark.blocking import kv as blocking_kv
 from jetspark.blocking import objects as blocking_objects
 from jetspark.blocking import ordered as blocking_ordered
 from jetspark.blocking import pull as blocking_pull
 from jetspark.blocking import push as blocking_push
+from jetspark.blocking import stream_message as blocking_message
 from jetspark.server import NatsServer
 
 TIMEOUT_S = 2.5
@@ -62,7 +62,7 @@ CLASSES: dict[str, tuple[type, type]] = {
     "store": (ObjectStore, blocking_objects.ObjectStore),
     "messages": (Messages, blocking_pull.Messages),
     "pushed": (PushMessages, blocking_push.PushMessages),
-    "message": (JetStreamMessage, blocking_jsmessage.JetStreamMessage),
+    "message": (JetStreamMessage, blocking_message.JetStreamMessage),
 }
 
 

@@ -8,7 +8,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,17 @@ from support.folds import Chain
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
 from jetspark.blocking import JetStream, KeyValue
+from jetspark.blocking.steps import Runner
 from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamNotFound, StreamRecreated
 from jetspark.server import NatsServer
-from jetspark.spark import connections, kv, kv_reading, kv_writing
-from jetspark.spark.folding import Applied, fold_into
-from jetspark.spark.kv_writing import Change, Current, Outcome
+from jetspark.spark import connections, kv
 from jetspark.spark.offsets import Offset
-from jetspark.spark.places import place
+from jetspark.state import scan, store, tables
+from jetspark.state.apply import fold_into
+from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.deliveries import delivery
+from jetspark.state.fold import Applied
+from jetspark.state.tables import BucketView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,6 +55,30 @@ def new_bucket(js: JetStream, *, batched: bool = True, history: int = 1) -> KeyV
     if batched:
         js.update_stream(StreamConfig(name=f"KV_{made.bucket}", allow_batched=True))
     return made
+
+
+def written_changes(js: JetStream, bucket: str, changes: Iterable[Change], writer: str = "test") -> Outcome:
+    return Runner(js).run(store.store(bucket, changes, writer=writer))
+
+
+def stored_newest(js: JetStream, bucket: str, changes: Iterable[Change], **more: Any) -> Outcome:
+    return Runner(js).run(store.store_newest(bucket, changes, **more))
+
+
+def loaded_of(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Current]:
+    return Runner(js).run(store.load(bucket, keys))
+
+
+def folded_into(js: JetStream, bucket: str, events: dict[str, list[Applied]]) -> Outcome:
+    return Runner(js).run(fold_into(bucket, Chain(), events))
+
+
+def opened(js: JetStream, bucket: str, keys: Sequence[str] = ()) -> BucketView:
+    return Runner(js).run(tables.open_bucket(bucket, keys))
+
+
+def snapshot(js: JetStream, view: BucketView) -> dict[str, Any]:
+    return Runner(js).run(tables.snapshot(view))
 
 
 @pytest.fixture
@@ -165,7 +193,7 @@ def test_a_mirror_is_read_with_its_origins_keys(js: JetStream, bucket: KeyValue,
             break
     assert values(options | {"bucket": mirror.bucket}) == {"a": b"1"}
     with pytest.raises(ConfigError, match=f"a mirror of '{bucket.bucket}'; write to that one"):
-        kv_writing.store(js, mirror.bucket, [Change("a", b"2")])
+        written_changes(js, mirror.bucket, [Change("a", b"2")])
 
 
 class Writers:
@@ -204,15 +232,15 @@ class Writers:
 def test_the_present_is_one_moment_of_a_bucket_that_keeps_changing(
     js: JetStream, bucket: KeyValue, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_reading, "PIECE_MESSAGES", 100)  # so that it takes a while
-    kv_writing.store(js, bucket.bucket, [Change(f"k.{number}", b"0") for number in range(4000)])
-    opened = kv_reading.open_bucket(js, bucket.bucket)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 100)  # so that it takes a while
+    written_changes(js, bucket.bucket, [Change(f"k.{number}", b"0") for number in range(4000)])
+    view = opened(js, bucket.bucket)
     taken = []
     with Writers(server, bucket.bucket, 3900) as writers:
         for _ in range(5):
             before = bucket.stream_info().state.last_sequence
-            found = kv_reading.snapshot(opened)
-            moment = max(place(message).sequence for message in found.values())
+            found = snapshot(js, view)
+            moment = max(delivery(message).sequence for message in found.values())
             assert moment >= before
             taken.append((moment, {subject.split(".", 2)[2]: message.data for subject, message in found.items()}))
     assert taken[-1][0] > taken[0][0]
@@ -239,11 +267,9 @@ def test_a_table_has_all_of_a_transaction_or_nothing(
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        whole = kv_reading.open_bucket(js, bucket.bucket)
-        some = kv_reading.open_bucket(js, bucket.bucket, ["k.3", "k.4", "k.9"])  # without the last one
-        tables = [
-            {each.data for each in kv_reading.snapshot(opened).values()} for _ in range(60) for opened in (whole, some)
-        ]
+        whole = opened(js, bucket.bucket)
+        some = opened(js, bucket.bucket, ["k.3", "k.4", "k.9"])  # without the last one
+        tables = [{each.data for each in snapshot(js, view).values()} for _ in range(60) for view in (whole, some)]
     finally:
         stop.set()
         thread.join()
@@ -302,15 +328,15 @@ def test_what_is_stored_is_loaded_with_its_sequence_and_revision(js: JetStream, 
     made = new_bucket(js, batched=batched)
     name = made.bucket
     keys = [f"order.{number}" for number in range(2500)]  # three requests
-    outcome = kv_writing.store(js, name, [Change(key, b"v" + key.encode(), sequence=7, revision=0) for key in keys])
+    outcome = written_changes(js, name, [Change(key, b"v" + key.encode(), sequence=7, revision=0) for key in keys])
     assert outcome == Outcome(written=2500)
-    loaded = kv_writing.load(js, name, [*keys, "never.there"])
+    loaded = loaded_of(js, name, [*keys, "never.there"])
     assert list(loaded) == keys
     assert loaded["order.3"] == Current(b"vorder.3", 7, made.get("order.3").revision)
     changes = [Change(keys[0], b"new", sequence=8, revision=loaded[keys[0]].revision), Change(keys[1], b"", revision=1)]
-    assert kv_writing.store(js, name, changes) == Outcome(written=1, conflicts=(keys[1],))
-    kv_writing.store(js, name, [Change(keys[2], operation="delete", sequence=9), Change(keys[3], operation="purge")])
-    assert kv_writing.load(js, name, keys[:4])[keys[2]] == Current(None, 9, 2502)
+    assert written_changes(js, name, changes) == Outcome(written=1, conflicts=(keys[1],))
+    written_changes(js, name, [Change(keys[2], operation="delete", sequence=9), Change(keys[3], operation="purge")])
+    assert loaded_of(js, name, keys[:4])[keys[2]] == Current(None, 9, 2502)
     assert [entry.operation for entry in made.history(keys[3])] == ["purge"]
     with pytest.raises(KeyNotFound):
         made.get(keys[2])
@@ -318,25 +344,25 @@ def test_what_is_stored_is_loaded_with_its_sequence_and_revision(js: JetStream, 
 
 def test_large_values_are_loaded_all_though_the_server_ends_its_answers(js: JetStream, bucket: KeyValue) -> None:
     changes = [Change(f"k.{number}", b"x" * 500_000) for number in range(180)]  # 90 MB
-    kv_writing.store(js, bucket.bucket, changes)
-    assert len(kv_writing.load(js, bucket.bucket, [change.key for change in changes])) == 180
+    written_changes(js, bucket.bucket, changes)
+    assert len(loaded_of(js, bucket.bucket, [change.key for change in changes])) == 180
     js.delete_kv(bucket.bucket)
 
 
 def test_only_what_is_newer_is_stored_and_doing_it_again_changes_nothing(js: JetStream, bucket: KeyValue) -> None:
     bucket.put("foreign", b"without a sequence")
     first = [Change("a", b"5", sequence=5), Change("a", b"4", sequence=4), Change("foreign", b"1", sequence=1)]
-    assert kv_writing.store_newest(js, bucket.bucket, first) == Outcome(written=2)
-    assert kv_writing.store_newest(js, bucket.bucket, first) == Outcome(dropped=2)
+    assert stored_newest(js, bucket.bucket, first) == Outcome(written=2)
+    assert stored_newest(js, bucket.bucket, first) == Outcome(dropped=2)
     last = bucket.stream_info().state.last_sequence
     older = [Change("a", b"3", sequence=3), Change("b", operation="delete", sequence=9)]
-    assert kv_writing.store_newest(js, bucket.bucket, older) == Outcome(written=1, dropped=1)
-    assert kv_writing.store_newest(js, bucket.bucket, [Change("b", b"8", sequence=8)]) == Outcome(dropped=1)
+    assert stored_newest(js, bucket.bucket, older) == Outcome(written=1, dropped=1)
+    assert stored_newest(js, bucket.bucket, [Change("b", b"8", sequence=8)]) == Outcome(dropped=1)
     assert bucket.get("a").value == b"5"
     assert bucket.stream_info().state.last_sequence == last + 1
-    stale = kv_writing.load(js, bucket.bucket, ["a"])
+    stale = loaded_of(js, bucket.bucket, ["a"])
     bucket.put("a", b"somebody else")
-    outcome = kv_writing.store_newest(js, bucket.bucket, [Change("a", b"6", sequence=6)], current=stale)
+    outcome = stored_newest(js, bucket.bucket, [Change("a", b"6", sequence=6)], current=stale)
     assert outcome == Outcome(written=1)
 
 
@@ -347,25 +373,25 @@ def test_many_who_store_the_newest_at_once_leave_the_newest(
         with jetspark.blocking.connect(server.url) as client:
             for round_ in range(6):
                 changes = [Change(f"k.{key}", b"%d" % worker, sequence=round_ * 4 + worker) for key in range(50)]
-                kv_writing.store_newest(client.jetstream(), bucket.bucket, changes)
+                stored_newest(client.jetstream(), bucket.bucket, changes)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = kv_writing.load(js, bucket.bucket, [f"k.{key}" for key in range(50)])
+    found = loaded_of(js, bucket.bucket, [f"k.{key}" for key in range(50)])
     assert {current[:2] for current in found.values()} == {(b"3", 23)}
 
 
 def test_a_second_attempt_recognises_what_the_first_has_written(js: JetStream, bucket: KeyValue) -> None:
     changes = [Change("a", b"1", revision=0), Change("b", operation="delete", revision=0)]
-    assert kv_writing.store(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
-    assert kv_writing.store(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
+    assert written_changes(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
+    assert written_changes(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
     assert bucket.stream_info().state.last_sequence == 2
-    assert kv_writing.store(js, bucket.bucket, changes, writer="job-2") == Outcome(conflicts=("a", "b"))
+    assert written_changes(js, bucket.bucket, changes, writer="job-2") == Outcome(conflicts=("a", "b"))
     never = [Change("a", b"1", revision=99), Change("none", b"1", revision=99)]
-    assert kv_writing.store(js, bucket.bucket, never) == Outcome(conflicts=("a", "none"))
+    assert written_changes(js, bucket.bucket, never) == Outcome(conflicts=("a", "none"))
 
 
 @pytest.mark.parametrize("batched", [True, False], ids=["fast ingest", "publish_async"])
@@ -376,7 +402,7 @@ def test_a_restart_of_the_server_in_the_middle_loses_nothing(batched: bool) -> N
         changes = [Change(f"k.{number}", b"x" * 100, revision=0) for number in range(40_000)]
         stored = js.stream(f"KV_{name}")
         outcomes: list[Outcome] = []
-        thread = threading.Thread(target=lambda: outcomes.append(kv_writing.store(js, name, changes)))
+        thread = threading.Thread(target=lambda: outcomes.append(written_changes(js, name, changes)))
         thread.start()
         while stored.info().state.last_sequence < 3000:
             pass
@@ -430,7 +456,7 @@ def test_the_sink_loses_nothing_when_the_server_dies_while_a_task_writes(guard: 
         assert found == {f"k.{number}": b"v%d" % number for number in range(count)}
 
 
-@pytest.mark.parametrize("how", [kv_writing.store, kv_writing.store_newest])
+@pytest.mark.parametrize("how", [written_changes, stored_newest])
 def test_storing_waits_for_a_server_that_is_away_from_the_start(how: Callable[..., Outcome]) -> None:
     with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
         js = client.jetstream(timeout=0.3)
@@ -453,24 +479,24 @@ def test_a_fold_waits_for_a_server_that_is_away() -> None:
         events = {f"k.{key}": [Applied(sequence, {"number": key}) for sequence in (1, 2)] for key in range(10)}
         outcomes: list[Outcome] = []
         server.kill()
-        fold = threading.Thread(target=lambda: outcomes.append(fold_into(js, bucket.bucket, Chain(), events)))
+        fold = threading.Thread(target=lambda: outcomes.append(folded_into(js, bucket.bucket, events)))
         fold.start()
         time.sleep(1.0)  # longer than a request takes to fail
         server.start()
         fold.join()
         assert outcomes == [Outcome(written=10)]
-        assert fold_into(js, bucket.bucket, Chain(), events) == Outcome(dropped=20)
+        assert folded_into(js, bucket.bucket, events) == Outcome(dropped=20)
 
 
 def test_what_a_bucket_refuses_for_good_is_an_error_that_names_the_key(js: JetStream) -> None:
     made = js.create_kv(KVConfig(bucket=f"small{next(_numbers)}", max_value_bytes=10))
     js.update_stream(StreamConfig(name=f"KV_{made.bucket}", allow_batched=True))
     with pytest.raises(ServerError, match="key 'b': message size exceeds maximum allowed"):
-        kv_writing.store(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 100)])
+        written_changes(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 100)])
     with pytest.raises(ConfigError, match="key 'b': message of 2000000 bytes"):
-        kv_writing.store(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 2_000_000)])
+        written_changes(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 2_000_000)])
     with pytest.raises(ConfigError, match="key='a': changed twice in one call"):
-        kv_writing.store(js, made.bucket, [Change("a", b"x"), Change("a", b"y")])
+        written_changes(js, made.bucket, [Change("a", b"x"), Change("a", b"y")])
 
 
 # ---- streams of changes ----------------------------------------------------------------------------------------------

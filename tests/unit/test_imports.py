@@ -46,7 +46,7 @@ def test_no_process_of_spark_loads_the_asyncio_driver(program: str) -> None:
 def test_a_worker_that_reads_loads_nothing_that_writes() -> None:
     pytest.importorskip("pyspark")
     ours = {name for name in loaded_by("import jetspark.spark.source") if name.startswith("jetspark.spark.")}
-    assert sorted(ours & {f"jetspark.spark.{name}" for name in ("sink", "kv", "kv_writing", "folding", "ledger")}) == []
+    assert sorted(ours & {f"jetspark.spark.{name}" for name in ("sink", "kv", "folding", "ledger")}) == []
 
 
 def test_names_of_the_asyncio_driver_are_there_when_they_are_used() -> None:

@@ -20,7 +20,7 @@ _CORE = {"core"}
 _JETSTREAM = _CORE | {"jetstream"}
 _PUBLISH = _JETSTREAM | {"publish"}
 _DRIVERS = _PUBLISH | {"aio", "blocking"}
-_APP = _PUBLISH | {"aio", "blocking", "batcher"}
+_APP = _PUBLISH | {"aio", "blocking", "state", "batcher"}
 _EVERYTHING = _APP | {"server", "app", "spark", "testing", "bench", "dashboard", "cli"}
 
 ROOT = "jetspark"
@@ -35,6 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "publish": _JETSTREAM,
     "aio": _PUBLISH,
     "blocking": _PUBLISH,
+    "state": _PUBLISH,
     "batcher": _DRIVERS,
     "server": set(),
     "app": _APP,
@@ -54,6 +55,7 @@ PURE = (
     "core",
     "jetstream",
     "publish",
+    "state",
     "batcher.sink_base",
     "batcher.machine",
     "batcher.circuit",

@@ -10,17 +10,16 @@ import pytest
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
 from jetspark.spark.offsets import (
-    Head,
     Limits,
     Offset,
     Position,
-    Range,
     Sizes,
     admit,
     check_filters,
     check_unchanged,
     plan,
 )
+from jetspark.state.scan import Head, Range
 
 CREATED = "2026-03-20T10:14:30.000001Z"
 ANY = Limits()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jetspark.spark import _extra as _extra
 from jetspark.spark.session import session
+from jetspark.state.fold import DELETE, Fold
 
 if TYPE_CHECKING:
-    from jetspark.spark.folding import DELETE, Fold, fold
+    from jetspark.spark.folding import fold
     from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
@@ -20,7 +21,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        home = {"Lag": "progress", "lag": "progress", "register": "registration"}.get(name, "folding")
+        home = {"fold": "folding", "register": "registration"}.get(name, "progress")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
 

@@ -1,17 +1,9 @@
 """Folding events into a bucket from Spark: the bucket's value is the state, and says how far it has come.
 
-A fold is a function of the present state of a key and an event. A value carries the sequence of the last event applied
-to it (header ``JetSpark-Sequence``), and an event at or below it is a no-op: a retry, a replay, or another engine at
-the same time changes nothing. Spark's own state store is not involved. Per key and batch a grouped Python function
-costs Spark 0.2 to 2 ms; this costs microseconds.
-
-**Theory.** That rule drops an event for good when a value goes beyond it without it. So a value may be stored only when
-it has *all* events of its key that the same write has, and the whole module serves this one invariant:
-
-    of one write, a key's events are stored together, by one compare-and-set, or not at all.
-
-Whatever fails then, doing the write again is right: a key that is stored has all its events, and they are no-ops; a key
-that is not is as it was. Three things could break it.
+The rule, and the invariant that keeps it from losing events, are in :mod:`jetspark.state.fold`: of one write, a key's
+events are stored together, by one compare-and-set, or not at all. Spark's own state store is not involved. Per key and
+batch a grouped Python function costs Spark 0.2 to 2 ms; this costs microseconds. Three things could break the
+invariant.
 
 - *A task takes the events of a key out of order, or in part.* It sorts its rows by sequence first
   (:mod:`jetspark.spark.sorting`), whatever their number, and hands on a key's state after its last row.
@@ -24,10 +16,7 @@ that is not is as it was. Three things could break it.
   hash of the key, so there are no two tasks with the same key, and tasks store themselves. Each row says which
   partition it was made for, so that rows from elsewhere are noticed.
 - *Two writes of one micro-batch have different events of the same key* (two writes in ``foreachBatch``). Each value
-  says which batch of which query it comes from, how many events of it, and a checksum of their sequences
-  (header ``JetSpark-Batch``). A write of the same batch has the very same events up to the value's sequence, or it is
-  another write, and an error. Other batches and other programs are not compared: what they have that is older is a
-  replay.
+  says which batch of which query it comes from, and a checksum of its events (:class:`~jetspark.state.fold.Stamp`).
 
 Attempts at a task differ in nothing: without ``fold`` they store nothing, with it they store the same values on the
 same revisions. A driver that dies while it stores leaves some keys stored and others not. One that was taken for dead
@@ -39,12 +28,9 @@ again; the driver, which has no events, drops what the bucket is beyond by now a
 from __future__ import annotations
 
 import importlib
-import json
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,176 +38,22 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
-from jetspark.blocking import JetStream
-from jetspark.errors import ConfigError, Conflict, UsageError
+from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.collector import seldom_collecting
-from jetspark.spark.connections import jetstream_for
-from jetspark.spark.kv_writing import Change, Current, Outcome, load, store
-from jetspark.spark.ledger import patiently
+from jetspark.spark.connections import runner_for
 from jetspark.spark.options import Connecting, choice, count, milliseconds, option, read_options, size, text
-from jetspark.spark.sorting import Piece, SequenceSort
+from jetspark.spark.sorting import SequenceSort
+from jetspark.state.apply import PATIENCE_S, Folding, store_values
+from jetspark.state.changes import Change
+from jetspark.state.fold import Fold, States, some_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["DELETE", "Fold", "FoldFormat", "fold", "fold_into"]
-
-# Others may write the same keys; who loses a race loads again. This many times is no race any more.
-MAX_ROUNDS = 20
-# It covers a restart and the election of a leader.
-PATIENCE_S = 60.0
-# An error names so many keys; it has to fit a log.
-MAX_NAMED = 5
+__all__ = ["FoldFormat", "fold"]
 
 # Names that Spark does not document; `test_spark_folding` sees to it that they are there.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-
-
-class _Delete:
-    """What ``apply`` returns to have the key deleted."""
-
-    def __repr__(self) -> str:
-        return "DELETE"
-
-
-DELETE = _Delete()
-
-
-class Fold(Protocol):
-    """Pure: the old state and an event in, the new state out."""
-
-    def apply(self, state: Any, event: Any, sequence: int) -> Any:
-        """The new state: anything JSON can say, or ``DELETE``. ``state`` is None for a key without a value."""
-
-
-class Applied(NamedTuple):
-    """An event on its way into a state."""
-
-    sequence: int
-    event: Any
-
-
-# ---- deciding: pure --------------------------------------------------------------------------------------------------
-
-
-# A checksum of ascending sequences: the polynomial with them as coefficients, at a point, modulo a prime. The sum alone
-# would take 1 and 4 for 2 and 3. Its value is stored: it must never change.
-POINT, PRIME = 0x1F0A_93C5_7B2D_46E1, (1 << 61) - 1
-
-
-class Stamp(NamedTuple):
-    """What the last batch has added to a value: which batch, how many events, and a checksum of their sequences."""
-
-    batch: str
-    events: int
-    checksum: int
-
-    def __str__(self) -> str:
-        return f"{self.batch}:{self.events}:{self.checksum}"
-
-    def plus(self, events: int, checksum: int) -> Stamp:
-        """With as many later events."""
-        return Stamp(self.batch, self.events + events, (self.checksum * pow(POINT, events, PRIME) + checksum) % PRIME)
-
-    @classmethod
-    def read(cls, text: str | None) -> Stamp | None:
-        """None as well for what somebody else put there."""
-        rest, _, checksum = (text or "").rpartition(":")
-        batch, _, events = rest.rpartition(":")
-        is_one = batch and all(each.isascii() and each.isdecimal() for each in (events, checksum))
-        return cls(batch, int(events), int(checksum)) if is_one else None
-
-
-class _Key:
-    """A key's state: as it was loaded, and with the events since."""
-
-    __slots__ = ("known", "known_events", "known_sum", "new_events", "new_sum", "sequence", "state", "stored")
-
-    def __init__(self, known: Current) -> None:
-        self.known = known
-        self.stored = self.sequence = known.sequence
-        self.state: Any = None if known.value is None else json.loads(known.value)
-        self.known_events = self.known_sum = self.new_events = self.new_sum = 0
-
-
-class States:
-    """The states of the keys a write has events of. Rows are applied by ascending sequence."""
-
-    def __init__(self, fold: Fold, batch: str | None = None) -> None:
-        """``batch`` names the micro-batch the events belong to, wherever and however often it is run."""
-        self._fold, self._batch = fold, batch
-        self._keys: dict[str, _Key] = {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @property
-    def dropped(self) -> int:
-        """Events that the values had already."""
-        return sum(each.known_events for each in self._keys.values())
-
-    def names(self) -> list[str]:
-        return list(self._keys)
-
-    def unknown(self, keys: Iterable[str]) -> list[str]:
-        """Those that have to be loaded before events of them are applied."""
-        return [key for key in dict.fromkeys(keys) if key not in self._keys]
-
-    def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
-        nothing = Current(None, 0, 0)
-        for key in keys:
-            self._keys[key] = _Key(loaded.get(key, nothing))
-
-    def apply(self, rows: Iterable[tuple[str, int, Any]], parse: Callable[[Any], Any]) -> None:
-        apply, keys = self._fold.apply, self._keys
-        for name, sequence, event in rows:
-            key = keys[name]
-            # Not what was applied last: a message may have several events for a key.
-            if sequence <= key.stored:
-                key.known_events += 1
-                key.known_sum = (key.known_sum * POINT + sequence) % PRIME
-                continue
-            key.state = apply(None if key.state is DELETE else key.state, parse(event), sequence)
-            key.sequence = sequence
-            key.new_events += 1
-            key.new_sum = (key.new_sum * POINT + sequence) % PRIME
-
-    def changes(self) -> list[Change]:
-        """One for each key with new events.
-
-        Raises:
-            UsageError: Another write of the same micro-batch has stored other events of a key.
-        """
-        clashing = [name for name, key in self._keys.items() if self._earlier(key) not in (None, self._known(key))]
-        if clashing:
-            raise other_write(clashing)
-        return [self._change(name, key) for name, key in self._keys.items() if key.new_events]
-
-    def _earlier(self, key: _Key) -> Stamp | None:
-        """What this very batch has added to the value already, in an attempt before or by another write."""
-        stamp = Stamp.read(key.known.stamp) if self._batch is not None else None
-        return stamp if stamp is not None and stamp.batch == self._batch else None
-
-    def _known(self, key: _Key) -> Stamp:
-        return Stamp(self._batch or "", key.known_events, key.known_sum)
-
-    def _change(self, name: str, key: _Key) -> Change:
-        stamp = None
-        if self._batch is not None:
-            earlier = self._earlier(key) or Stamp(self._batch, 0, 0)
-            stamp = str(earlier.plus(key.new_events, key.new_sum))
-        if key.state is DELETE:
-            return Change(name, b"", "delete", key.sequence, key.known.revision, stamp)
-        value = json.dumps(key.state, separators=(",", ":"), sort_keys=True).encode()
-        return Change(name, value, "put", key.sequence, key.known.revision, stamp)
-
-
-def other_write(keys: Collection[str]) -> UsageError:
-    return UsageError(
-        f"jetstream_fold: another write of the same micro-batch has stored other events of {_some(keys)}: events that "
-        "are older than those would be lost. Fold all events of a key by one write (unionByName), or into a bucket for "
-        "each write; values that two writes have met in have to be deleted and folded from their first event"
-    )
 
 
 def check_apart(parts: Iterable[tuple[int, Iterable[str]]]) -> None:
@@ -241,111 +73,10 @@ def check_apart(parts: Iterable[tuple[int, Iterable[str]]]) -> None:
         return
     one, other = next(iter(both.values()))
     raise UsageError(
-        f"jetstream_fold: events of {_some(both)} are in two tasks (partitions {one} and {other}), so neither can tell "
-        'what comes first; nothing is stored. Bring them together, with frame.repartition(n, "key") before write or '
-        "with jetspark.spark.fold(frame, ...), and write again"
+        f"jetstream_fold: events of {some_keys(both)} are in two tasks (partitions {one} and {other}), so neither can "
+        'tell what comes first; nothing is stored. Bring them together, with frame.repartition(n, "key") before write '
+        "or with jetspark.spark.fold(frame, ...), and write again"
     )
-
-
-def _some(keys: Collection[str]) -> str:
-    named = [repr(key) for key, _ in zip(keys, range(MAX_NAMED), strict=False)]
-    more = len(keys) - len(named)
-    return f"key{'s' if len(keys) > 1 else ''} {', '.join(named)}{f' and {more} more' if more else ''}"
-
-
-# ---- doing -----------------------------------------------------------------------------------------------------------
-
-
-class _Bucket:
-    """A bucket to fold into, and how."""
-
-    def __init__(self, js: JetStream, name: str, fold: Fold, *, patience_s: float, max_keys: int | None = None) -> None:
-        self._js, self.name, self._fold = js, name, fold
-        self._patience_s, self._max_keys = patience_s, max_keys
-
-    def load(self, keys: Iterable[str]) -> dict[str, Current]:
-        return patiently(partial(load, self._js, self.name, keys), self._patience_s)
-
-    def store(self, changes: list[Change]) -> Outcome:
-        return patiently(partial(store, self._js, self.name, changes, patience_s=self._patience_s), self._patience_s)
-
-    def fold(
-        self,
-        pieces: Iterable[Piece],
-        *,
-        batch: str | None = None,
-        parse: Callable[[Any], Any] = json.loads,
-        only: Collection[str] | None = None,
-    ) -> States:
-        """What the rows make of the present values; of some keys, if they are given."""
-        states = States(self._fold, batch)
-        for piece in pieces:
-            rows: Iterable[tuple[str, int, Any]] = zip(*piece, strict=True)
-            names: Iterable[str] = piece.keys
-            if only is not None:
-                rows = [row for row in rows if row[0] in only]
-                names = [row[0] for row in rows]
-            if unknown := states.unknown(names):
-                if self._max_keys is not None and len(states) + len(unknown) > self._max_keys:
-                    raise ConfigError(
-                        f"maxKeys={self._max_keys}: a task has more keys than that, and holds their states in memory: "
-                        "make more partitions, or raise it"
-                    )
-                states.add(unknown, self.load(unknown))
-            states.apply(rows, parse)
-        return states
-
-    def fold_and_store(self, pieces: Callable[[], Iterable[Piece]], **how: Any) -> Outcome:
-        """Keys that others write meanwhile are folded again; ``pieces`` is called for each round."""
-        written = dropped = 0
-        left: frozenset[str] | None = None
-        for attempt in range(MAX_ROUNDS):
-            states = self.fold(pieces(), only=left, **how)
-            outcome = self.store(states.changes())
-            written += outcome.written
-            dropped += states.dropped if attempt == 0 else 0
-            left = frozenset(outcome.conflicts)
-            if not left:
-                return Outcome(written, (), dropped)
-            time.sleep(0.01 * (attempt + 1))
-        raise Conflict(self.name, tuple(sorted(left or ())))
-
-    def store_once(self, changes: list[Change]) -> Outcome:
-        """Without the events, so that keys that others have written meanwhile cannot be folded again."""
-        outcome = self.store(changes)
-        if not outcome.conflicts:
-            return outcome
-        present, of_key = self.load(outcome.conflicts), {change.key: change for change in changes}
-        clashing, behind = [], []
-        for key in outcome.conflicts:
-            change, found = of_key[key], present.get(key, Current(None, 0, 0))
-            ours, theirs = Stamp.read(change.stamp), Stamp.read(found.stamp)
-            if ours is not None and theirs is not None and ours.batch == theirs.batch and ours != theirs:
-                clashing.append(key)
-            elif found.sequence < (change.sequence or 0):
-                behind.append(key)
-        if clashing:
-            raise other_write(clashing)
-        if behind:
-            raise Conflict(self.name, tuple(behind[:MAX_NAMED]))
-        return Outcome(outcome.written, (), len(outcome.conflicts))
-
-
-def fold_into(
-    js: JetStream, bucket: str, fold: Fold, events: Mapping[str, list[Applied]], *, patience_s: float = PATIENCE_S
-) -> Outcome:
-    """Apply events, given by key, to a bucket. Those the bucket has already are left alone.
-
-    A server that is away is waited for: whatever was under way is done again, which changes nothing.
-
-    Raises:
-        Conflict: Others write the same keys faster than this.
-        JetSparkError: As :func:`~jetspark.spark.kv_writing.store`; or nobody answers for ``patience_s`` seconds.
-    """
-    rows = sorted(((key, *each) for key, listed in events.items() for each in listed), key=lambda row: row[1])
-    piece = Piece([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
-    target = _Bucket(js, bucket, fold, patience_s=patience_s)
-    return target.fold_and_store(lambda: [piece] if rows else [], parse=lambda event: event)
 
 
 # ---- as a Spark sink -------------------------------------------------------------------------------------------------
@@ -392,9 +123,15 @@ class FoldOptions(Connecting):
         made: Fold = found() if isinstance(found, type) else found
         return made
 
-    def target(self, fold: Fold) -> _Bucket:
-        js = patiently(partial(jetstream_for, self), self.patience_s)
-        return _Bucket(js, self.bucket, fold, patience_s=self.patience_s, max_keys=self.max_keys)
+    def folding(self, batch: str | None) -> Folding:
+        return Folding(self.bucket, self.load(), batch=batch, check_keys=self._check_keys, patience_s=self.patience_s)
+
+    def _check_keys(self, count: int) -> None:
+        if count > self.max_keys:
+            raise ConfigError(
+                f"maxKeys={self.max_keys}: a task has more keys than that, and holds their states in memory: "
+                "make more partitions, or raise it"
+            )
 
 
 class FoldFormat(DataSource):
@@ -466,11 +203,11 @@ class _FoldWriter(DataSourceArrowWriter):
                 rows.add(_checked(batch, partition))
             if not rows.rows:
                 return _Folded(partition)
-            target = options.target(options.load())
+            folding, runner = options.folding(batch_name), runner_for(options)
             if options.stored_by == "tasks":
-                outcome = target.fold_and_store(rows.pieces, batch=batch_name)
+                outcome = runner.run(folding.fold_and_store(rows.pieces))
                 return _Folded(partition, outcome.written, outcome.dropped)
-            states = target.fold(rows.pieces(), batch=batch_name)
+            states = runner.run(folding.fold(rows.pieces()))
         return self._returned(partition, states)
 
     def _returned(self, partition: int, states: States) -> _Folded:
@@ -490,12 +227,8 @@ class _FoldWriter(DataSourceArrowWriter):
         check_apart((each.partition, each.keys) for each in folded)
         changes = [change for each in folded for change in each.changes]
         if changes:
-            self._options.target(_NoFold()).store_once(changes)
-
-
-class _NoFold:
-    def apply(self, state: Any, event: Any, sequence: int) -> Any:
-        raise AssertionError("the driver has no events")
+            options = self._options
+            runner_for(options).run(store_values(options.bucket, changes, patience_s=options.patience_s))
 
 
 def _place() -> tuple[int, str | None]:

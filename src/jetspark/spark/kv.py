@@ -1,7 +1,7 @@
 """Buckets as tables: ``spark.read``, ``readStream``, ``write`` and ``writeStream`` with ``format("jetstream_kv")``.
 
 Here is what Spark sees: options, schema, offsets, partitions and tasks. How a table of one moment is read is in
-:mod:`jetspark.spark.kv_reading`, how keys are written in :mod:`jetspark.spark.kv_writing`; what is promised is in
+:mod:`jetspark.state.tables`, how keys are written in :mod:`jetspark.state.store`; what is promised is in
 ``docs/spark-kv.md``.
 
 A stream of changes is one of messages, so its offsets are those of :mod:`jetspark.spark.offsets`, with the stream
@@ -45,18 +45,24 @@ from pyspark.sql.types import (
 )
 
 from jetspark.blocking import JetStream
+from jetspark.blocking.steps import Runner
 from jetspark.errors import ConfigError, Conflict, JetSparkError, UsageError
 from jetspark.jetstream.kv import check_bucket, check_filter
-from jetspark.spark import kv_reading, kv_writing, lookups, offsets
+from jetspark.spark import lookups, offsets
 from jetspark.spark.collector import seldom_collecting
-from jetspark.spark.connections import jetstream_for
+from jetspark.spark.connections import runner_for
 from jetspark.spark.following import PATIENCE_S, Follower
-from jetspark.spark.ledger import patiently
-from jetspark.spark.offsets import Head, Limits, Offset, Position, Sizes
+from jetspark.spark.kv_rows import ChangeColumns, Rows, changes_of
+from jetspark.spark.offsets import Limits, Offset, Position, Sizes
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, names, option, read_options, text
 from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import KV_SCHEMA
 from jetspark.spark.source_options import SourceOptions
+from jetspark.state import scan, tables
+from jetspark.state.changes import Change, keep_newest
+from jetspark.state.deliveries import delivery
+from jetspark.state.scan import Head
+from jetspark.state.store import store, store_newest
 
 __all__ = ["SCHEMA", "batch_reader", "batch_writer", "stream_reader", "stream_writer"]
 
@@ -105,10 +111,10 @@ class BucketOptions(Connecting):
         """The part that says how to connect, by which connections are kept."""
         return Connecting(**{entry.name: getattr(self, entry.name) for entry in fields(Connecting)})
 
-    def open(self, keys: Sequence[str] = (), *, is_first_contact: bool = False) -> kv_reading.Bucket:
+    def open(self, keys: Sequence[str] = (), *, is_first_contact: bool = False) -> tables.BucketView:
         return lookups.patiently(
             self.connecting(),
-            lambda js: kv_reading.open_bucket(js, self.bucket, keys),
+            lambda js: Runner(js).run(tables.open_bucket(self.bucket, keys)),
             patience_s=self.patience_s,
             is_first_contact=is_first_contact,
         )
@@ -242,7 +248,7 @@ class Range(InputPartition):
 class Changes(InputPartition):
     """Some of a bucket's changes."""
 
-    part: offsets.Range
+    part: scan.Range
     prefix: str
 
 
@@ -259,8 +265,10 @@ class TableReader(DataSourceReader):
             return self._ranges(bucket)
         if options.as_of is None and (options.num_partitions or 1) == 1:
             return [Table(bucket.created)]
-        plan = kv_reading.plan(
-            bucket, as_of=options.as_of, include_deletes=options.with_deletes, patience_s=options.patience_s
+        plan = runner_for(options.connecting()).run(
+            tables.plan(
+                bucket, as_of=options.as_of, include_deletes=options.with_deletes, patience_s=options.patience_s
+            )
         )
         if plan.doubtful and options.fail_on_data_loss:
             raise ConfigError(
@@ -273,13 +281,13 @@ class TableReader(DataSourceReader):
         number = options.num_partitions or _default_partitions(len(plan.wanted))
         return [Revisions(bucket.created, plan.sequence, part) for part in plan.parts(number)]
 
-    def _ranges(self, bucket: kv_reading.Bucket) -> list[InputPartition]:
+    def _ranges(self, bucket: tables.BucketView) -> list[InputPartition]:
         options, state = self._options, bucket.info.state
         last = state.last_sequence if options.as_of is None else options.as_of
         if last > state.last_sequence:
             raise ConfigError(f"{FORMAT}: asOf={last}: the bucket is at {state.last_sequence}")
         number = options.num_partitions or _default_partitions(state.messages)
-        ranges = kv_reading.split(max(1, state.first_sequence), last + 1, number)
+        ranges = tables.split(max(1, state.first_sequence), last + 1, number)
         return [Range(bucket.created, first, end - 1) for first, end in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -288,20 +296,22 @@ class TableReader(DataSourceReader):
             return  # Spark's way to say that there are none
         bucket = options.open(options.keys)
         bucket.check_is(partition.created)
-        rows = kv_reading.Rows(bucket, _arrow(self._schema), with_deletes=options.with_deletes)
-        patience_s = options.patience_s
+        rows = Rows(bucket.prefix, _arrow(self._schema), with_deletes=options.with_deletes)
+        runner, patience_s = runner_for(options.connecting()), options.patience_s
         with seldom_collecting():
             match partition:
                 case Table():
-                    present = kv_reading.snapshot(bucket, patience_s=patience_s)
+                    present = runner.run(tables.snapshot(bucket, patience_s=patience_s))
                     yield from rows.of(iter([list(present.values())]))
                 case Range(first=first, last=last):
-                    yield from rows.of(kv_reading.scan(bucket, first, last, patience_s=patience_s))
+                    yield from rows.of(runner.pieces(bucket.scan(first, last, patience_s=patience_s)))
                 case Revisions(wanted=wanted):
-                    yield from rows.of(kv_reading.read_wanted(bucket, wanted, patience_s=patience_s))
+                    if wanted:
+                        pieces = runner.pieces(bucket.scan(wanted[0], wanted[-1], patience_s=patience_s))
+                        yield from rows.of(_those(pieces, set(wanted)))
                     self._check_complete(bucket, partition, rows.read)
 
-    def _check_complete(self, bucket: kv_reading.Bucket, partition: Revisions, read: int) -> None:
+    def _check_complete(self, bucket: tables.BucketView, partition: Revisions, read: int) -> None:
         lost = len(partition.wanted) - read
         if not lost:
             return
@@ -315,6 +325,14 @@ class TableReader(DataSourceReader):
                 "failOnDataLoss=false leaves such keys out"
             )
         _logger.warning("%s; they are left out", what)
+
+
+def _those(pieces: Iterator[list[Any]], wanted: set[int]) -> Iterator[list[Any]]:
+    """The messages with these sequences; those that are gone do not come."""
+    for messages in pieces:
+        found = [message for message in messages if delivery(message).sequence in wanted]
+        if found:
+            yield found
 
 
 def _default_partitions(revisions: int) -> int:
@@ -386,15 +404,15 @@ class ChangeReader(Follower):
         if not isinstance(partition, Changes):
             return  # Spark's way to say that there are none
         options = self._options
-        columns = kv_reading.ChangeColumns(partition.prefix, _arrow(self._schema), with_deletes=options.include_deletes)
+        columns = ChangeColumns(partition.prefix, _arrow(self._schema), with_deletes=options.include_deletes)
         with seldom_collecting():
             batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
             yield from (batch for batch in batches if batch.num_rows)
 
     def _look(self, js: JetStream) -> list[Head]:
-        bucket = kv_reading.open_bucket(js, self._options.bucket)
+        bucket = Runner(js).run(tables.open_bucket(self._options.bucket))
         self._prefix = bucket.prefix
-        return [bucket.head()]
+        return [bucket.head]
 
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
         [head] = heads
@@ -433,12 +451,13 @@ class ChangeReader(Follower):
         options = self._options
 
         def ask(js: JetStream) -> int | None:
-            return kv_reading.first_from(kv_reading.open_bucket(js, options.bucket, options.keys), at)
+            runner = Runner(js)
+            return runner.run(tables.first_from(runner.run(tables.open_bucket(options.bucket, options.keys)), at))
 
         return self._patiently(ask, PATIENCE_S)
 
 
-def _of_subjects(part: offsets.Range, prefix: str) -> offsets.Range:
+def _of_subjects(part: scan.Range, prefix: str) -> scan.Range:
     """A range of keys as one of the stream behind the bucket."""
     subjects = tuple(f"{prefix}{key}" for key in part.subjects or (">",))
     # A bucket drops old revisions all the time, so none of them is promised.
@@ -572,24 +591,24 @@ def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]
 
     With ``guard=revision`` all at once: a second change of the same key would be refused because of the first.
     """
-    js = patiently(lambda: jetstream_for(options.connecting()), options.patience_s)
+    runner = runner_for(options.connecting())
     rows = written = dropped = 0
     conflicts: list[str] = []
-    kept: dict[str, kv_writing.Change] = {}
+    kept: dict[str, Change] = {}
 
     def flush() -> None:
         nonlocal written, dropped
         if options.guard == "sequence":
-            outcome = kv_writing.store_newest(js, options.bucket, kept.values(), patience_s=options.patience_s)
+            outcome = runner.run(store_newest(options.bucket, kept.values(), patience_s=options.patience_s))
         else:
-            outcome = kv_writing.store(js, options.bucket, kept.values(), writer=writer, patience_s=options.patience_s)
+            outcome = runner.run(store(options.bucket, kept.values(), writer=writer, patience_s=options.patience_s))
         kept.clear()
         written, dropped = written + outcome.written, dropped + outcome.dropped
         conflicts.extend(outcome.conflicts)
 
     for batch in batches:
-        for change in kv_writing.changes_of(batch, options.guard):
-            kv_writing.keep_newest(kept, change)
+        for change in changes_of(batch, options.guard):
+            keep_newest(kept, change)
             if len(kept) >= options.batch_size and options.guard != "revision":
                 flush()
         rows += batch.num_rows

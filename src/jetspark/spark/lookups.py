@@ -19,14 +19,14 @@ from jetspark.errors import (
     NoServersAvailable,
     StreamNotFound,
 )
-from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.wire import time_text
 from jetspark.spark.connections import jetstream_for
-from jetspark.spark.offsets import Head, Offset, Position
+from jetspark.spark.offsets import Offset, Position
 from jetspark.spark.options import Connecting
 from jetspark.spark.source_options import SourceOptions, Where
+from jetspark.state.scan import Head, head_of
 
-__all__ = ["ends_of", "head_of", "heads_of", "matching", "patiently", "position_of", "starts_of", "will_pass"]
+__all__ = ["ends_of", "heads_of", "matching", "patiently", "position_of", "starts_of", "will_pass"]
 
 T = TypeVar("T")
 
@@ -73,20 +73,6 @@ def patiently(
                 raise
             _logger.info("asking again: %s", error)
             time.sleep(PAUSE_S)
-
-
-def head_of(info: StreamInfo) -> Head:
-    state = info.state
-    first = max(1, state.first_sequence)
-    end = state.last_sequence + 1
-    sequences = max(1, end - first)
-    return Head(
-        info.config.name,
-        time_text(info.created) if info.created is not None else "",
-        min(first, end),
-        end,
-        state.bytes / sequences,
-    )
 
 
 def heads_of(js: JetStream, names: Iterable[str]) -> list[Head]:

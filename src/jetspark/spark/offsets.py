@@ -24,18 +24,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
+from jetspark.state.scan import Head, Range
 
 __all__ = [
-    "Head",
     "Limits",
     "Offset",
     "Position",
-    "Range",
     "Sizes",
     "admit",
     "check_filters",
@@ -45,19 +44,6 @@ __all__ = [
 
 VERSION = 2
 _READABLE = (1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A stream as the server describes it at one moment."""
-
-    stream: str
-    created: str
-    first: int
-    """The first sequence there is; of an empty stream, the one its next message will have."""
-    next: int
-    bytes_per_sequence: float = 0.0
-    """The mean of what is there, deleted messages counted as nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +134,6 @@ class Sizes:
         if bytes_per_sequence > 0:
             step = min(step, int(self.max_bytes / bytes_per_sequence))
         return max(1, step)
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A partition: some of one stream's sequences, the end exclusive."""
-
-    stream: str
-    created: str
-    start: int
-    end: int
-    subjects: tuple[str, ...] = field(default=())
-    is_earliest: bool = False
-    """Nobody was promised its first messages: what is gone before it is read is not lost."""
 
 
 def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:

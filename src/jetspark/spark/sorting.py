@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Piece", "SequenceSort"]
+from jetspark.state.fold import Piece
+
+__all__ = ["SequenceSort"]
 
 COLUMNS = ("key", "sequence", "event")
 
@@ -28,15 +30,6 @@ PIECE_ROWS = 50_000
 PIECE_BYTES = 16 << 20
 # As many files are open at once, and one Arrow batch of each is in memory; more are first merged into one.
 MAX_RUNS = 32
-
-
-class Piece(NamedTuple):
-    """Some rows. No row of a later piece has a lower sequence."""
-
-    keys: list[str]
-    sequences: list[int]
-    events: list[Any]
-    """JSON, or what is parsed already."""
 
 
 class SequenceSort:
