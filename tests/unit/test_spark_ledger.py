@@ -21,8 +21,8 @@ from jetspark.errors import (
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.jetstream.kv import KVEntry
-from jetspark.spark import ledger as module
-from jetspark.spark.ledger import Committed, Ledger, patiently
+from jetspark.spark.stream import ledger as module
+from jetspark.spark.stream.ledger import Committed, Ledger, patiently
 
 NOON = datetime.datetime(2026, 3, 20, 12, 0, tzinfo=datetime.UTC)
 

@@ -14,8 +14,8 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
-from jetspark.spark.source import RangePartition, batch_reader, stream_reader
-from jetspark.spark.source_options import Bound, SourceOptions, bound, moment
+from jetspark.spark.stream.source import RangePartition, batch_reader, stream_reader
+from jetspark.spark.stream.source_options import Bound, SourceOptions, bound, moment
 from jetspark.state.scan import Range
 
 UTC = datetime.UTC

@@ -31,10 +31,10 @@ from pyspark.sql.streaming.datasource import (
 
 from jetspark.blocking import JetStream
 from jetspark.errors import DataLoss, JetSparkError
-from jetspark.spark.lookups import PATIENCE_S as START_PATIENCE_S
-from jetspark.spark.lookups import patiently, will_pass
 from jetspark.spark.offsets import Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged
 from jetspark.spark.options import Connecting
+from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
+from jetspark.spark.retrying import patiently, will_pass
 from jetspark.state.scan import Head
 
 __all__ = ["Follower", "check_loss"]

@@ -25,8 +25,8 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.ordered import will_pass
 from jetspark.publish.items import Item
-from jetspark.spark.ledger import RETRY_WAIT_MAX_S, RETRY_WAIT_S
-from jetspark.spark.writing import Rows
+from jetspark.spark.stream.ledger import RETRY_WAIT_MAX_S, RETRY_WAIT_S
+from jetspark.spark.stream.writing import Rows
 
 __all__ = ["AsyncPublishing", "AtomicPublishing", "FastPublishing", "Pace", "Publisher"]
 
