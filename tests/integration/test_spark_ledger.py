@@ -57,6 +57,8 @@ def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStrea
     assert ids_of(js, stream, 0, subject=f"{stream.name}.0") == {b"2", b"4"}
     assert ids_of(js, stream, 0, subject=f"{stream.name}.none") == set()
     assert ids_of(js, stream, 0, prefix="") == {b"q:1", b"q:2", b"other:3", b"q:4"}
+    js.publish(f"{stream.name}.x", b"", msg_id="q:6")
+    assert ids_of(js, stream, 5) == {b"6"}
 
 
 def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_gone_are_left_out(
