@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from jetspark.core.subjects import is_subset
@@ -188,17 +189,18 @@ def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) ->
     if all(moved[name] == position.next for name, position in start.streams.items()):
         return start
     total_bytes = sum(rows * known[name].bytes_per_sequence for name, rows in waiting.items())
-    share = 1.0
+    # Not floats: 22 * (15 / 22) is below 15, and a limit of 15 rows would be one of 14.
+    share = Fraction(1)
     if limits.rows is not None and total > limits.rows:
-        share = limits.rows / total
+        share = Fraction(limits.rows, total)
     if limits.bytes is not None and total_bytes > limits.bytes:
-        share = min(share, limits.bytes / total_bytes)
+        share = min(share, Fraction(limits.bytes) / Fraction(total_bytes))
     streams = {
         name: replace(
             position,
             begin=position.next if position.is_promised else min(begins[name], moved[name]),
             next=moved[name]
-            if share == 1.0 or not waiting[name]
+            if share == 1 or not waiting[name]
             else begins[name] + max(1, min(waiting[name], int(waiting[name] * share))),
             is_earliest=not position.is_promised,
         )

@@ -171,10 +171,11 @@ class Ledger:
     def _age_s(self, key: str, created: datetime.datetime) -> float:
         """By the server's clock alone: those of executors may differ from it, and from each other."""
         again = f"{key}.again"
-        self._bucket.put(f"{self._query}.{again}", b"")
+        revision = self._bucket.put(f"{self._query}.{again}", b"")
         found = self._get(again)
-        # On a replicated bucket the read may be a moment behind the write; then our own clock has to do.
-        now = datetime.datetime.now(datetime.UTC) if found is None else found[2]
+        # On a replicated bucket the read may be a moment behind the write, and find nothing or the note of the attempt
+        # before, which was long ago and would make the first one seem young. Then our own clock has to do.
+        now = found[2] if found is not None and found[1] >= revision else datetime.datetime.now(datetime.UTC)
         return max(0.0, (now - created).total_seconds())
 
     def forget(self) -> None:
