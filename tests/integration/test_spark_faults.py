@@ -26,10 +26,11 @@ from support.replicas import stale_replica
 
 from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue
+from jetspark.blocking.steps import Runner
 from jetspark.errors import Conflict
 from jetspark.server import NatsServer
 from jetspark.spark import connections
-from jetspark.spark.folding import fold_into
+from jetspark.state.apply import fold_into
 from pyspark_jetstream_fold import DefaultSource as FoldFormat
 from pyspark_jetstream_kv import DefaultSource as KVFormat
 
@@ -129,7 +130,7 @@ def test_events_in_any_order_are_folded_by_their_sequences(server: NatsServer, j
         fold_task(server, bucket, numbers)
     else:
         events: Any = {"k": [(number, {"number": number}) for number in numbers]}
-        fold_into(js, bucket.bucket, Chain(), events)
+        Runner(js).run(fold_into(bucket.bucket, Chain(), events))
     assert state_of(bucket) == folded(100)
 
 

@@ -20,7 +20,7 @@ from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig
 from jetspark.blocking.steps import Runner
 from jetspark.errors import Conflict, UsageError
 from jetspark.server import NatsServer
-from jetspark.spark.folding import FoldFormat, fold
+from jetspark.spark.engine.folding import FoldFormat, fold
 from jetspark.state.changes import Change
 from jetspark.state.store import store
 

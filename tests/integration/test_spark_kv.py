@@ -27,8 +27,12 @@ from jetspark.blocking import JetStream, KeyValue
 from jetspark.blocking.steps import Runner
 from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamNotFound, StreamRecreated
 from jetspark.server import NatsServer
-from jetspark.spark import connections, kv
+from jetspark.spark import connections
+from jetspark.spark.kv import options as kv_options
+from jetspark.spark.kv import reading as kv_reading
+from jetspark.spark.kv import writing as kv_writing
 from jetspark.spark.offsets import Offset
+from jetspark.spark.options import read_options
 from jetspark.state import scan, store, tables
 from jetspark.state.apply import fold_into
 from jetspark.state.changes import Change, Current, Outcome
@@ -86,9 +90,9 @@ def options(server: NatsServer, bucket: KeyValue) -> dict[str, str]:
     return {"servers": server.url, "bucket": bucket.bucket}
 
 
-def rows(options: dict[str, str], schema: StructType = kv.SCHEMA, **more: str) -> list[dict[str, Any]]:
+def rows(options: dict[str, str], schema: StructType = kv_reading.SCHEMA, **more: str) -> list[dict[str, Any]]:
     """The table as a reader in this process has it: what Spark does, without Spark."""
-    reader = kv.batch_reader(options | more, schema)
+    reader = kv_reading.batch_reader(options | more, schema)
     found = []
     for partition in reader.partitions():
         for batch in reader.read(partition):
@@ -175,7 +179,9 @@ def test_the_past_is_read_as_far_as_history_goes(js: JetStream, options: dict[st
 
 def test_a_narrower_schema_is_honoured(bucket: KeyValue, options: dict[str, str]) -> None:
     bucket.put("a", b"1")
-    assert rows(options, StructType([kv.SCHEMA["revision"], kv.SCHEMA["key"]])) == [{"revision": 1, "key": "a"}]
+    assert rows(options, StructType([kv_reading.SCHEMA["revision"], kv_reading.SCHEMA["key"]])) == [
+        {"revision": 1, "key": "a"}
+    ]
 
 
 def test_an_empty_bucket_is_an_empty_table(options: dict[str, str]) -> None:
@@ -284,7 +290,7 @@ def test_a_value_overwritten_before_its_task_reads_it_is_noticed(
     for number in range(10):
         bucket.put(f"k.{number}", b"0")
     for setting in ("true", "false"):
-        reader = kv.batch_reader(options | {"numPartitions": "2", "failOnDataLoss": setting}, kv.SCHEMA)
+        reader = kv_reading.batch_reader(options | {"numPartitions": "2", "failOnDataLoss": setting}, kv_reading.SCHEMA)
         planned = reader.partitions()
         bucket.put("k.3", b"1")
         if setting == "true":
@@ -300,7 +306,7 @@ def test_history_keeps_what_is_overwritten_before_its_task_reads_it(js: JetStrea
     made = new_bucket(js, history=2)
     for number in range(10):
         made.put(f"k.{number}", b"0")
-    reader = kv.batch_reader(options | {"bucket": made.bucket, "numPartitions": "3"}, kv.SCHEMA)
+    reader = kv_reading.batch_reader(options | {"bucket": made.bucket, "numPartitions": "3"}, kv_reading.SCHEMA)
     planned = reader.partitions()
     made.put("k.3", b"1")
     made.put("k.new", b"1")
@@ -312,7 +318,7 @@ def test_a_bucket_made_anew_is_not_taken_for_the_old_one(
     js: JetStream, bucket: KeyValue, options: dict[str, str]
 ) -> None:
     bucket.put("a", b"1")
-    reader = kv.batch_reader(options, kv.SCHEMA)
+    reader = kv_reading.batch_reader(options, kv_reading.SCHEMA)
     planned = reader.partitions()
     js.delete_kv(bucket.bucket)
     js.create_kv(KVConfig(bucket=bucket.bucket))
@@ -433,7 +439,7 @@ def test_the_sink_loses_nothing_when_the_server_dies_while_a_task_writes(guard: 
     with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
         js = client.jetstream()
         name = new_bucket(js, history=5).bucket
-        writer = kv.batch_writer(
+        writer = kv_writing.batch_writer(
             {"servers": server.url, "bucket": name, "guard": guard, "batchSize": "2000"}, schema, False
         )
         stored = js.stream(f"KV_{name}")
@@ -515,7 +521,7 @@ def next_of(offset: dict[str, Any]) -> int:
 def test_changes_come_in_order_with_deletions(js: JetStream, options: dict[str, str]) -> None:
     made = new_bucket(js, history=10)
     options["bucket"] = made.bucket
-    reader = kv.stream_reader(options | {"numPartitions": "2"}, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options | {"numPartitions": "2"}, kv_reading.SCHEMA)
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) is start
     assert reader.partitions(start, start) == []
@@ -527,17 +533,17 @@ def test_changes_come_in_order_with_deletions(js: JetStream, options: dict[str, 
     assert changes(reader, start, end) == [("a", b"1", "put"), ("b", b"1", "put"), ("a", b"", "delete")]
     made.put("c", b"1")
     assert len(changes(reader, start, end)) == 3  # a batch stays what it was
-    latest = kv.stream_reader(options | {"startingOffsets": "latest"}, kv.SCHEMA)
+    latest = kv_reading.stream_reader(options | {"startingOffsets": "latest"}, kv_reading.SCHEMA)
     assert next_of(latest.initialOffset()) == 5
-    from_3 = kv.stream_reader(options | {"startingOffsets": "3", "includeDeletes": "false"}, kv.SCHEMA)
+    from_3 = kv_reading.stream_reader(options | {"startingOffsets": "3", "includeDeletes": "false"}, kv_reading.SCHEMA)
     begin = from_3.initialOffset()
     assert changes(from_3, begin, from_3.latestOffset(begin, ReadAllAvailable())) == [("c", b"1", "put")]
     with pytest.raises(ConfigError, match="startingOffsets=99: the bucket is at 4"):
-        kv.stream_reader(options | {"startingOffsets": "99"}, kv.SCHEMA).initialOffset()
+        kv_reading.stream_reader(options | {"startingOffsets": "99"}, kv_reading.SCHEMA).initialOffset()
 
 
 def test_a_limit_bounds_batches_and_skips_revisions_that_are_gone(bucket: KeyValue, options: dict[str, str]) -> None:
-    reader = kv.stream_reader(options | {"maxOffsetsPerTrigger": "10"}, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options | {"maxOffsetsPerTrigger": "10"}, kv_reading.SCHEMA)
     start = reader.initialOffset()
     for number in range(300):
         bucket.put(f"k.{number % 20}", b"%d" % number)  # the last twenty are left
@@ -558,7 +564,7 @@ def test_a_query_does_not_go_on_with_another_bucket_of_the_same_name(
     js: JetStream, bucket: KeyValue, options: dict[str, str]
 ) -> None:
     bucket.put("a", b"1")
-    reader = kv.stream_reader(options, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options, kv_reading.SCHEMA)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
     js.delete_kv(bucket.bucket)
@@ -566,18 +572,20 @@ def test_a_query_does_not_go_on_with_another_bucket_of_the_same_name(
     with pytest.raises(StreamRecreated, match="start with a new checkpoint"):
         changes(reader, start, end)
     with pytest.raises(StreamRecreated, match="start with a new checkpoint"):
-        kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+        kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(start, ReadAllAvailable())
 
 
 def test_changes_that_are_all_deletions_are_no_rows_where_those_are_left_out(
     bucket: KeyValue, options: dict[str, str]
 ) -> None:
     bucket.put("a", b"1")
-    reader = kv.stream_reader(options | {"includeDeletes": "false", "startingOffsets": "latest"}, kv.SCHEMA)
+    reader = kv_reading.stream_reader(
+        options | {"includeDeletes": "false", "startingOffsets": "latest"}, kv_reading.SCHEMA
+    )
     start = reader.initialOffset()
     bucket.delete("a")
     bucket.delete("b")
-    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    end = kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(start, ReadAllAvailable())
     assert next_of(end) == 4
     assert changes(reader, start, end) == []
 
@@ -587,19 +595,19 @@ def test_a_query_of_other_keys_is_refused_and_one_of_another_bucket_too(
 ) -> None:
     bucket.put("a.1", b"1")
     bucket.put("b.1", b"1")
-    some = kv.stream_reader(options | {"keys": "a.*"}, kv.SCHEMA)
+    some = kv_reading.stream_reader(options | {"keys": "a.*"}, kv_reading.SCHEMA)
     start = some.initialOffset()
     end = some.latestOffset(start, ReadAllAvailable())
     assert changes(some, start, end) == [("a.1", b"1", "put")]
     with pytest.raises(ConfigError, match=r"keys='b\.\*': the checkpoint is of keys='a\.\*'.*acceptFilterChange"):
-        kv.stream_reader(options | {"keys": "b.*"}, kv.SCHEMA).latestOffset(end, ReadAllAvailable())
+        kv_reading.stream_reader(options | {"keys": "b.*"}, kv_reading.SCHEMA).latestOffset(end, ReadAllAvailable())
     # A batch that is run again is what it was.
-    other = kv.stream_reader(options | {"keys": "b.*", "acceptFilterChange": "true"}, kv.SCHEMA)
+    other = kv_reading.stream_reader(options | {"keys": "b.*", "acceptFilterChange": "true"}, kv_reading.SCHEMA)
     assert changes(other, start, end) == [("a.1", b"1", "put")]
     bucket.put("b.2", b"1")
     following = other.latestOffset(end, ReadAllAvailable())
     assert changes(other, end, following) == [("b.2", b"1", "put")]
-    elsewhere = kv.stream_reader(options | {"bucket": new_bucket(js).bucket, "keys": "a.*"}, kv.SCHEMA)
+    elsewhere = kv_reading.stream_reader(options | {"bucket": new_bucket(js).bucket, "keys": "a.*"}, kv_reading.SCHEMA)
     with pytest.raises(ConfigError, match=f"the checkpoint is of '{bucket.bucket}'; start with a new checkpoint"):
         elsewhere.latestOffset(start, ReadAllAvailable())
 
@@ -607,31 +615,31 @@ def test_a_query_of_other_keys_is_refused_and_one_of_another_bucket_too(
 def test_changes_from_earliest_are_those_a_busy_bucket_still_has(bucket: KeyValue, options: dict[str, str]) -> None:
     for _ in range(3):
         bucket.put("a", b"1")
-    reader = kv.stream_reader(options, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options, kv_reading.SCHEMA)
     start = reader.initialOffset()
     for _ in range(3):
         bucket.put("a", b"2")
-    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    end = kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(start, ReadAllAvailable())
     for _ in range(3):
         bucket.put("a", b"3")
     assert changes(reader, start, end) == []
-    following = kv.stream_reader(options, kv.SCHEMA).latestOffset(end, ReadAllAvailable())
+    following = kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(end, ReadAllAvailable())
     assert changes(reader, end, following) == [("a", b"3", "put")]
 
 
 # ---- writing, task by task -------------------------------------------------------------------------------------------
 
 
-def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv.Written:
+def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv_writing.Written:
     """One task of a batch write."""
     batch = pa.RecordBatch.from_pydict(columns)
-    writer = kv.BatchWriter(kv.read_options(kv.WriteOptions, "jetstream_kv", options | more))
+    writer = kv_writing.BatchWriter(read_options(kv_options.WriteOptions, "jetstream_kv", options | more))
     return writer.write(iter([batch]))
 
 
 def test_the_last_row_of_a_key_wins(bucket: KeyValue, options: dict[str, str]) -> None:
     columns = {"key": ["a", "b", "a"], "value": ["1", "2", "3"], "operation": [None, "put", "put"]}
-    assert written(options, columns) == kv.Written(3, 2, 0, 0, ())
+    assert written(options, columns) == kv_writing.Written(3, 2, 0, 0, ())
     assert bucket.get("a").value == b"3"
     for size in ("1", "100"):
         columns = {"key": ["c", "c", "c"], "value": [b"1", b"3", b"2"], "sequence": [1, 3, 2]}

@@ -37,15 +37,18 @@ from jetspark import (
 from jetspark.blocking import JetStream, Stream, connect
 from jetspark.errors import DataLoss, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer
-from jetspark.spark import connections, following, kv, source
-from jetspark.spark.kv import ChangeReader
+from jetspark.spark import connections, following
+from jetspark.spark.kv import options as kv_options
+from jetspark.spark.kv import reading as kv_reading
+from jetspark.spark.kv.reading import ChangeReader
 from jetspark.spark.offsets import Offset, Position
 from jetspark.spark.options import read_options
 from jetspark.spark.progress import Lag, lag
-from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.source import BatchReader, StreamReader
-from jetspark.spark.source_options import SourceOptions
+from jetspark.spark.stream import source
+from jetspark.spark.stream.reading import RangeReader
+from jetspark.spark.stream.source import BatchReader, StreamReader
+from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import scan
 from jetspark.state.scan import Range, head_of
 
@@ -512,9 +515,9 @@ def _leader(stream: Stream) -> str:
 _MEMORY = """
 import resource, sys
 from jetspark.spark.options import read_options
-from jetspark.spark.reading import RangeReader
+from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.source_options import SourceOptions
+from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.scan import Range
 
 url, created, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -600,7 +603,7 @@ def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: Jet
         js.create_kv(KVConfig(bucket="requests", history=5))
         given = {"servers": server.url, "bucket": "requests", "numPartitions": "2"}
         reader: StreamReader | ChangeReader = ChangeReader(
-            read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA
+            read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA
         )
         prefix = "$KV.requests"
     else:
@@ -674,7 +677,9 @@ def followed(kind: str, own: NatsServer, js: JetStream) -> Followed:
             for number in range(count):
                 batch.add(f"$KV.b.k{number % 5_000}", b"x")
 
-    return Followed(lambda: ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA), feed)
+    return Followed(
+        lambda: ChangeReader(read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA), feed
+    )
 
 
 KINDS = pytest.mark.parametrize("kind", ["stream", "bucket"])
@@ -729,8 +734,8 @@ def test_a_task_survives_a_restart_of_the_server(kind: str, tmp_path: Path, monk
 
 def test_an_idle_reader_of_a_bucket_leaves_the_server_in_peace(server: NatsServer, js: JetStream) -> None:
     js.create_kv(KVConfig(bucket="idle"))
-    given = read_options(kv.StreamOptions, "jetstream_kv", {"servers": server.url, "bucket": "idle"})
-    reader = ChangeReader(given, kv.SCHEMA)
+    given = read_options(kv_options.StreamOptions, "jetstream_kv", {"servers": server.url, "bucket": "idle"})
+    reader = ChangeReader(given, kv_reading.SCHEMA)
     start = reader.initialOffset()
     reader.latestOffset(start, ReadAllAvailable())
     before = js.account_info().api["total"]
@@ -749,8 +754,8 @@ def test_an_idle_reader_of_a_bucket_leaves_the_server_in_peace(server: NatsServe
         lambda url: source.stream_reader({"servers": url, "stream": "S"}, SCHEMA).latestOffset(
             Offset({"S": Position("", 1)}).to_json(), ReadAllAvailable()
         ),
-        lambda url: kv.batch_reader({"servers": url, "bucket": "b"}, kv.SCHEMA).partitions(),
-        lambda url: kv.stream_reader({"servers": url, "bucket": "b"}, kv.SCHEMA).initialOffset(),
+        lambda url: kv_reading.batch_reader({"servers": url, "bucket": "b"}, kv_reading.SCHEMA).partitions(),
+        lambda url: kv_reading.stream_reader({"servers": url, "bucket": "b"}, kv_reading.SCHEMA).initialOffset(),
     ],
     ids=["batch", "query", "query with a checkpoint", "table", "changes"],
 )
@@ -821,7 +826,9 @@ def test_of_messages_that_a_query_leaves_out_none_waits(server: NatsServer, js: 
 def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: JetStream) -> None:
     bucket = js.create_kv(KVConfig(bucket="behind"))
     given = {"servers": server.url, "bucket": "behind", "keys": "a.*"}
-    start = ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA).initialOffset()
+    start = ChangeReader(
+        read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA
+    ).initialOffset()
     bucket.put("a.1", b"")
     bucket.put("b.1", b"")
     found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)["KV_behind"]

@@ -38,7 +38,6 @@ SHARED_NAMES = {
     "Pause",
     "Plan",
     "Published",
-    "Range",
     "Report",
     "Rows",
     "Runner",

@@ -68,7 +68,7 @@ PURE = (
     "spark.options",
     "spark.schema",
     "spark.offsets",
-    "spark.places",
+    "spark.reply_subjects",
 )
 IMPURE_MODULES = {
     "_thread",
@@ -283,7 +283,7 @@ def test_the_checker_catches_a_violation(path: str, source: str, message: str) -
         ("core/x.py", "if TYPE_CHECKING:\n    import cryptography"),
         ("aio/x.py", "import asyncio, ssl, time\nfrom jetspark import core, errors"),
         ("batcher/aio.py", "import asyncio\nfrom jetspark.aio import client"),
-        ("spark/source.py", "import pyspark\nfrom jetspark.blocking import connect"),
+        ("spark/stream/source.py", "import pyspark\nfrom jetspark.blocking import connect"),
         ("cli/x.py", "import jetspark, typer\nfrom jetspark.bench import run"),
         (
             "__init__.py",

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from jetspark.errors import ConfigError, UsageError
-from jetspark.spark import sorting
-from jetspark.spark.folding import FoldOptions, check_apart
+from jetspark.spark.engine import sorting
+from jetspark.spark.engine.folding import FoldOptions, check_apart
+from jetspark.spark.engine.sorting import SequenceSort
 from jetspark.spark.options import read_options
-from jetspark.spark.sorting import SequenceSort
 
 # ---- tasks with the same key ---------------------------------------------------------------------------------------
 

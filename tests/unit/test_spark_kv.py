@@ -22,7 +22,10 @@ from pyspark.sql.types import (
 
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ConfigError
-from jetspark.spark import kv, kv_rows
+from jetspark.spark.kv import options as kv_options
+from jetspark.spark.kv import reading as kv_reading
+from jetspark.spark.kv import rows as kv_rows
+from jetspark.spark.kv import writing as kv_writing
 from jetspark.spark.options import Connecting, describe, read_options
 from jetspark.state.changes import Change
 
@@ -49,18 +52,18 @@ def schema_of(columns: str) -> StructType:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (kv.ReadOptions, {}, "bucket: expected the name of one"),
-        (kv.ReadOptions, {"bucket": "a.b"}, "bucket='a.b'"),
-        (kv.ReadOptions, {"keys": "order:1"}, "'order.1' would do"),
-        (kv.ReadOptions, {"guard": "revision"}, "unknown option 'guard'"),
-        (kv.ReadOptions, {"asOf": "0"}, "asOf='0': expected 1 or more"),
-        (kv.ReadOptions, {"startingOffsets": "latest"}, "unknown option 'startingOffsets'"),
-        (kv.StreamOptions, {"asOf": "4"}, "unknown option 'asOf'"),
-        (kv.StreamOptions, {"startingOffsets": "0"}, "expected earliest, latest or a revision"),
-        (kv.StreamOptions, {"startingOffsets": "soon"}, "expected earliest, latest or a revision"),
-        (kv.WriteOptions, {"guard": "both"}, "guard='both': expected none, revision or sequence"),
-        (kv.WriteOptions, {"onConflict": "skip"}, "onConflict=skip with guard=none: expected guard=revision"),
-        (kv.WriteOptions, {"keys": "a"}, "unknown option 'keys'"),
+        (kv_options.ReadOptions, {}, "bucket: expected the name of one"),
+        (kv_options.ReadOptions, {"bucket": "a.b"}, "bucket='a.b'"),
+        (kv_options.ReadOptions, {"keys": "order:1"}, "'order.1' would do"),
+        (kv_options.ReadOptions, {"guard": "revision"}, "unknown option 'guard'"),
+        (kv_options.ReadOptions, {"asOf": "0"}, "asOf='0': expected 1 or more"),
+        (kv_options.ReadOptions, {"startingOffsets": "latest"}, "unknown option 'startingOffsets'"),
+        (kv_options.StreamOptions, {"asOf": "4"}, "unknown option 'asOf'"),
+        (kv_options.StreamOptions, {"startingOffsets": "0"}, "expected earliest, latest or a revision"),
+        (kv_options.StreamOptions, {"startingOffsets": "soon"}, "expected earliest, latest or a revision"),
+        (kv_options.WriteOptions, {"guard": "both"}, "guard='both': expected none, revision or sequence"),
+        (kv_options.WriteOptions, {"onConflict": "skip"}, "onConflict=skip with guard=none: expected guard=revision"),
+        (kv_options.WriteOptions, {"keys": "a"}, "unknown option 'keys'"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, str], message: str) -> None:
@@ -70,7 +73,7 @@ def test_options_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, 
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("kind", [kv.ReadOptions, kv.StreamOptions, kv.WriteOptions])
+@pytest.mark.parametrize("kind", [kv_options.ReadOptions, kv_options.StreamOptions, kv_options.WriteOptions])
 def test_every_option_is_in_the_guide(kind: Any) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "spark-kv.md").read_text(encoding="utf-8")
     own = {entry.name for entry in describe(kind)} - {entry.name for entry in describe(Connecting)}
@@ -78,7 +81,7 @@ def test_every_option_is_in_the_guide(kind: Any) -> None:
 
 
 def test_connections_are_kept_by_what_is_needed_to_connect() -> None:
-    one, other = (read_options(kv.ReadOptions, "jetstream_kv", BUCKET | {"asOf": text}) for text in ("1", "2"))
+    one, other = (read_options(kv_options.ReadOptions, "jetstream_kv", BUCKET | {"asOf": text}) for text in ("1", "2"))
     assert one.connecting() == other.connecting()
     assert hash(one.connecting()) == hash(other.connecting())
 
@@ -97,7 +100,7 @@ def test_connections_are_kept_by_what_is_needed_to_connect() -> None:
     ],
 )
 def test_a_frame_without_what_is_needed_is_refused(schema: str, options: dict[str, str], message: str) -> None:
-    for make in (kv.batch_writer, kv.stream_writer):
+    for make in (kv_writing.batch_writer, kv_writing.stream_writer):
         with pytest.raises(ConfigError) as raised:
             make(BUCKET | options, schema_of(schema), False)
         assert message in str(raised.value)
@@ -112,24 +115,24 @@ def test_a_frame_without_what_is_needed_is_refused(schema: str, options: dict[st
     ],
 )
 def test_a_frame_with_what_is_needed_is_taken(schema: str) -> None:
-    kv.batch_writer(BUCKET, schema_of(schema), False)
-    kv.stream_writer(BUCKET, schema_of(schema), True)
+    kv_writing.batch_writer(BUCKET, schema_of(schema), False)
+    kv_writing.stream_writer(BUCKET, schema_of(schema), True)
     with pytest.raises(ConfigError, match="overwrite"):
-        kv.batch_writer(BUCKET, schema_of(schema), True)
+        kv_writing.batch_writer(BUCKET, schema_of(schema), True)
 
 
 def test_a_schema_with_other_columns_or_types_is_refused() -> None:
     for ddl, message in (("key string, price bigint", "column 'price'"), ("revision int", "expected bigint")):
         with pytest.raises(ConfigError, match=message):
-            kv.batch_reader(BUCKET, schema_of(ddl))
+            kv_reading.batch_reader(BUCKET, schema_of(ddl))
         with pytest.raises(ConfigError, match=message):
-            kv.stream_reader(BUCKET, schema_of(ddl))
+            kv_reading.stream_reader(BUCKET, schema_of(ddl))
 
 
 def test_what_spark_carries_between_processes_survives_it() -> None:
-    reader = kv.batch_reader(BUCKET | {"password": "x", "user": "u"}, kv.SCHEMA)
+    reader = kv_reading.batch_reader(BUCKET | {"password": "x", "user": "u"}, kv_reading.SCHEMA)
     assert "password='x'" not in repr(vars(pickle.loads(pickle.dumps(reader))))
-    part = kv.Revisions("then", 7, array("Q", [1, 5]))
+    part = kv_reading.Revisions("then", 7, array("Q", [1, 5]))
     assert pickle.loads(pickle.dumps(part)) == part
 
 
@@ -144,7 +147,7 @@ def delivered(sequence: int, key: str = "a", data: bytes = b"", headers: bytes |
 def test_messages_become_the_columns_that_are_asked_for() -> None:
     mark = b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"
     messages = [delivered(7, "order.1", b"\xff"), delivered(9, "order.2", headers=mark)]
-    batch = kv_rows.columns(messages, len("$KV.orders."), kv._arrow(kv.SCHEMA))
+    batch = kv_rows.columns(messages, len("$KV.orders."), kv_reading._arrow(kv_reading.SCHEMA))
     moment = datetime.datetime.fromtimestamp(1700000000, datetime.UTC).replace(microsecond=123456)
     assert batch.to_pylist() == [
         {"key": "order.1", "value": b"\xff", "revision": 7, "created": moment, "operation": "put"},

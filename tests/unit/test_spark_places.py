@@ -9,7 +9,7 @@ from jetspark.errors import ProtocolError
 
 pytest.importorskip("pyspark")
 
-from jetspark.spark.places import places
+from jetspark.spark.reply_subjects import places
 from jetspark.state.deliveries import delivery
 
 SHORT = "$JS.ACK.S.c.1.{0}.3.1774001670123456789.4"

@@ -11,7 +11,7 @@ from jetspark.spark.session import session
 from jetspark.state.fold import DELETE, Fold
 
 if TYPE_CHECKING:
-    from jetspark.spark.folding import fold
+    from jetspark.spark.engine.folding import fold
     from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
@@ -21,7 +21,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        home = {"fold": "folding", "register": "registration"}.get(name, "progress")
+        home = {"fold": "engine.folding", "register": "registration"}.get(name, "progress")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
 

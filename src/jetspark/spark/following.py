@@ -32,10 +32,10 @@ from pyspark.sql.streaming.datasource import (
 
 from jetspark.blocking import JetStream
 from jetspark.errors import DataLoss, JetSparkError
-from jetspark.spark.lookups import PATIENCE_S as START_PATIENCE_S
-from jetspark.spark.lookups import patiently, position_of, will_pass
-from jetspark.spark.offsets import Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged
+from jetspark.spark.offsets import Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged, position_of
 from jetspark.spark.options import Connecting
+from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
+from jetspark.spark.retrying import patiently, will_pass
 from jetspark.state.scan import Head
 
 __all__ = ["Follower", "check_loss"]

@@ -5,32 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from jetspark.errors import (
-    BatchCutShort,
-    BatchInDoubt,
-    ConnectionLost,
-    JetSparkError,
-    JetStreamUnavailable,
-    RequestTimeout,
-    ServerError,
-    TooManyBatches,
-)
+from jetspark.core.backoff import Backoff
+from jetspark.errors import JetSparkError
 from jetspark.publish.steps import Now, Procedure, RandomPause
 
-__all__ = ["Persistence", "passes"]
+__all__ = ["Persistence"]
 
 T = TypeVar("T")
 
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 2.0
-
-# A leader is elected, the connection comes back, others end their batches.
-_PASSING = (BatchCutShort, BatchInDoubt, ConnectionLost, JetStreamUnavailable, RequestTimeout, TooManyBatches)
-
-
-def passes(error: BaseException) -> bool:
-    """Whether doing the same again may help: nobody is there just now, or nobody leads."""
-    return isinstance(error, _PASSING) or (isinstance(error, ServerError) and error.code == 503)
+PAUSE = Backoff(first_s=0.02, max_s=2.0)
 
 
 class Persistence:
@@ -39,12 +22,12 @@ class Persistence:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._until: float | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._failures = 0
 
     def progress(self) -> Procedure[None]:
         """The time begins anew. Call it first, too."""
         self._until = (yield Now()) + self._patience_s
-        self._pause_s = FIRST_PAUSE_S
+        self._failures = 0
 
     def pause(self, reason: Exception) -> Procedure[None]:
         """Wait a moment before the next attempt; or raise ``reason``, if the time is over."""
@@ -53,8 +36,8 @@ class Persistence:
             self._until = now + self._patience_s
         if now >= self._until:
             raise reason
-        yield RandomPause(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._failures += 1
+        yield RandomPause(PAUSE.wait_s(self._failures))
 
     def attempt(self, act: Callable[[], Procedure[T]]) -> Procedure[T]:
         """Do something that may be done twice, again and again while its error may pass."""
@@ -62,7 +45,7 @@ class Persistence:
             try:
                 return (yield from act())
             except JetSparkError as error:
-                if not passes(error):
+                if not error.may_pass:
                     raise
                 reason = error
             yield from self.pause(reason)

@@ -48,7 +48,6 @@ from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.jetstream.wire import time_text
 from jetspark.publish.steps import AskMany, ClosePull, Connect, Now, OpenPull, Procedure, Pull, PullSource
 from jetspark.state.deliveries import Delivery, count_up_to, delivery
-from jetspark.state.patience import passes
 
 __all__ = ["Head", "Interrupted", "Pulling", "Range", "RangeScan", "Sweep", "head_of"]
 
@@ -365,7 +364,7 @@ class RangeScan:
                     self._is_done = yield from self._is_nothing_left()
             except (JetSparkError, Interrupted) as error:
                 yield from self.close()
-                if not (isinstance(error, Interrupted | ConsumerNotFound) or passes(error)):
+                if not (isinstance(error, Interrupted | ConsumerNotFound) or error.may_pass):
                     raise
                 problem = error
             if self._next < end and not self._is_done:
@@ -466,7 +465,7 @@ class RangeScan:
                 api: Api = yield Connect()
                 return self._checked(head_of((yield from api.stream_info(self._part.stream))))
             except JetSparkError as error:
-                if not passes(error):
+                if not error.may_pass:
                     raise
                 problem = error
             yield from self._pause(problem)

@@ -51,7 +51,7 @@ from jetspark.state.changes import (
     newest,
 )
 from jetspark.state.lookup import Lookup, lookup_requests, stored_of
-from jetspark.state.patience import Persistence, passes
+from jetspark.state.patience import Persistence
 
 __all__ = ["PATIENCE_S", "load", "store", "store_newest"]
 
@@ -232,7 +232,7 @@ class _Target:
                 try:
                     present = yield from self._present(sent.refused)
                 except JetSparkError as error:
-                    if not passes(error):
+                    if not error.may_pass:
                         raise
                     # Asked again together with the others: what is refused once more is looked at then.
                     left, reason = left + sent.refused, error
@@ -285,7 +285,7 @@ class _Target:
             largest = max(changes, key=lambda change: len(change.value))
             raise ConfigError(f"key {largest.key!r}: {error}") from error
         except JetSparkError as error:
-            if not passes(error):
+            if not error.may_pass:
                 raise
             return _Sent(unknown=list(changes), reason=error)
 
@@ -310,7 +310,7 @@ def _of_batch(changes: Sequence[Change], report: IngestReport) -> _Sent:
         JetSparkError: The batch failed, and would again; or the bucket refuses a change for good.
     """
     failure = report.failure
-    if failure is not None and not passes(failure):
+    if failure is not None and not failure.may_pass:
         raise failure
     sent = _Sent(reason=failure)
     open_ended = [range(report.acknowledged + 1, len(changes) + 1)] if failure is not None else []

@@ -28,7 +28,7 @@ from jetspark.jetstream.kv import Operation, check_bucket, check_filter, operati
 from jetspark.jetstream.operations import Api, Pause, message_query
 from jetspark.publish.steps import Connect, Now, Procedure
 from jetspark.state.deliveries import delivery
-from jetspark.state.patience import Persistence, passes
+from jetspark.state.patience import Persistence
 from jetspark.state.scan import SILENCE_S, Head, Interrupted, Pulling, Range, RangeScan, head_of
 
 __all__ = [
@@ -174,7 +174,7 @@ def snapshot(
         except Interrupted as error:
             reason = error
         except JetSparkError as error:
-            if not (passes(error) or isinstance(error, ConsumerNotFound)):
+            if not (error.may_pass or isinstance(error, ConsumerNotFound)):
                 raise
             reason = error
         # Not from where it was: half of one moment and half of another are no moment.

@@ -33,6 +33,7 @@ from typing import TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.ordered import Reading
+from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -52,25 +53,25 @@ T = TypeVar("T")
 
 # Another attempt at the same task may write the same entry; each time one of the two wins.
 MAX_CONFLICTS = 20
-RETRY_WAIT_S = 0.05
-RETRY_WAIT_MAX_S = 1.0
+RETRY = Backoff(first_s=0.05, max_s=1.0)
 
 
 def patiently(act: Callable[[], T], patience_s: float, on_wait: Callable[[JetSparkError], None] | None = None) -> T:
-    """Do something that may be done twice, again and again while nobody answers, for so many seconds."""
+    """Do something that may be done twice, again and again while nobody answers, for ``patience_s`` seconds."""
     give_up_at = time.monotonic() + patience_s
-    wait_s = RETRY_WAIT_S
+    failures = 0
     while True:
         try:
             return act()
         except JetSparkError as error:
+            failures += 1
+            wait_s = RETRY.wait_s(failures)
             # A stream without a leader is there again after an election, a server after its restart.
             if not error.may_pass or time.monotonic() + wait_s > give_up_at:
                 raise
             if on_wait is not None:
                 on_wait(error)
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, RETRY_WAIT_MAX_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class Ledger:
                     self._bucket.update(f"{self._query}.{key}", _json(new), revision=found[1])
             except Conflict:
                 # Decided by the leader, while a replica may have answered the read a moment behind it.
-                time.sleep(RETRY_WAIT_S)
+                time.sleep(RETRY.first_s)
                 continue
             return Opening(new.after, False, 0.0)
         raise JetStreamUnavailable(f"ledger {self._bucket.bucket!r}")
@@ -170,10 +171,11 @@ class Ledger:
     def _age_s(self, key: str, created: datetime.datetime) -> float:
         """By the server's clock alone: those of executors may differ from it, and from each other."""
         again = f"{key}.again"
-        self._bucket.put(f"{self._query}.{again}", b"")
+        revision = self._bucket.put(f"{self._query}.{again}", b"")
         found = self._get(again)
-        # On a replicated bucket the read may be a moment behind the write; then our own clock has to do.
-        now = datetime.datetime.now(datetime.UTC) if found is None else found[2]
+        # On a replicated bucket the read may be a moment behind the write, and find nothing or the note of the attempt
+        # before, which was long ago and would make the first one seem young. Then our own clock has to do.
+        now = found[2] if found is not None and found[1] >= revision else datetime.datetime.now(datetime.UTC)
         return max(0.0, (now - created).total_seconds())
 
     def forget(self) -> None:

@@ -18,12 +18,13 @@ from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.following import Follower, check_loss
-from jetspark.spark.lookups import ends_of, heads_of, matching, patiently, position_of, starts_of
-from jetspark.spark.offsets import Limits, Offset, Position, admit, plan
+from jetspark.spark.offsets import Limits, Offset, Position, admit, plan, position_of
 from jetspark.spark.options import read_options
-from jetspark.spark.reading import RangeReader
+from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
-from jetspark.spark.source_options import SourceOptions
+from jetspark.spark.stream.heads import ends_of, heads_of, matching, starts_of
+from jetspark.spark.stream.reading import RangeReader
+from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.scan import Head, Range
 
 __all__ = ["SCHEMA", "batch_reader", "stream_reader"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.spark.connections import runner_for
-from jetspark.spark.source_options import SourceOptions
+from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.scan import Range, RangeScan
 
 __all__ = ["RangeReader", "RowMaker"]

@@ -20,8 +20,8 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish.outgoing import Item
-from jetspark.spark.ledger import RETRY_WAIT_MAX_S, RETRY_WAIT_S
-from jetspark.spark.writing import Rows
+from jetspark.spark.stream.ledger import RETRY
+from jetspark.spark.stream.writing import Rows
 
 __all__ = ["AsyncPublishing", "AtomicPublishing", "FastPublishing", "Pace", "Publisher"]
 
@@ -129,7 +129,7 @@ class AsyncPublishing(Publisher):
                 raise
             if repeats > self._rounds:  # a pause for all that failed together, not one for each
                 self._rounds = repeats
-                time.sleep(min(RETRY_WAIT_S * 2**repeats, RETRY_WAIT_MAX_S))
+                time.sleep(RETRY.wait_s(repeats + 1))
             self._publish(item, repeats + 1)
         else:
             self._rounds = 0
@@ -164,7 +164,7 @@ class AtomicPublishing(Publisher):
     def finish(self) -> None:
         items = [item for rows in self._kept for item in rows.items()]
         give_up_at = time.monotonic() + self._pace.patience_s
-        wait_s = RETRY_WAIT_S
+        failures = 0
         while items:
             try:
                 self._store(items)
@@ -175,11 +175,12 @@ class AtomicPublishing(Publisher):
                 items = self._missing(error)
                 continue
             except JetSparkError as error:
+                failures += 1
+                wait_s = RETRY.wait_s(failures)
                 # One whose commit was not answered is sent again: if it is stored after all, this one is refused.
                 if not error.may_pass or time.monotonic() + wait_s > give_up_at:
                     raise
             time.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_WAIT_MAX_S)
 
     def _store(self, items: list[Item]) -> None:
         *others, last = items

@@ -7,17 +7,14 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from jetspark.core.subjects import is_subset, overlaps, validate_filter
 from jetspark.errors import ConfigError
 from jetspark.jetstream.checks import check_name
-from jetspark.spark.offsets import Limits, Sizes
+from jetspark.spark.offsets import Limits, Sizes, Where
 from jetspark.spark.options import Connecting, boolean, count, milliseconds, names, option, size
 
-__all__ = ["Bound", "SourceOptions", "Where", "moment"]
-
-Where: TypeAlias = int | Literal["earliest", "latest"]
+__all__ = ["Bound", "SourceOptions", "moment"]
 
 
 @dataclass(frozen=True, slots=True)

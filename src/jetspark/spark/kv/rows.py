@@ -11,7 +11,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import Operation, check_key
-from jetspark.spark.places import places
+from jetspark.spark.reply_subjects import places
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
 
@@ -62,7 +62,7 @@ class Rows:
 
 
 class ChangeColumns:
-    """Messages of a range into rows, as :class:`~jetspark.spark.reading.RangeReader` wants them made."""
+    """Messages of a range into rows, as :class:`~jetspark.spark.stream.reading.RangeReader` wants them made."""
 
     def __init__(self, prefix: str, schema: pa.Schema, *, with_deletes: bool) -> None:
         self._prefix_length, self._schema, self._with_deletes = len(prefix), schema, with_deletes

@@ -1,10 +1,10 @@
 """Frames into streams: ``df.write`` and ``df.writeStream`` with ``format("jetstream")``.
 
 A task writes one partition: it looks at the stream and at the ledger, makes messages of its rows
-(:mod:`jetspark.spark.writing`), publishes them in one of three ways, and returns only when all are stored. Spark may
-run the same task several times, one after the other or at once, in this process or after the next start of the query:
-ids that are the same each time, and the ledger (:mod:`jetspark.spark.ledger`) where the stream no longer remembers ids,
-see to it that every row is stored once. What is promised, and what is not, is in ``docs/spark-sink.md``.
+(:mod:`jetspark.spark.stream.writing`), publishes them in one of three ways, and returns only when all are stored. Spark
+may run the same task several times, one after the other or at once, in this process or after the next start of the
+query: ids that are the same each time, and the ledger (:mod:`jetspark.spark.stream.ledger`) where the stream no longer
+remembers ids, see to it that every row is stored once. What is promised, and what is not, is in ``docs/spark-sink.md``.
 """
 
 from __future__ import annotations
@@ -42,21 +42,17 @@ from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import check_bucket
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import client_for, jetstream_for
-from jetspark.spark.ledger import Committed, Ledger, Opening, patiently, stored_ids
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
-from jetspark.spark.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.writing import Encoder, Layout, Rows, null_value
+from jetspark.spark.stream.ledger import Committed, Ledger, Opening, patiently, stored_ids
+from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
+from jetspark.spark.stream.writing import Encoder, Layout, Rows, null_value
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
 
 __all__ = ["SinkOptions", "batch_writer", "stream_writer"]
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.spark")
-
-# Names that Spark does not document; `test_spark_sink` sees to it that they are there.
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-# The run of a query, another one after each start; unless somebody has put a job group of their own in its place.
-RUN_ID = "spark.jobGroup.id"
 
 # What a set of ids may take in memory: some gigabyte. A micro-batch is a small part of it.
 MAX_RECOVERED_IDS = 10_000_000

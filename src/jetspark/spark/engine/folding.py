@@ -6,7 +6,7 @@ batch a grouped Python function costs Spark 0.2 to 2 ms; this costs microseconds
 invariant.
 
 - *A task takes the events of a key out of order, or in part.* It sorts its rows by sequence first
-  (:mod:`jetspark.spark.sorting`), whatever their number, and hands on a key's state after its last row.
+  (:mod:`jetspark.spark.engine.sorting`), whatever their number, and hands on a key's state after its last row.
 - *Two tasks have events of the same key.* Neither can see the other's: they may run one after the other, be repeated,
   run twice at a time. What both know is known to the driver alone, when all have finished. So tasks store nothing.
   They return the values they have come to, and ``commit`` compares their keys: a key of two tasks is an error, with
@@ -41,8 +41,9 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
+from jetspark.spark.engine.sorting import SequenceSort
 from jetspark.spark.options import Connecting, choice, count, milliseconds, option, read_options, size, text
-from jetspark.spark.sorting import SequenceSort
+from jetspark.spark.tasks import batch_name
 from jetspark.state.apply import PATIENCE_S, Folding, store_values
 from jetspark.state.changes import Change
 from jetspark.state.fold import Fold, States, some_keys
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["FoldFormat", "fold"]
-
-# Names that Spark does not document; `test_spark_folding` sees to it that they are there.
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 def check_apart(parts: Iterable[tuple[int, Iterable[str]]]) -> None:
@@ -197,13 +195,13 @@ class _FoldWriter(DataSourceArrowWriter):
 
     @seldom_collecting()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        options, (partition, batch_name) = self._options, _place()
+        options, (partition, batch) = self._options, _place()
         with SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes) as rows:
-            for batch in iterator:
-                rows.add(_checked(batch, partition))
+            for each in iterator:
+                rows.add(_checked(each, partition))
             if not rows.rows:
                 return _Folded(partition)
-            folding, runner = options.folding(batch_name), runner_for(options)
+            folding, runner = options.folding(batch), runner_for(options)
             if options.stored_by == "tasks":
                 outcome = runner.run(folding.fold_and_store(rows.pieces))
                 return _Folded(partition, outcome.written, outcome.dropped)
@@ -234,10 +232,7 @@ class _FoldWriter(DataSourceArrowWriter):
 def _place() -> tuple[int, str | None]:
     """The task's partition, and the micro-batch it is part of, if it is one."""
     context = TaskContext.get()
-    if context is None:
-        return 0, None
-    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
-    return context.partitionId(), f"{query}:{batch}" if query and batch else None
+    return (0 if context is None else context.partitionId()), batch_name()
 
 
 def _checked(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
