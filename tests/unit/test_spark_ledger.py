@@ -146,7 +146,7 @@ def test_an_attempt_that_always_comes_second_gives_up_in_the_end(monkeypatch: py
 
     with pytest.raises(JetStreamUnavailable, match="ledger 'epochs'"):
         ledger_of(Contested()).open(4, 0, stream_at(100))
-    assert clock.now == pytest.approx(module.MAX_CONFLICTS * module.RETRY_WAIT_S)
+    assert clock.now == pytest.approx(module.MAX_CONFLICTS * module.RETRY.first_s)
 
 
 def test_an_attempt_of_a_batch_that_is_over_does_not_write() -> None:
