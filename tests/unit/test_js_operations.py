@@ -22,13 +22,24 @@ from jetspark.errors import (
     JetStreamNotEnabled,
     MessageNotFound,
     ProtocolError,
+    RequestTimeout,
     ServerError,
     StreamNameInUse,
     StreamNotFound,
 )
 from jetspark.jetstream.config import ConsumerConfig, ConsumerLimits, Placement, StreamConfig, StreamSource
 from jetspark.jetstream.features import FAST_INGEST
-from jetspark.jetstream.operations import Api, Operation, Pause, Request, api_prefix, message_query
+from jetspark.jetstream.operations import (
+    LEADERLESS_RETRIES,
+    LEADERLESS_WAIT_S,
+    Api,
+    Deadline,
+    Operation,
+    Pause,
+    Request,
+    api_prefix,
+    message_query,
+)
 
 UTC = datetime.UTC
 STAMP = "2026-11-15T10:25:48.893408446Z"
@@ -401,6 +412,15 @@ def test_subjects_are_asked_for_until_all_are_there() -> None:
         ("$JS.API.STREAM.INFO.S", {"subjects_filter": ">", "offset": 4}),
     ]
     assert done.result.state.subjects == {"s.a": 1, "s.b": 2, "s.c": 3, "s.d": 4, "s.e": 5}
+
+
+def test_pages_of_subjects_after_the_first_have_the_whole_time_out() -> None:
+    asking = API.stream_info("S", ">")
+    first = next(asking)
+    second = asking.send(CoreMessage("", json.dumps(_page_of_subjects(3, {"s.a": 1})).encode(), None, None, None))
+    assert isinstance(first, Request)
+    assert isinstance(second, Request)
+    assert (first.is_next_page, second.is_next_page) == (False, True)
 
 
 def test_subjects_that_went_away_between_pages_end_the_asking() -> None:
@@ -1008,3 +1028,68 @@ def _told(operation: Operation[Any]) -> Any:
     with pytest.raises(StopIteration) as finished:
         next(operation)
     return finished.value.value
+
+
+# ---- the time of an operation --------------------------------------------------------------------------------------
+
+ASK = Request("a")
+
+
+def test_the_requests_of_an_operation_share_one_deadline() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    assert deadline.begin(ASK, 100.0) == 5.0
+    assert deadline.begin(ASK, 103.0) == 2.0
+    assert deadline.begin(ASK, 104.5) == 0.5
+    with pytest.raises(RequestTimeout, match="request to 'a': no answer within 5 s"):
+        deadline.begin(ASK, 105.0)
+
+
+def test_the_first_request_is_sent_even_if_nobody_waits_for_its_answer() -> None:
+    assert Deadline(0.0, now=100.0).begin(ASK, 100.1) == 0.0
+
+
+def test_a_request_without_an_answer_is_sent_however_late() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    deadline.begin(ASK, 100.0)
+    assert deadline.begin(Request("a", is_silent=True), 107.0) == 0.0
+
+
+def test_each_page_of_a_listing_has_the_whole_time() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    page = Request("a", is_next_page=True)
+    assert [deadline.begin(each, now) for each, now in [(ASK, 100.0), (page, 104.0), (page, 108.0)]] == [5.0] * 3
+    assert deadline.begin(ASK, 110.0) == 3.0
+
+
+def test_where_each_request_has_the_whole_time_there_is_no_deadline_of_all() -> None:
+    deadline = Deadline(5.0, now=100.0, for_each=True)
+    assert [deadline.begin(ASK, now) for now in (100.0, 104.0, 200.0)] == [5.0] * 3
+
+
+def test_a_publish_nobody_answers_is_sent_again_while_there_is_time() -> None:
+    request = Request("a", may_be_leaderless=True)
+    deadline = Deadline(5.0, now=100.0)
+    deadline.begin(request, 100.0)
+    assert [deadline.retry_after_s(101.0) for _ in range(LEADERLESS_RETRIES + 1)] == [
+        *[LEADERLESS_WAIT_S] * LEADERLESS_RETRIES,
+        None,
+    ]
+    deadline.begin(request, 102.0)  # each request anew
+    assert deadline.retry_after_s(102.0) == LEADERLESS_WAIT_S
+    assert deadline.retry_after_s(105.0 - LEADERLESS_WAIT_S) is None
+    assert (deadline.left_s(102.25), deadline.left_s(106.0)) == (2.75, 0.0)
+
+
+def test_other_requests_nobody_answers_are_not_sent_again() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    deadline.begin(ASK, 100.0)
+    assert deadline.retry_after_s(100.0) is None
+
+
+def test_a_time_out_names_the_time_the_caller_knows() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    own = RequestTimeout("a", 5.0)
+    assert deadline.of_all(own) is own
+    for was_sent in (True, False):
+        told = deadline.of_all(RequestTimeout("request to 'a'", 1.25, was_sent))
+        assert (told.what, told.timeout_s, told.was_sent) == ("request to 'a'", 5.0, was_sent)

@@ -74,7 +74,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
-            await self._js._run(machine.ask(subject, data, fields), self._timeout_s)
+            await self._js._run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
         link = self._client._link
         if self._client._machine.out_bytes >= WRITE_AT_BYTES:
@@ -145,11 +145,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
-        return await self._js._run(self._machine.commit(subject, data, fields), self._timeout_s)
+        return await self._js._run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     async def discard(self) -> None:
         """Store nothing, and free the batch's place at the server at once."""
-        await self._js._run(self._machine.discard(), self._timeout_s)
+        await self._js._run(self._machine.discard(), self._timeout_s, for_each=True)
 
     async def resolve(self) -> Outcome:
         """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
@@ -167,10 +167,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         monotonic, wall = self._began
         # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
-        return await self._js._run(self._machine.resolve(age_s), self._timeout_s)
+        return await self._js._run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 
     async def __aenter__(self) -> AtomicBatch:
         return self._enter()
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        await self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s)
+        await self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)

@@ -156,10 +156,10 @@ class KeyValue:
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
         needs enough ``history``: a key that was overwritten more often since is missing.
         """
+        patience = self._stream._patience()
         if at is not None:
-            # Beyond its end the server finds nothing at all (nats-server 2.15).
-            at = min(at, (await self._stream.info()).state.last_sequence)
-        messages = await self._stream.get_last_messages(self._bucket.subjects(filters), up_to_sequence=at)
+            at = await self._js._run(self._bucket.snapshot_sequence(at))
+        messages = await self._stream._last_messages(self._bucket.subjects(filters), at, patience)
         entries = [KVEntry.of(self.bucket, message) for message in messages]
         return {entry.key: entry for entry in entries if entry.operation == "put"}
 
@@ -378,7 +378,8 @@ class Transaction(Block):
                 for write in self._writes.messages():
                     await batch.add(write.subject, write.value, headers=write.headers, expect=write.expect)
         except WrongLastSequence as refused:
-            raise await self._js._run(self._writes.conflict()) from refused
+            # One request for each key, of which there may be a thousand.
+            raise await self._js._run(self._writes.conflict(), for_each=True) from refused
         self._note_revisions()
 
     def _note_revisions(self) -> None:

@@ -55,7 +55,7 @@ from jetspark.jetstream.objects import (
     info_of_delivery,
     lag_pauses,
     link_to,
-    next_link,
+    resolve,
     steps,
     stream_of,
     watch_options,
@@ -377,7 +377,9 @@ class ObjectStore:
             await self._purge(upload.nuid, purge_s)
 
     async def _delete(self, name: str) -> None:
-        await self._purge(await self._js._run(self._objects.delete(name)))
+        deadline = self._js._now() + self._js._timeout_s
+        nuid = await self._js._run(self._objects.delete(name))
+        await self._purge(nuid, max(0.0, deadline - self._js._now()))
 
     async def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
@@ -408,13 +410,10 @@ class ObjectStore:
 
     async def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
         """The object behind a name, however many links away, and the bucket it is in."""
-        store, info, seen = self, await self.info(name), 0
-        while info.link is not None:
-            bucket, target = next_link(info, seen)
-            if bucket != store.bucket:
-                store = ObjectStore(self._js, await self._js.stream(stream_of(bucket)))
-            info, seen = await store.info(target), seen + 1
-        return store, info
+        from jetspark.aio.jetstream import Stream  # which is built on this module
+
+        stream, info = await self._js._run(resolve(self._objects, name))
+        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
 
     async def _read(self, info: ObjectInfo) -> AsyncGenerator[bytes, None]:
         download = Download(info)
@@ -646,7 +645,7 @@ class _FastSending:
                 await self._publisher.flush()
                 await self._publisher.close()
                 if self._publisher.batches > 1:
-                    await self._js._run(self._check)
+                    await self._js._run(self._check, self._progress.timeout_s)
         elif self._first is not None:
             self._single = _Sending(self._js, self._subject, self._progress)
             await self._single.send(self._first)

@@ -11,7 +11,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.pull import Source
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
-from jetspark.jetstream.operations import Api, Pause, Request
+from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
 from jetspark.jetstream.pull import Ask
 from jetspark.publish.steps import (
@@ -108,7 +108,7 @@ class Runner:
 
     async def _ask(self, step: Request) -> Any:
         js = self._context
-        return await js._perform(step, js._timeout_s)
+        return await js._perform(step, Deadline(js._timeout_s, js._now()))
 
     async def _ask_many(self, step: AskMany) -> None:
         js, reading = self._context, step.answers

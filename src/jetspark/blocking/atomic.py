@@ -74,7 +74,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
-            self._js._run(machine.ask(subject, data, fields), self._timeout_s)
+            self._js._run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
         link = self._client._link
         with link.lock:
@@ -146,11 +146,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
-        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s)
+        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     def discard(self) -> None:
         """Store nothing, and free the batch's place at the server at once."""
-        self._js._run(self._machine.discard(), self._timeout_s)
+        self._js._run(self._machine.discard(), self._timeout_s, for_each=True)
 
     def resolve(self) -> Outcome:
         """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
@@ -168,10 +168,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         monotonic, wall = self._began
         # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
-        return self._js._run(self._machine.resolve(age_s), self._timeout_s)
+        return self._js._run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 
     def __enter__(self) -> AtomicBatch:
         return self._enter()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s)
+        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)

@@ -296,7 +296,9 @@ class Client(ClientBase):
         Args:
             domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
             prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
-            timeout: For every request, instead of ``request_timeout_s``.
+            timeout: Longest time a call may take, all its requests to the server together, instead of
+                ``request_timeout_s``. What has no known length (listings, bulk reads, puts) may take longer, but not
+                go without progress for longer.
             max_outstanding: How many messages of ``publish_async`` may wait for their acknowledgement at a time.
                 Contexts that agree in this and the two below share one window.
             ack_timeout: Seconds after which ``publish_async`` gives up waiting for an acknowledgement.

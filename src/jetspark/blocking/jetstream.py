@@ -26,11 +26,10 @@ from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
-from jetspark.jetstream.kv import KVConfig, check_bucket
+from jetspark.jetstream.kv import KVConfig, check_bucket, create_bucket
 from jetspark.jetstream.operations import (
-    LEADERLESS_RETRIES,
-    LEADERLESS_WAIT_S,
     Api,
+    Deadline,
     Operation,
     Pause,
     Request,
@@ -38,7 +37,7 @@ from jetspark.jetstream.operations import (
     message_query,
 )
 from jetspark.jetstream.ordered import OrderedOptions, Patience
-from jetspark.jetstream.publishing import Expect, publish, publish_headers
+from jetspark.jetstream.publishing import Expect, publish, publish_headers, publish_with_ttl
 from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, GapMode
 from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.window import WindowOptions
@@ -59,6 +58,8 @@ class JetStream(ObjectStores):
     Everything raises :class:`~jetspark.ServerError` when the server says no, :class:`~jetspark.JetStreamUnavailable`
     when nobody answers for JetStream, and :class:`~jetspark.RequestTimeout` when no answer came in time.
     """
+
+    _now = staticmethod(time.monotonic)
 
     def __init__(
         self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None, window: WindowOptions
@@ -108,7 +109,11 @@ class JetStream(ObjectStores):
         self._run(self._api.delete_stream(name))
 
     def streams(self, subject: str | None = None) -> Iterator[StreamInfo]:
-        """Every stream, or every one that stores messages on ``subject``."""
+        """Every stream, or every one that stores messages on ``subject``.
+
+        Raises:
+            RequestTimeout: A page of them did not come within the context's ``timeout``; all of them may take longer.
+        """
         return self._pages(lambda offset: self._api.stream_page(offset, subject))
 
     def stream_names(self, subject: str | None = None) -> Iterator[str]:
@@ -123,8 +128,7 @@ class JetStream(ObjectStores):
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
-        api_level = (self._run(self._api.facts())).level or 0
-        return KeyValue(self, self.create_stream(config.to_stream(api_level)))
+        return KeyValue(self, Stream(self, self._run(create_bucket(self._api, config))))
 
     def create_or_update_kv(self, config: KVConfig) -> KeyValue:
         """Make sure that the bucket exists and has everything ``config`` mentions."""
@@ -176,9 +180,10 @@ class JetStream(ObjectStores):
             RequestTimeout: No acknowledgement in time. The message may or may not be stored: publish it again with the
                 same ``msg_id``, or look.
         """
+        fields = publish_headers(headers, msg_id, expect, ttl)
         if ttl is not None:
-            self._run(self._api.require(MESSAGE_TTL))
-        return self._run(publish(subject, data, publish_headers(headers, msg_id, expect, ttl)), timeout)
+            return self._run(publish_with_ttl(self._api, subject, data, fields), timeout)
+        return self._run(publish(subject, data, fields), timeout)
 
     def publish_async(
         self,
@@ -201,7 +206,9 @@ class JetStream(ObjectStores):
             RequestTimeout: There was no room within ``timeout``; nothing was sent.
         """
         if ttl is not None:
-            self._run(self._api.require(MESSAGE_TTL))
+            began = self._now()
+            self._run(self._api.require(MESSAGE_TTL), timeout)
+            timeout = None if timeout is None else max(0.0, timeout - (self._now() - began))
         return self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl), timeout)
 
     def publish_async_complete(self, timeout: float | None = None) -> None:
@@ -275,12 +282,14 @@ class JetStream(ObjectStores):
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
-    def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
+    def _run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
+        """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
+        deadline = Deadline(self._timeout_s if timeout is None else timeout, self._now(), for_each=for_each)
         try:
             step = next(operation)
             while True:
                 try:
-                    answer = self._perform(step, self._timeout_s if timeout is None else timeout)
+                    answer = self._perform(step, deadline)
                 except BaseException as error:
                     # The operation knows what this means for what it asked; most just let it rise.
                     step = operation.throw(error)
@@ -297,30 +306,37 @@ class JetStream(ObjectStores):
             for message in messages:
                 yield BatchAbandoned.of(message)
 
-    def _perform(self, step: Request | Pause, timeout: float) -> Message:
+    def _perform(self, step: Request | Pause, deadline: Deadline) -> Message:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return NOTHING
-        return self._ask(step, timeout)
-
-    def _ask(self, request: Request, timeout: float) -> Message:
-        if request.is_silent:
+        timeout = deadline.begin(step, self._now())
+        try:
+            if not step.is_silent:
+                return self._ask(step, timeout, deadline)
             # The time is for room in the send buffer; nobody waits for an answer.
-            self._client.publish(request.subject, request.data, headers=request.headers, timeout=timeout)
+            self._client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
             return NOTHING
-        retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
+        except RequestTimeout as error:
+            raise deadline.of_all(error) from None
+
+    def _ask(self, request: Request, timeout: float, deadline: Deadline) -> Message:
         while True:
             try:
                 return self._client.request(request.subject, request.data, timeout=timeout, headers=request.headers)
             except NoResponders as error:
-                if not retries:
+                pause_s = deadline.retry_after_s(self._now())
+                if pause_s is None:
                     raise unavailable(request.subject, self._client.server_info) from error
-                retries -= 1
-                time.sleep(LEADERLESS_WAIT_S)
+                time.sleep(pause_s)
+                timeout = deadline.left_s(self._now())
 
     @contextmanager
-    def _asked(self, request: Request) -> Iterator[Subscription]:
-        """The answers to a request that has many. They end when the connection is lost: the rest will not come."""
+    def _asked(self, request: Request, timeout: float | None = None) -> Iterator[Subscription]:
+        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
+
+        ``timeout`` is for room in the send buffer.
+        """
         inbox = self._client._new_inbox()
 
         def on_event(event: ConnectionEvent) -> None:
@@ -330,7 +346,7 @@ class JetStream(ObjectStores):
         with self._client._subscribe(inbox, answers_to=request.subject) as answers:
             self._client._listeners.append(on_event)
             try:
-                self._client.publish(request.subject, request.data, reply=inbox)
+                self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
                 yield answers
             finally:
                 self._client._listeners.remove(on_event)
@@ -342,13 +358,13 @@ class JetStream(ObjectStores):
             RequestTimeout: Nothing came for too long.
         """
         try:
-            return answers.next(patience.left_s(time.monotonic(), self._timeout_s))
+            return answers.next(patience.left_s(self._now(), self._timeout_s))
         except RequestTimeout:
-            patience.check(time.monotonic())
+            patience.check(self._now())
         except ConnectionClosed:
             if self._client.is_closed:
                 raise
-            patience.check(time.monotonic())
+            patience.check(self._now())
         return None
 
     def _pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> Iterator[T]:
@@ -441,7 +457,9 @@ class Stream:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
             RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
         """
-        self._js._run(self._js._api.require(BATCH_GET))
+        js, now = self._js, self._js._now
+        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, now())
+        js._run(js._api.require(BATCH_GET))
         reading = BatchGet(
             self._js._api.prefix,
             self.name,
@@ -449,17 +467,15 @@ class Stream:
             subject=subject,
             max_messages=max_messages,
         )
-        js = self._js
-        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, time.monotonic())
         while not reading.is_done:
-            with js._asked(reading.request()) as answers:
+            with js._asked(reading.request(), patience.left_s(now(), js._timeout_s)) as answers:
                 while not reading.is_over:
                     answer = js._next_answer(answers, patience)
                     if answer is None:
                         reading.lost()
                     elif (stored := reading.accept(answer)) is not None:
                         yield stored
-                        patience.renew(time.monotonic())  # who reads slowly is not kept waiting by us
+                        patience.renew(now())  # who reads slowly is not kept waiting by us
 
     def get_last_messages(self, filters: Sequence[str], *, up_to_sequence: int | None = None) -> list[StoredMessage]:
         """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
@@ -472,19 +488,26 @@ class Stream:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
             RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
         """
-        self._js._run(self._js._api.require(LAST_GET))
-        reading = LastGet(self._js._api.prefix, self.name, filters, up_to_sequence)
-        js = self._js
-        patience = Patience(f"last messages of stream {self.name!r}", js._timeout_s, time.monotonic())
+        return self._last_messages(filters, up_to_sequence, self._patience())
+
+    def _patience(self) -> Patience:
+        return Patience(f"last messages of stream {self.name!r}", self._js._timeout_s, self._js._now())
+
+    def _last_messages(
+        self, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
+    ) -> list[StoredMessage]:
+        js, now = self._js, self._js._now
+        js._run(js._api.require(LAST_GET))
+        reading = LastGet(js._api.prefix, self.name, filters, up_to_sequence)
         for _ in range(MAX_LAST_REQUESTS):
-            with js._asked(reading.request()) as answers:
+            with js._asked(reading.request(), patience.left_s(now(), js._timeout_s)) as answers:
                 while not reading.is_over:
                     answer = js._next_answer(answers, patience)
                     if answer is None:
                         reading.lost()
                     else:
                         reading.accept(answer)
-                        patience.renew(time.monotonic())
+                        patience.renew(now())
             if not reading.is_broken:
                 return reading.messages
         raise RequestTimeout(f"last messages of stream {self.name!r}", js._timeout_s)

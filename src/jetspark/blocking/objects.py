@@ -52,7 +52,7 @@ from jetspark.jetstream.objects import (
     info_of_delivery,
     lag_pauses,
     link_to,
-    next_link,
+    resolve,
     steps,
     stream_of,
     watch_options,
@@ -374,8 +374,10 @@ class ObjectStore:
             self._purge(upload.nuid, purge_s)
 
     def _delete(self, name: str) -> None:
+        deadline = self._js._now() + self._js._timeout_s
         try:
-            self._purge(self._js._run(self._objects.delete(name)))
+            nuid = self._js._run(self._objects.delete(name))
+            self._purge(nuid, max(0.0, deadline - self._js._now()))
         except BaseException as error:
             if not isinstance(error, Exception):  # interrupted: its chunks may be nobody's by now
                 with suppress(JetSparkError):
@@ -398,13 +400,10 @@ class ObjectStore:
 
     def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
         """The object behind a name, however many links away, and the bucket it is in."""
-        store, info, seen = self, self.info(name), 0
-        while info.link is not None:
-            bucket, target = next_link(info, seen)
-            if bucket != store.bucket:
-                store = ObjectStore(self._js, self._js.stream(stream_of(bucket)))
-            info, seen = store.info(target), seen + 1
-        return store, info
+        from jetspark.blocking.jetstream import Stream  # which is built on this module
+
+        stream, info = self._js._run(resolve(self._objects, name))
+        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
 
     def _read(self, info: ObjectInfo) -> Generator[bytes, None, None]:
         download = Download(info)
@@ -624,7 +623,7 @@ class _FastSending:
                 self._publisher.flush()
                 self._publisher.close()
                 if self._publisher.batches > 1:
-                    self._js._run(self._check)
+                    self._js._run(self._check, self._progress.timeout_s)
         elif self._first is not None:
             self._single = _Sending(self._js, self._subject, self._progress)
             self._single.send(self._first)

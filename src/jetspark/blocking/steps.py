@@ -11,7 +11,7 @@ from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.pull import Source
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
-from jetspark.jetstream.operations import Api, Pause, Request
+from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
 from jetspark.publish.steps import (
     AskMany,
@@ -104,7 +104,7 @@ class Runner:
 
     def _ask(self, step: Request) -> Any:
         js = self._context
-        return js._perform(step, js._timeout_s)
+        return js._perform(step, Deadline(js._timeout_s, js._now()))
 
     def _ask_many(self, step: AskMany) -> None:
         js, reading = self._context, step.answers

@@ -37,7 +37,7 @@ from jetspark.jetstream.config import (
     SubjectTransform,
     ruled,
 )
-from jetspark.jetstream.features import MESSAGE_TTL
+from jetspark.jetstream.features import LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, message_query
 from jetspark.jetstream.operations import Operation as Requests
@@ -54,6 +54,7 @@ __all__ = [
     "Writes",
     "check_filter",
     "check_key",
+    "create_bucket",
     "subject_of",
 ]
 
@@ -206,6 +207,12 @@ class KVStatus:
     def ttl_s(self) -> float:
         """0 is for ever."""
         return self.stream.config.max_age_s or 0.0
+
+
+def create_bucket(api: Api, config: KVConfig) -> Requests[StreamInfo]:
+    """Create a bucket's stream, or find the one there is."""
+    facts = yield from api.facts()
+    return (yield from api.create_stream(config.to_stream(facts.level or 0)))
 
 
 def check_bucket(bucket: str) -> str:
@@ -444,6 +451,13 @@ class Bucket:
                 "because with history the server makes a shorter one that long; lower limit_marker_ttl_s with "
                 "create_or_update_kv, or use a bucket with history=1"
             )
+
+    def snapshot_sequence(self, at: int) -> Requests[int]:
+        """Where to look for the values there were at a sequence."""
+        yield from self._api.require(LAST_GET)  # before anything else, in the same time
+        info = yield from self._api.stream_info(self._stream)
+        # Beyond its end the server finds nothing at all (nats-server 2.15).
+        return min(at, info.state.last_sequence)
 
     def status(self) -> Requests[KVStatus]:
         info = yield from self._api.stream_info(self._stream)

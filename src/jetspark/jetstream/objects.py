@@ -702,6 +702,19 @@ def create_bucket(api: Api, config: ObjectStoreConfig) -> Operation[StreamInfo]:
         return (yield from api.create_stream(config.to_stream()))
 
 
+def resolve(objects: Objects, name: str) -> Operation[tuple[StreamInfo | None, ObjectInfo]]:
+    """The object behind a name, however many links away, and the stream of the bucket it is in, unless it is ours."""
+    api, stream = objects._api, None
+    info, seen = (yield from objects.info(name)), 0
+    while info.link is not None:
+        bucket, target = next_link(info, seen)
+        if bucket != objects.name:
+            stream = yield from api.stream_info(stream_of(bucket))
+            objects = Objects(api, stream.config)
+        info, seen = (yield from objects.info(target)), seen + 1
+    return stream, info
+
+
 def link_to(target: ObjectInfo) -> ObjectLink:
     """
     Raises:

@@ -21,6 +21,7 @@ from jetspark.errors import (
     MessageNotFound,
     PermissionDenied,
     ProtocolError,
+    RequestTimeout,
     ServerError,
     StreamNotFound,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "LEADERLESS_RETRIES",
     "LEADERLESS_WAIT_S",
     "Api",
+    "Deadline",
     "Operation",
     "Pause",
     "Request",
@@ -62,6 +64,8 @@ class Request:
     """Nobody answering may be a leader being elected: ask again for a short while."""
     is_silent: bool = False
     """No answer is wanted; what is sent back means nothing."""
+    is_next_page: bool = False
+    """Of a listing, whose length nobody knows before: the page that came is progress, and the time begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,54 @@ class Pause:
 
 
 Operation: TypeAlias = Generator[Request | Pause, CoreMessage, T]
+
+
+class Deadline:
+    """The time of one operation: its requests share it, however many they are.
+
+    With ``for_each`` every request has all of it: for operations whose length nobody knows before, and which have other
+    bounds.
+    """
+
+    __slots__ = ("_at", "_for_each", "_is_new", "_retries", "timeout_s")
+
+    def __init__(self, timeout_s: float, now: float, *, for_each: bool = False) -> None:
+        self.timeout_s, self._for_each = timeout_s, for_each
+        self._at = now + timeout_s
+        self._is_new = True
+        self._retries = 0
+
+    def begin(self, request: Request, now: float) -> float:
+        """How many seconds this request has.
+
+        Raises:
+            RequestTimeout: None: it must not be sent, because nobody would wait for its answer.
+        """
+        self._retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
+        if self._is_new or self._for_each or request.is_next_page:
+            self._is_new = False
+            self._at = now + self.timeout_s
+            return self.timeout_s  # 0 is all right: somebody asks, and does not care for the answer
+        if now < self._at or request.is_silent:
+            return max(self._at - now, 0.0)
+        raise RequestTimeout(f"request to {request.subject!r}", self.timeout_s)
+
+    def retry_after_s(self, now: float) -> float | None:
+        """Nobody was there to answer: seconds to wait before the request is sent again; None when that is no use."""
+        if not self._retries or now + LEADERLESS_WAIT_S >= self._at:
+            return None
+        self._retries -= 1
+        return LEADERLESS_WAIT_S
+
+    def left_s(self, now: float) -> float:
+        """For the same request, sent again."""
+        return max(self._at - now, 0.0)
+
+    def of_all(self, error: RequestTimeout) -> RequestTimeout:
+        """The error of one request as that of the operation, whose time-out is the one that the caller knows."""
+        if error.timeout_s == self.timeout_s:
+            return error
+        return RequestTimeout(error.what, self.timeout_s, error.was_sent)
 
 
 def api_prefix(domain: str | None, prefix: str | None) -> str:
@@ -176,11 +228,11 @@ class Api:
         subjects: dict[str, int] = {}
         while True:
             # Subjects come in pages of 100,000; the rest of the reply is the same each time.
-            reply = yield from self._ask_stream("INFO", name, body | ({"offset": len(subjects)} if subjects else {}))
+            page = {"offset": len(subjects)} if subjects else {}
+            reply = yield from self._ask_stream("INFO", name, body | page, is_next_page=bool(subjects))
             state = _object(reply, "state")
-            page = _object(state, "subjects") if state.get("subjects") else {}
             known = len(subjects)
-            subjects |= page
+            subjects |= _object(state, "subjects") if state.get("subjects") else {}
             if len(subjects) == known or len(subjects) >= _number(reply, "total"):
                 break
         if subjects:
@@ -323,8 +375,11 @@ class Api:
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    def _ask_stream(self, what: str, name: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
-        return self._ask(f"STREAM.{what}.{check_name('name', name)}", body, stream=name)
+    def _ask_stream(
+        self, what: str, name: str, body: Mapping[str, Any] | None = None, *, is_next_page: bool = False
+    ) -> Operation[dict[str, Any]]:
+        subject = f"STREAM.{what}.{check_name('name', name)}"
+        return self._ask(subject, body, stream=name, is_next_page=is_next_page)
 
     def _ask_consumer(
         self, what: str, stream: str, name: str, body: Mapping[str, Any] | None = None
@@ -333,12 +388,18 @@ class Api:
         return self._ask(subject, body, stream=stream, consumer=name)
 
     def _ask(
-        self, what: str, body: Mapping[str, Any] | None = None, *, stream: str = "", consumer: str = ""
+        self,
+        what: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        stream: str = "",
+        consumer: str = "",
+        is_next_page: bool = False,
     ) -> Operation[dict[str, Any]]:
         subject = f"{self.prefix}.{what}"
         if isinstance(what, ApiSubject):
             subject = ApiSubject(subject)
-        message = yield Request(subject, _json(body) if body else b"")
+        message = yield Request(subject, _json(body) if body else b"", is_next_page=is_next_page)
         return wire.read_reply(message.data, stream, consumer)
 
 

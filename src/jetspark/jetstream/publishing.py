@@ -10,8 +10,9 @@ from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.jetstream import wire
+from jetspark.jetstream.features import MESSAGE_TTL
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.operations import Operation, Request
+from jetspark.jetstream.operations import Api, Operation, Request
 
 __all__ = ["Expect", "check_batch_id", "header_block", "publish", "publish_headers", "read_pub_ack"]
 
@@ -107,6 +108,16 @@ def _dangerous() -> ConfigError:
 def publish(subject: str, data: bytes, headers: HeadersLike | None) -> Operation[PubAck]:
     """Store one message."""
     return read_pub_ack((yield Request(subject, data, headers, may_be_leaderless=True)))
+
+
+def publish_with_ttl(api: Api, subject: str, data: bytes, headers: HeadersLike | None) -> Operation[PubAck]:
+    """Store one message that has a TTL.
+
+    Raises:
+        FeatureUnavailable: The server would ignore that.
+    """
+    yield from api.require(MESSAGE_TTL)
+    return (yield from publish(subject, data, headers))
 
 
 def read_pub_ack(message: CoreMessage) -> PubAck:
