@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 from support import class_archive, packing
 
+# The suite starts hundreds of Python processes. Where bytecode is not to be written, each of them would compile the
+# package again, and each of pytest's the tests: half a second a time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Spark starts with a quarter of the processor time, and no test is about its own speed.
 os.environ.setdefault("JDK_JAVA_OPTIONS", class_archive.java_options())
 # `test_spark_setup` has sessions that find their Python by themselves.

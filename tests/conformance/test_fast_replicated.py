@@ -17,8 +17,9 @@ from jetspark.server import NatsCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-# Sent at full speed, which takes a second or two: the first fault comes meanwhile.
+# Sent at full speed, which takes some seconds: the first faults come meanwhile.
 MESSAGES = 100_000
+FAULTS = {"step-down": 6, "kill": 2}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +49,14 @@ async def _meanwhile(work: Any) -> AsyncIterator[None]:
 
 async def _step_down_now_and_then(stream: Any, count: list[int]) -> None:
     while True:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.5)
         with contextlib.suppress(jetspark.JetSparkError):
             await stream.step_down()
             count[0] += 1
 
 
 async def _kill_leader_twice(cluster: NatsCluster, stream: Any, count: list[int]) -> None:
-    while count[0] < 2:
+    while count[0] < FAULTS["kill"]:
         await asyncio.sleep(0.7)
         node = await leading_node(cluster, stream)
         await asyncio.to_thread(node.kill)
@@ -92,7 +93,7 @@ async def test_a_fast_publisher_stores_everything_once_and_in_order_whatever_lea
         positions: list[int] = []
         sent = 0
         async with _meanwhile(work), publisher:
-            while sent < MESSAGES or faults[0] < 2:
+            while sent < MESSAGES or faults[0] < FAULTS[fault]:
                 some = 5000 if sent < MESSAGES else 1000  # enough is sent: the rest is for the faults to meet
                 await publisher.publish_many([(f"{name}.n", b"%d" % number) for number in range(sent, sent + some)])
                 sent += some

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +22,30 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 
 
-def _blocks() -> list[object]:
-    found = []
+def _blocks() -> dict[str, str]:
+    """Each block of code, by its page and line."""
+    found = {}
     for page in PAGES:
-        for block in re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-            line = page.read_text(encoding="utf-8")[: block.start()].count("\n") + 1
-            found.append(pytest.param(block[1], id=f"{page.relative_to(REPOSITORY)}:{line}"))
+        text = page.read_text(encoding="utf-8")
+        for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text[: block.start()].count("\n") + 1
+            found[f"{page.relative_to(REPOSITORY)}:{line}"] = block[1]
     return found
+
+
+BLOCKS = _blocks()
+SPARK_BLOCKS = {name: code for name, code in BLOCKS.items() if "jetspark.spark" in code}
+
+# One block after the other in one process, so that all have one JVM: each makes a session of its own, and stops it.
+RUN_SPARK_BLOCKS = """
+import json, sys
+from pyspark import SparkContext
+for name, code in json.load(sys.stdin).items():
+    print(f"{name} begins", file=sys.stderr)
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    assert SparkContext._active_spark_context is None, f"{name} leaves a session"
+    print(f"{name} is done")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +55,24 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("code", _blocks())
-def test_a_block_of_the_documentation_runs_as_written(code: str, url: str, tmp_path: Path) -> None:
-    # The address is the default one in the text and a free one here; nothing else is changed.
-    code = code.replace("nats://127.0.0.1:4222", url)
-    _run([sys.executable, "-W", "error", "-c", code], tmp_path)
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
+def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_path: Path) -> None:
+    _run([sys.executable, "-W", "error", "-c", _at(url, BLOCKS[name])], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_blocks_of_the_documentation_with_spark_run_as_written(url: str, tmp_path: Path) -> None:
+    blocks = {name: _at(url, code) for name, code in SPARK_BLOCKS.items()}
+    assert len(blocks) >= 5
+    command = [sys.executable, "-W", "error", "-c", RUN_SPARK_BLOCKS]
+    shown = _run(command, tmp_path, input=json.dumps(blocks), timeout=230)
+    assert [name for name in blocks if f"{name} is done" not in shown.splitlines()] == []
+
+
+def _at(url: str, code: str) -> str:
+    """The address is the default one in the text and a free one here; nothing else is changed."""
+    return code.replace("nats://127.0.0.1:4222", url)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -48,10 +80,13 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     _run([sys.executable, "-W", "error", str(example)], tmp_path)
 
 
-def _run(command: list[str], folder: Path) -> None:
-    # Some start a Spark of their own.
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+def _run(command: list[str], folder: Path, *, timeout: float = 110, **options: Any) -> str:
+    """What it printed."""
+    result = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, **options
+    )
     assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
