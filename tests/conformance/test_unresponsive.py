@@ -82,7 +82,8 @@ async def drain(s: Stall) -> None:
     await s.nc.subscribe(s.subject, callback=lambda message: None)
     await s.nc.publish(s.subject, PAYLOAD)
     ended = await s.stalled(lambda: s.nc.drain(TIMEOUT_S))
-    assert s.answers_pings or ended.error is not None
+    was_told_before = s.nc._machine.lost_messages > 0  # by an event, if the connection was lost before the drain began
+    assert s.answers_pings or ended.error is not None or was_told_before
     assert s.nc.is_closed
 
 

@@ -391,8 +391,8 @@ class Impersonated(Condition):
         self._stack = contextlib.AsyncExitStack()
         self.options = {
             "tls": jetspark.TLSConfig(ca_file=certificates.ca_file),
-            "reconnect_wait_s": 0.02,
-            "reconnect_wait_max_s": 0.05,
+            "reconnect_wait_s": 0.05,
+            "reconnect_wait_max_s": 0.2,
         }
 
     async def __aexit__(self, *exc_info: Any) -> None:

@@ -549,7 +549,13 @@ class _Sending:
             self._take_one()
             is_clogged = self._js._client._link.is_clogged
         self._is_in_hand = True
-        self._waiting.append((self._js.publish_async(self._subject, chunk), len(chunk)))
+        try:
+            with self._progress.awaited():
+                future = self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
+        except JetSparkError:
+            self._is_in_hand = False  # it was not sent
+            raise
+        self._waiting.append((future, len(chunk)))
         self._is_in_hand = False
         self._waiting_bytes += len(chunk)
 
