@@ -391,6 +391,7 @@ def test_everything_ends_in_time_and_tells_the_truth(
     driver.run(work())
 
 
+@pytest.mark.slow
 def test_nothing_that_is_said_before_tls_is_believed(
     driver: Driver, servers: tuple[NatsServer, NatsServer], certificates: Certificates
 ) -> None:
