@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver
-from support.interruptions import InPlace, run_in_place
+from support.in_place import InPlace, run_in_place
 from support.operations import CLASSES, ROWS, WAITS_FOR_NOTHING, Row, World, interruption
 
 import jetspark

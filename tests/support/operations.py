@@ -26,7 +26,8 @@ import jetspark.batcher.blocking
 import jetspark.blocking
 from jetspark import ConsumerConfig, JetSparkError, KVConfig, ObjectMeta, StreamConfig
 from jetspark.batcher import BatcherConfig
-from support.interruptions import KINDS, Call, Ended, InPlace, Interruption, counted, innermost, wrap
+from support.in_place import InPlace, wrap
+from support.interrupts import KINDS, Call, Ended, Interruption, counted, innermost
 
 __all__ = ["CLASSES", "ROWS", "WAITS_FOR_NOTHING", "Row", "World", "interruption"]
 
