@@ -9,7 +9,6 @@ from typing import Any
 import jetspark
 import jetspark.batcher
 import jetspark.batcher.blocking
-import jetspark.blocking
 from jetspark.batcher import BatcherConfig
 from support.in_place import wrap
 from support.interrupts import Ended

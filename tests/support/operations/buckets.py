@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import jetspark
-import jetspark.batcher
-import jetspark.batcher.blocking
-import jetspark.blocking
 from jetspark import KVConfig
 from support.operations.table import World, drained, row
 

@@ -7,9 +7,6 @@ import datetime
 from typing import Any
 
 import jetspark
-import jetspark.batcher
-import jetspark.batcher.blocking
-import jetspark.blocking
 from jetspark import ConsumerConfig, JetSparkError
 from support.operations.table import A_WHILE_S, World, row
 

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jetspark
-import jetspark.batcher
-import jetspark.batcher.blocking
-import jetspark.blocking
 from jetspark import ObjectMeta
 from support.operations.table import A_WHILE_S, World, drained, row
 

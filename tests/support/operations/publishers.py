@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 
 import jetspark
-import jetspark.batcher
-import jetspark.batcher.blocking
-import jetspark.blocking
 from jetspark import JetSparkError
 from support.interrupts import Ended
 from support.operations.table import A_WHILE_S, World, accepted_by, row

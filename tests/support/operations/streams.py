@@ -7,9 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import jetspark
-import jetspark.batcher
-import jetspark.batcher.blocking
-import jetspark.blocking
 from jetspark import JetSparkError, StreamConfig
 from support.operations.table import World, drained, plain, row
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jetspark
-import jetspark.batcher
-import jetspark.batcher.blocking
 import jetspark.blocking
 from jetspark import ConsumerConfig, KVConfig, StreamConfig
 from support.in_place import InPlace
