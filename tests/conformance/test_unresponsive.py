@@ -249,6 +249,13 @@ async def fast_add_large(s: Stall) -> None:
         await s.stalled(send)
 
 
+@row("FastBatch.ping", "FastBatch.add")
+async def fast_ping(s: Stall) -> None:
+    async with _fast(s) as fast:
+        await fast.add(s.subject, PAYLOAD)
+        await s.stalled(fast.ping, waits=True)
+
+
 @contextlib.asynccontextmanager
 async def _publisher(s: Stall, **options: Any) -> AsyncIterator[Any]:
     with contextlib.suppress(BatchInDoubt, UsageError):  # leaving the block says once more that it gave up
@@ -287,6 +294,22 @@ async def publisher_gives_up(s: Stall) -> None:
                 await pub.publish(s.subject, PAYLOAD)
 
         await s.stalled(send)
+
+
+@row("FastPublisher.publish_many")
+async def publisher_publish_many(s: Stall) -> None:
+    async with _publisher(s, patience_s=TIMEOUT_S, max_pending_messages=10) as pub:
+        await s.stalled(lambda: pub.publish_many([(s.subject, PAYLOAD)] * 30))
+
+
+@row("FastPublisher.wait_published")
+async def publisher_wait_published(s: Stall) -> None:
+    async with _publisher(s, message_ids=True) as pub:
+        await pub.publish_many([(s.subject, PAYLOAD)] * 20)
+        ended = await s.stalled(lambda: pub.wait_published(20, TIMEOUT_S))
+        if ended.error is None:
+            assert len(await s.stored()) == 20
+        await pub.flush(30)
 
 
 async def _consumer(s: Stall, messages: int) -> Any:
