@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -120,78 +121,77 @@ class FullBuffer:
         return attempt
 
 
-@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@dataclass
+class Crowded:
+    """A batch with one message, and no room for what is asked next."""
+
+    stream: Any
+    fast: Any
+    buffer: FullBuffer
+    asked: asyncio.Future[Any]
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def batch(
+        cls, driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch, full_s: float, **options: Any
+    ) -> AsyncIterator[Crowded]:
+        async with driver.connect(url) as nc:
+            js = nc.jetstream()
+            stream = await new_stream(js)
+            subject = f"{stream.name}.a"
+            fast = await entered(js.fast_batch(**options))
+            await fast.add(subject, b"1")
+            buffer = FullBuffer(nc, monkeypatch, full_s)
+            buffer.fill()
+            match asks:
+                case "add":
+                    asked = fast.add(subject, b"2")
+                case "add_many":
+                    asked = fast.add_many([(subject, b"2"), (subject, b"3"), (subject, b"4")], commit=True)
+                case _:
+                    asked = fast.commit(subject, b"2")
+            yield cls(stream, fast, buffer, asyncio.ensure_future(asked))
+
+
+ASKS = pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+
+
+@ASKS
 @on_both_drivers
 async def test_a_batch_does_not_age_while_its_messages_wait_for_room(
     driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with driver.connect(url) as nc:
-        js = nc.jetstream()
-        stream = await new_stream(js)
-        subject = f"{stream.name}.a"
-        async with js.fast_batch(flow=2, max_outstanding_acks=1, timeout=20, keep_alive_s=60) as fast:
-            await fast.add(subject, b"1")
-            buffer = FullBuffer(nc, monkeypatch, 0.3)
-            buffer.fill()
-            match asks:
-                case "add":
-                    await fast.add(subject, b"2")
-                case "add_many":
-                    await fast.add_many([(subject, b"2"), (subject, b"3"), (subject, b"4")], commit=True)
-                case "commit":
-                    await fast.commit(subject, b"2")
-            # What is given up after `timeout` counts from here. All drivers' clocks are the same; uvloop's is rounded.
-            assert getattr(fast, "_target", fast)._batch._sent_at >= buffer.is_full_until - 0.05
-        assert fast.ack.batch_size == len(await stored(stream)) >= 2
+    options = {"flow": 2, "max_outstanding_acks": 1, "timeout": 20, "keep_alive_s": 60}
+    async with Crowded.batch(driver, url, asks, monkeypatch, 0.3, **options) as crowded:
+        fast = crowded.fast
+        await crowded.asked
+        # What is given up after `timeout` counts from here. All drivers' clocks are the same; uvloop's is rounded.
+        assert getattr(fast, "_target", fast)._batch._sent_at >= crowded.buffer.is_full_until - 0.05
+        await fast.__aexit__(None, None, None)
+        assert fast.ack.batch_size == len(await stored(crowded.stream)) >= 2
 
 
-@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@ASKS
 @on_both_drivers
 async def test_a_batch_gives_up_when_there_is_no_room_for_as_long_as_its_timeout(
     driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with driver.connect(url) as nc:
-        js = nc.jetstream()
-        stream = await new_stream(js)
-        subject = f"{stream.name}.a"
-        fast = await entered(js.fast_batch(timeout=0.3))
-        await fast.add(subject, b"1")
-        FullBuffer(nc, monkeypatch, 60.0).fill()
-        match asks:
-            case "add":
-                waiting = fast.add(subject, b"2")
-            case "add_many":
-                waiting = fast.add_many([(subject, b"2"), (subject, b"3")], commit=True)
-            case "commit":
-                waiting = fast.commit(subject, b"2")
+    async with Crowded.batch(driver, url, asks, monkeypatch, 60.0, timeout=0.3) as crowded:
         with pytest.raises(jetspark.BatchInDoubt, match="no room in the send buffer"):
-            await asyncio.wait_for(waiting, 30)
+            await asyncio.wait_for(crowded.asked, 30)
 
 
-@pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+@ASKS
 @on_both_drivers
 async def test_a_batch_that_ends_while_messages_wait_for_room_says_so(
     driver: Driver, url: str, asks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with driver.connect(url) as nc:
-        js = nc.jetstream()
-        stream = await new_stream(js)
-        subject = f"{stream.name}.a"
-        fast = await entered(js.fast_batch())
-        await fast.add(subject, b"1")
-        FullBuffer(nc, monkeypatch, 5.0).fill()
-        match asks:
-            case "add":
-                waiting = asyncio.ensure_future(fast.add(subject, b"2"))
-            case "add_many":
-                waiting = asyncio.ensure_future(fast.add_many([(subject, b"2"), (subject, b"3")], commit=True))
-            case "commit":
-                waiting = asyncio.ensure_future(fast.commit(subject, b"2"))
+    async with Crowded.batch(driver, url, asks, monkeypatch, 5.0) as crowded:
         await asyncio.sleep(0.1)
-        await fast.__aexit__(ZeroDivisionError, None, None)
+        await crowded.fast.__aexit__(ZeroDivisionError, None, None)
         with pytest.raises(jetspark.UsageError, match="left"):
-            await asyncio.wait_for(waiting, 3)
-        assert await stored(stream) == [b"1"]
+            await asyncio.wait_for(crowded.asked, 3)
+        assert await stored(crowded.stream) == [b"1"]
 
 
 # ---- the control channel ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver
-from support.interruptions import InPlace, run_in_place
+from support.in_place import InPlace, run_in_place
 from support.operations import CLASSES, ROWS, WAITS_FOR_NOTHING, Row, World, interruption
 
 import jetspark
@@ -169,7 +169,7 @@ async def _check_nothing_is_left(world: World, row: Row, baseline: Counter[str])
         if world.is_blocking and may_leave and set(left) <= may_leave | MAY_STAY_WITH:
             baseline |= _left(world)  # it stays, for all the runs that follow
             return
-        assert time.monotonic() < deadline, f"left behind: {left}"
+        assert time.monotonic() < deadline, f"left behind after {world.interrupted_in}: {left}"
         await world.sleep(0.02)
 
 

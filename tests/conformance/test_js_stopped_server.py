@@ -356,6 +356,7 @@ async def test_no_call_outlasts_its_time_out_on_a_server_that_does_not_answer(
         assert "\n".join(complaint for complaint in complaints if complaint) == ""
 
 
+@pytest.mark.slow
 @on_both_drivers
 async def test_no_call_believes_an_answer_before_tls(
     driver: Driver, own: NatsServer, certificates: Certificates, tmp_path: Path

@@ -27,11 +27,23 @@ from jetspark.aio.pull import Messages
 from jetspark.aio.push import PushMessages
 from jetspark.server import NatsCluster, NatsServer
 from support.certificates import Certificates
-from support.cluster import leader, leading_node
+from support.cluster import leader
 from support.drivers import Driver
 from support.impostor import Impostor
 
-__all__ = ["PAYLOAD", "ROWS", "TIMEOUT_S", "Condition", "CutOff", "Ended", "Full", "Impersonated", "Row", "Stall"]
+__all__ = [
+    "BUCKET",
+    "PAYLOAD",
+    "ROWS",
+    "TIMEOUT_S",
+    "Condition",
+    "CutOff",
+    "Ended",
+    "Full",
+    "Impersonated",
+    "Row",
+    "Stall",
+]
 __all__ += ["Stopped", "documented", "make_streams", "row", "run_rows"]
 
 TIMEOUT_S = 0.5
@@ -85,8 +97,9 @@ class Stall:
         self.subject = f"stall.{name}"
         self.is_blocking = run.driver.name == "blocking"
         self.answers_pings = run.condition.answers_pings
-        self.loses_sessions = run.condition.loses_sessions
+        self.loses_messages = run.condition.loses_messages
         self.keeps_batches = run.condition.keeps_batches
+        self.replicas = run.condition.replicas
 
     async def stalled(self, call: Callable[[], Awaitable[Any]], *, waits: bool = False) -> Ended:
         """Run it under the condition; returns when that is over.
@@ -124,6 +137,11 @@ class Stall:
             return [each.data async for each in stream.get_messages(subject=self.subject)]
 
         return await self.tried(look)
+
+    async def led(self, of: Any) -> None:
+        """Have the server that the condition is about lead this stream or consumer."""
+        if self.replicas > 1:
+            await _led_by(of, self._run.condition.node)
 
     async def tried(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Try again as long as there is no leader, or no room."""
@@ -168,15 +186,19 @@ class _Run:
         self._connections.append(stall.nc)
         self._ready += 1
         if self._ready == self._rows:
-            await self.condition.begin(self._connections)
-            self._begun.set()
+            try:
+                await self.condition.begin(self._connections)
+            finally:
+                self._begun.set()
         await self._begun.wait()
 
     async def ends(self) -> None:
         self._over += 1
         if self._over == self._rows:
-            await self.condition.end()
-            self._ended.set()
+            try:
+                await self.condition.end()
+            finally:
+                self._ended.set()
         await self._ended.wait()
 
     async def give_up(self, stall: Stall) -> None:
@@ -201,7 +223,7 @@ async def run_rows(driver: Driver, names: list[str], condition: Condition) -> No
         finally:
             await whole.give_up(stall)
             with contextlib.suppress(JetSparkError):
-                await nc.close(10)
+                await nc.close(2)
 
     async with condition:
         results = await asyncio.gather(*map(run, names), return_exceptions=True)
@@ -210,9 +232,9 @@ async def run_rows(driver: Driver, names: list[str], condition: Condition) -> No
         pytest.fail("\n".join(errors), pytrace=False)
 
 
-async def make_streams(url: str, replicas: int = 1, at: str | None = None) -> None:
-    """What the rows need, new; led by the node ``at``."""
-    async with jetspark.connect(url) as nc:
+async def make_streams(condition: Condition, url: str | None = None) -> None:
+    """What the rows need, new; on another server than the condition's, if ``url`` says so."""
+    async with jetspark.connect(url or condition.url) as nc:
         js = nc.jetstream(timeout=20)
         async for name in js.stream_names():
             await js.delete_stream(name)
@@ -220,25 +242,26 @@ async def make_streams(url: str, replicas: int = 1, at: str | None = None) -> No
             name="STALL",
             subjects=["stall.>"],
             storage="memory",
-            replicas=replicas,
+            replicas=condition.replicas,
             allow_atomic=True,
             allow_batched=True,
             allow_direct=True,
         )
-        kv = KVConfig(bucket=BUCKET, storage="memory", replicas=replicas, allow_atomic=True)
-        objects = ObjectStoreConfig(bucket=BUCKET, storage="memory", replicas=replicas)
+        kv = KVConfig(bucket=BUCKET, storage="memory", replicas=condition.replicas, allow_atomic=True)
+        objects = ObjectStoreConfig(bucket=BUCKET, storage="memory", replicas=condition.replicas)
         await js.create_stream(stall)
         await js.create_kv(kv)
         await js.create_object_store(objects)
-        if at is not None:
-            await asyncio.gather(*(_led_by(await js.stream(name), at) for name in ("STALL", "KV_stall", "OBJ_stall")))
+        if condition.replicas > 1:
+            for name in ("STALL", f"KV_{BUCKET}", f"OBJ_{BUCKET}"):
+                await _led_by(await js.stream(name), condition.node)
 
 
-async def _led_by(stream: jetspark.Stream, node: str) -> None:
+async def _led_by(of: Any, node: str) -> None:
     async with asyncio.timeout(60):
-        while await leader(stream) != node:
+        while await leader(of) != node:
             with contextlib.suppress(jetspark.ServerError, jetspark.RequestTimeout):
-                await stream.step_down(Placement(preferred=node))
+                await of.step_down(Placement(preferred=node))
             await asyncio.sleep(0.1)
 
 
@@ -249,15 +272,26 @@ class Condition:
     """What is wrong with the server between :meth:`begin` and :meth:`end`; entered once for all rows."""
 
     answers_pings = False
-    loses_sessions = False
-    """Whether what was sent and not confirmed is lost with the connection."""
+    loses_messages = False
+    """Whether a message that nobody acknowledged may be lost."""
     keeps_batches = True
     """Whether an atomic batch that was begun can go on afterwards."""
+    replicas = 1
+    """Of all streams."""
     options: dict[str, Any] = {}  # noqa: RUF012
     """Of all connections."""
 
     def __init__(self, server: NatsServer) -> None:
         self._server = server
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def node(self) -> str:
+        assert self._server.config.server_name is not None
+        return self._server.config.server_name
 
     async def __aenter__(self) -> Condition:
         return self
@@ -321,6 +355,8 @@ class CutOff(Condition):
     """The leader is cut off from the others until they have another one, while clients still reach it."""
 
     answers_pings = True
+    replicas = 3
+    loses_messages = True
     keeps_batches = False  # only its leader has what is not committed
 
     def __init__(self, cluster: NatsCluster, node: NatsServer) -> None:
@@ -335,21 +371,17 @@ class CutOff(Condition):
         if not self._is_cut:
             return
         self._is_cut = False
-        others = [node for node in self._cluster.nodes if node is not self._server]
         try:
-            async with jetspark.connect(others[0].url) as nc, asyncio.timeout(60):
-                stream = await nc.jetstream(timeout=20).stream("STALL")
-                while await leading_node(self._cluster, stream) not in others:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+            await asyncio.to_thread(self._cluster.wait_until_ready)  # without it
         finally:
             await asyncio.to_thread(self._cluster.heal, self._index)
-            await asyncio.to_thread(self._cluster.wait_until_ready)
+        await asyncio.to_thread(self._cluster.wait_until_ready)
 
 
 class Impersonated(Condition):
     """A peer without a certificate has taken the server's place, and answers everything before TLS."""
 
-    loses_sessions = True
+    loses_messages = True
     keeps_batches = False
 
     def __init__(self, server: NatsServer, accomplice: NatsServer, certificates: Certificates) -> None:
@@ -359,8 +391,8 @@ class Impersonated(Condition):
         self._stack = contextlib.AsyncExitStack()
         self.options = {
             "tls": jetspark.TLSConfig(ca_file=certificates.ca_file),
-            "reconnect_wait_s": 0.02,
-            "reconnect_wait_max_s": 0.05,
+            "reconnect_wait_s": 0.05,
+            "reconnect_wait_max_s": 0.2,
         }
 
     async def __aexit__(self, *exc_info: Any) -> None:

@@ -791,13 +791,41 @@ def test_a_consumer_is_looked_up_and_deleted_by_name() -> None:
         _ask(API.delete_consumer("S", "c"), NO_CONSUMER)
 
 
+PAUSED = {"type": "io.nats.jetstream.api.v1.consumer_pause_response", "paused": True, "pause_until": STAMP}
+
+
 def test_a_consumer_is_paused_until_a_time_and_resumed_without_one() -> None:
-    reply = {"type": "io.nats.jetstream.api.v1.consumer_pause_response", "paused": True, "pause_until": STAMP}
-    until = datetime.datetime(2099, 1, 1, tzinfo=UTC)
-    assert _ask(API.pause_consumer("S", "c", until), reply).requests == [
-        ("$JS.API.CONSUMER.PAUSE.S.c", {"pause_until": "2099-01-01T00:00:00Z"})
-    ]
-    assert _ask(API.pause_consumer("S", "c", None), reply).requests == [("$JS.API.CONSUMER.PAUSE.S.c", None)]
+    until = datetime.datetime(2099, 1, 1)  # taken for UTC
+    info = ("$JS.API.CONSUMER.INFO.S.c", None)
+    done = _ask(API.pause_consumer("S", "c", until, 1.0), PAUSED, _consumer(pause_until="2099-01-01T00:00:00Z"))
+    assert done.requests == [("$JS.API.CONSUMER.PAUSE.S.c", {"pause_until": "2099-01-01T00:00:00Z"}), info]
+    done = _ask(API.pause_consumer("S", "c", None, 1.0), PAUSED, _consumer())
+    assert done.requests == [("$JS.API.CONSUMER.PAUSE.S.c", None), info]
+
+
+def test_a_pause_that_was_only_proposed_is_waited_for() -> None:
+    operation = API.pause_consumer("S", "c", datetime.datetime(2099, 1, 1, tzinfo=UTC), 1.0)
+    next(operation)
+    assert isinstance(operation.send(_message(PAUSED)), Request)
+    assert isinstance(operation.send(_message(_consumer())), Pause)
+    assert isinstance(operation.send(_message(b"")), Request)
+    with pytest.raises(StopIteration):
+        operation.send(_message(_consumer(pause_until="2099-01-01T00:00:00Z")))
+
+
+def test_a_pause_that_never_comes_about_ends_in_time() -> None:
+    operation = API.pause_consumer("S", "c", datetime.datetime(2099, 1, 1, tzinfo=UTC), 1.0)
+    waits_s: list[float] = []
+
+    def converse() -> None:
+        step = next(operation)
+        while sum(waits_s) < 10:
+            waits_s.append(step.seconds if isinstance(step, Pause) else 0.0)
+            step = operation.send(_message(_consumer()))
+
+    with pytest.raises(RequestTimeout, match=r"pause of consumer 'c' of stream 'S': no answer within 1 s"):
+        converse()
+    assert sum(waits_s) == pytest.approx(1.0)
 
 
 def test_a_consumer_is_reset_to_a_sequence_or_to_its_start() -> None:
@@ -831,8 +859,8 @@ WITH_BAD_NAMES: list[Callable[[], Operation[Any]]] = [
     lambda: API.consumer_info("S", BAD),
     lambda: API.delete_consumer(BAD, "c"),
     lambda: API.delete_consumer("S", BAD),
-    lambda: API.pause_consumer(BAD, "c", None),
-    lambda: API.pause_consumer("S", BAD, None),
+    lambda: API.pause_consumer(BAD, "c", None, 1.0),
+    lambda: API.pause_consumer("S", BAD, None, 1.0),
     lambda: API.reset_consumer(BAD, "c", None),
     lambda: API.reset_consumer("S", BAD, None),
     lambda: API.unpin_consumer(BAD, "c", "g"),
@@ -871,7 +899,7 @@ OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
     "update_consumer": lambda: API.update_consumer("S", ConsumerConfig(name="c")),
     "consumer_info": lambda: API.consumer_info("S", "c"),
     "delete_consumer": lambda: API.delete_consumer("S", "c"),
-    "pause_consumer": lambda: API.pause_consumer("S", "c", None),
+    "pause_consumer": lambda: API.pause_consumer("S", "c", None, 1.0),
     "reset_consumer": lambda: API.reset_consumer("S", "c", None),
     "unpin_consumer": lambda: API.unpin_consumer("S", "c", "g"),
     "step_down_consumer": lambda: API.step_down_consumer("S", "c"),

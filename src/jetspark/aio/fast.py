@@ -468,6 +468,10 @@ class FastPublisher(_Paced, FastPublisherBase):
 
         When this raises because one of them cannot be sent, those before it are accepted, as ``accepted`` tells; the
         iterable may have been read up to 500 messages further.
+
+        Raises:
+            BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
         if isinstance(items, AsyncIterable):
             async for item in items:

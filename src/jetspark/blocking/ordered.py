@@ -117,7 +117,10 @@ class Reading:
     def close(self) -> None:
         if self._on_event in self._client._listeners:
             self._client._listeners.remove(self._on_event)
-        self._drop()
+        try:
+            self._drop()
+        finally:  # An interrupt can be in the way of one of them; when the first is done, the second has nothing to do.
+            self._drop()
 
     def _patience(self) -> Patience:
         is_bounded = self._listing or not self._reader.has_begun
@@ -176,10 +179,11 @@ class Reading:
 
     def _drop(self) -> None:
         """Give the present consumer up; the server would forget it by itself, only later."""
-        subscription, self._subscription = self._subscription, None
+        subscription = self._subscription
         if subscription is None or self._client.is_closed:
             return
         subscription.unsubscribe()
+        self._subscription = None  # not before: interrupted, it is done again
         if self._client.is_connected:
             try:
                 operation = self._js._api.delete_consumer(self._stream_name, self._consumer)

@@ -52,6 +52,9 @@ T = TypeVar("T")
 LEADERLESS_RETRIES = 3
 LEADERLESS_WAIT_S = 0.25
 
+# Between two looks whether what a cluster was asked for is so; it takes milliseconds.
+APPLIED_PAUSE_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -345,10 +348,24 @@ class Api:
     def delete_consumer(self, stream: str, name: str) -> Operation[None]:
         yield from self._ask_consumer("DELETE", stream, name)
 
-    def pause_consumer(self, stream: str, name: str, until: datetime.datetime | None) -> Operation[None]:
+    def pause_consumer(
+        self, stream: str, name: str, until: datetime.datetime | None, timeout_s: float
+    ) -> Operation[None]:
+        """Pause until then, or go on; done when the consumer itself says so.
+
+        Raises:
+            RequestTimeout: It did not within ``timeout_s``.
+        """
         yield from self.require(features.CONSUMER_PAUSE)
-        body = {"pause_until": wire.time_text(until)} if until is not None else {}
-        yield from self._ask_consumer("PAUSE", stream, name, body)
+        text = wire.time_text(until) if until is not None else None
+        yield from self._ask_consumer("PAUSE", stream, name, {"pause_until": text} if text is not None else {})
+        # In a cluster the answer only says that it was proposed: one that the others never hear of is lost (2.15.1).
+        expected, waited_s = wire.parse_time(text) if text is not None else None, 0.0
+        while (yield from self.consumer_info(stream, name)).config.pause_until != expected:
+            if waited_s >= timeout_s:
+                raise RequestTimeout(f"pause of consumer {name!r} of stream {stream!r}", timeout_s)
+            yield Pause(APPLIED_PAUSE_S)
+            waited_s += APPLIED_PAUSE_S
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
         yield from self.require(features.CONSUMER_RESET)
