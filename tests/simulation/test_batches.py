@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.atomic import AtomicRun, FrontWithApi
+from simulation.api import FrontWithApi
+from simulation.atomic import AtomicRun, Crossing, Saboteur
 from simulation.checkers import (
     LeftIsAccountedFor,
     MemoryIsBounded,
@@ -54,7 +55,9 @@ SEEDS_IN_A_BLOCK = {
     "endless_behind_a_leader_that_is_cut_off": 100,
     "endless_that_is_left": 130,
     "all_kinds_at_once": 80,
-    "atomic_batches": 400,
+    "atomic_batches": 200,
+    "atomic_batches_while_leaders_move": 40,
+    "an_atomic_batch_across_a_partition": 150,
 }
 
 # Longer than the batches' keep-alive (3 s); and longer than the server's patience with idle batches (10 s).
@@ -69,6 +72,8 @@ def some_plan(die: random.Random, *, is_replicated: bool) -> FaultPlan:
     kinds = ["cut", "cut", "cut all", "refuse", "kill"]
     if is_replicated:
         kinds = [*kinds, "leader", "leader", "leader"] if die.random() < 0.7 else ["leader"]
+        if die.random() < 0.5:
+            kinds += ["partition", "partition", "slow"]
     return FaultPlan(
         kinds=kinds,  # type: ignore[arg-type]
         every_s=die.choice([0.3, 1.0, 3.0, 1000.0]),
@@ -88,6 +93,7 @@ def some_world(seed: int) -> World:
         front=FrontWithApi,
         limits=BatchLimits(max_fast_inflight_per_stream=die.choice([1000, 1000, 1000, 2])),
     )
+    world.front.seed = seed  # type: ignore[attr-defined]
     SentOnce(world)
     return world
 
@@ -206,6 +212,48 @@ def atomic_batches(world: World) -> None:
         some_bad(run, 0.01, 0.1)
 
 
+def moving_world(seed: int) -> World:
+    """Replicated, and leaders change, are slow or alone; see :class:`Saboteur`."""
+    die = random.Random(f"plan {seed}")
+    plan = FaultPlan(
+        kinds=("cut", "leader", "slow", "partition"),
+        every_s=die.choice([1.0, 3.0, 1000.0]),
+        for_s=25.0,
+        outage_s=die.choice([(0.05, 2.0), (1.0, 6.0)]),
+    )
+    delay_s = die.choice([(0.0001, 0.001), (0.001, 0.02)])
+    world = World(seed, plan=plan, replicas=3, front=FrontWithApi, delay_s=delay_s)
+    world.front.seed = seed  # type: ignore[attr-defined]
+    world.faults.over_at = max(world.faults.over_at, world.clock.now + 30.0)
+    return world
+
+
+def atomic_batches_while_leaders_move(world: World, machine: type[AtomicMachine] = AtomicMachine) -> None:
+    die = world.die
+    Saboteur(world, at_commits=0.5, at_questions=die.choice([0.0, 0.02, 0.1]))
+    for number in range(die.choice([1, 2])):
+        bursts = [Burst(die.choice([0.0, 0.05, 0.5]), die.choice([1, 2, 3, 8])) for _ in range(12)]
+        AtomicRun(world, f"atomic{number}", bursts, machine=machine)
+
+
+def parted_world(seed: int) -> World:
+    """Replicated, parted, and in other ways undisturbed; see :class:`Crossing`."""
+    world = World(seed, replicas=3, front=FrontWithApi, delay_s=(0.0001, 0.001))
+    world.front.seed = seed  # type: ignore[attr-defined]
+    world.faults.over_at = world.clock.now + 30.0
+    return world
+
+
+def an_atomic_batch_across_a_partition(world: World, machine: type[AtomicMachine] = AtomicMachine) -> None:
+    Crossing(world)
+    AtomicRun(world, "atomic0", [Burst(0.5, world.die.choice([1, 2, 5]))], machine=machine)
+
+
+WORLDS: dict[str, Callable[[int], World]] = {
+    "atomic_batches_while_leaders_move": moving_world,
+    "an_atomic_batch_across_a_partition": parted_world,
+}
+
 WORKLOADS: list[Callable[[World], None]] = [
     batches_in_mode_ok,
     batches_in_mode_fail,
@@ -215,12 +263,14 @@ WORKLOADS: list[Callable[[World], None]] = [
     endless_that_is_left,
     all_kinds_at_once,
     atomic_batches,
+    atomic_batches_while_leaders_move,
+    an_atomic_batch_across_a_partition,
 ]
 
 
-def simulate(seed: int, workload: Callable[[World], None]) -> World:
+def simulate(seed: int, workload: Callable[[World], None], make: Callable[[int], World] | None = None) -> World:
     """One course of events, judged."""
-    world = some_world(seed)
+    world = (make or WORLDS.get(workload.__name__, some_world))(seed)
     try:
         workload(world)
         world.run()
