@@ -6,6 +6,7 @@ import os
 from itertools import chain, zip_longest
 
 import pytest
+from support import seeds
 
 # Files are handed out one at a time to as many processes as there are cores. The long ones come first, so that none is
 # begun when there is nothing left to do beside it. Those that keep the processors busy, as Spark does, take turns with
@@ -20,6 +21,19 @@ os.environ.setdefault(
     "JDK_JAVA_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 )
+
+
+def pytest_report_header() -> str:
+    return seeds.header()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.verbosity < 0:  # then there was no header
+        terminalreporter.write_line(seeds.header())
+
+
+def pytest_configure() -> None:
+    seeds.draw()  # before processes are started, which have to draw the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

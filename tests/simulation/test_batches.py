@@ -1,14 +1,13 @@
 """Batches in a failing world: thousands of courses of events, each of them a seed.
 
-A block runs many seeds of one workload. When one fails, its seed is printed with what happened in it, and running that
-seed alone makes the very same happen again::
+A block runs many seeds of one workload, of those that :mod:`support.seeds` knows. When one fails, its seed is printed
+with what happened in it, and running that seed alone makes the very same happen again::
 
     JETSPARK_SEED=1234 .venv/bin/python -m pytest tests/simulation/test_batches.py -k endless_with_ids
 """
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -32,6 +31,7 @@ from simulation.checkers import (
     fast_checkers,
 )
 from simulation.world import STREAM, BatchRun, Burst, EndlessRun, Run, World, some_bursts
+from support import seeds
 
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import BatchInDoubt
@@ -46,6 +46,7 @@ from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan
 
 BLOCKS = 5
+FRESH_SEEDS = 10
 # By what a seed of each workload costs, so that a block takes two or three seconds.
 SEEDS_IN_A_BLOCK = {
     "batches_in_mode_ok": 500,
@@ -277,7 +278,7 @@ def simulate(seed: int, workload: Callable[[World], None], make: Callable[[int],
     except Exception as problem:
         problem.add_note("\n".join(world.trace()))
         problem.add_note(
-            f"seed {seed}, commit {_commit()}; again: JETSPARK_SEED={seed} .venv/bin/python -m pytest "
+            f"seed {seed}, commit {_commit()}; again: {seeds.again(seed)} .venv/bin/python -m pytest "
             f"tests/simulation/test_batches.py -k {workload.__name__}"
         )
         raise
@@ -294,13 +295,14 @@ def _commit() -> str:
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_guarantees_hold_whatever_happens(workload: Callable[[World], None], block: int) -> None:
-    wanted = os.environ.get("JETSPARK_SEED")
-    if wanted is not None:
-        if block == 0:
-            simulate(int(wanted), workload)
-        return
-    count = SEEDS_IN_A_BLOCK[workload.__name__]
-    for seed in range(block * count, (block + 1) * count):
+    count, given = SEEDS_IN_A_BLOCK[workload.__name__], seeds.given()
+    for seed in range(block * count, (block + 1) * count) if given is None else given if block == 0 else ():
+        simulate(seed, workload)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_guarantees_hold_for_seeds_nobody_has_tried(workload: Callable[[World], None]) -> None:
+    for seed in seeds.fresh(FRESH_SEEDS):
         simulate(seed, workload)
 
 
