@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from simulation.checkers import Violation
+from simulation.checkers import Judge, Violation
 from simulation.world import STREAM, Burst, Run, World
 
 from jetspark.core.message import CoreMessage
@@ -251,12 +251,15 @@ class Crossing:
         self._starts_over_there = die.random() < 0.7
         self._apply_s = die.choice([0.0, 4.0, 8.0, 12.0])
         self._questions = 0
-        self._moves_at = die.choice([1, 1, 2, 3, 4, 5, 6, 7, 8])
+        self._moves_at = die.choice([1, 2, 3, 4, 5, 6, 7, 8, 1000, 1000, 1000, 1000])
         self._joins = die.random() < 0.5
         self._is_committed = False
         world.front.watchers.append(self.on_published)
         world.network.partition(STREAM, 20.0, without_s=0.01)
-        world.front.next_node = (world.front.parted_node + 1) % NODES
+        if die.random() < 0.3:
+            # The next leader is cut off before it has heard from the first one.
+            world.clock.after(0.3, partial(world.network.partition, STREAM, 20.0, without_s=0.01))
+        world.front.next_node = NODES - 1  # never the one that is cut off
 
     def on_published(self, message: Published) -> None:
         world, headers = self._world, message.headers or {}
@@ -281,11 +284,8 @@ class Crossing:
         front.next_node = (front.parted_node + 1) % NODES if here else front.parted_node
 
 
-class AllOrNothing:
+class AllOrNothing(Judge):
     """A batch is stored as a whole, in one piece and in order, or not at all; and as its outcome says, for ever."""
-
-    def look(self, world: World, run: Run) -> None:
-        """Nothing to see before the end."""
 
     def finish(self, world: World, run: Run) -> None:
         assert isinstance(run, AtomicRun)

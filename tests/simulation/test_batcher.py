@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -191,9 +191,10 @@ async def course(
         accepted = len(story.accepted)
         try:
             await batcher.flush(timeout=die.choice([None, 0.01, 1.0]))
-            assert set(story.accepted[:accepted]) <= set(story.passed), "flush returned too early"
         except BatcherTimeout:
             pass
+        else:
+            check_flushed(story, accepted)
     if die.random() < 0.5:
         await asyncio.sleep(die.choice([0, 0.01, 0.1, 1.0]))
     else:
@@ -205,6 +206,10 @@ async def course(
     loop.on_step = lambda: None
     tell(batcher, story, slots)
     return story
+
+
+def check_flushed(story: Story, accepted: int) -> None:
+    assert set(story.accepted[:accepted]) <= set(story.passed), "flush returned too early"
 
 
 async def end(batcher: Batcher[Item], story: Story, timeout: float | None) -> None:
@@ -243,6 +248,8 @@ def tell(batcher: Batcher[Item], story: Story, slots: int) -> None:
             assert item not in story.written or isinstance(error, FlushTimeout | DroppedOnShutdown)
         story.outcomes["acked" if error is None else type(error).__name__] += 1
 
+
+CHECKERS: list[Callable[..., object]] = [check, check_flushed, end, tell]
 
 TEMPERS = {
     "quick": ["quick", "quick", "yielding", "slow"],
