@@ -142,7 +142,7 @@ class PingsWithoutMeasure(FastMachine):
 
     def ping(self, now: float) -> None:
         super().ping(now)
-        if not self.is_ended:
+        if self.inbox is not None and not self._machine.is_closed:
             frame = self._frame((self._first_subject, b"x" * 700_000), self.sent, Operation.PING)
             self._machine.publish_frames([frame] * 2, is_urgent=True)
 
