@@ -43,7 +43,9 @@ def require(condition: object, run: Run, claim: str, *facts: Any) -> None:
         raise Violation(f"{run.name}: {claim}: {', '.join(map(str, facts))}; {run.describe()}")
 
 
-class _Checker:
+class Judge:
+    """What all checkers are; each has a planted bug in ``test_planted.py`` that it finds."""
+
     def look(self, world: World, run: Run) -> None:
         """Nothing to see before the end."""
 
@@ -54,7 +56,7 @@ class _Checker:
 # ---- one batch -------------------------------------------------------------------------------------------------------
 
 
-class AcknowledgedIsStored(_Checker):
+class AcknowledgedIsStored(Judge):
     """Mode fail: all up to ``acknowledged`` is in the stream at that moment, and it never goes back."""
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class AcknowledgedIsStored(_Checker):
         self._acknowledged = acknowledged
 
 
-class StoredIsAPrefix(_Checker):
+class StoredIsAPrefix(Judge):
     """Mode fail: what is stored are the first messages, once each, in order, and as many as the machine says."""
 
     def finish(self, world: World, run: Run) -> None:
@@ -97,7 +99,7 @@ class StoredIsAPrefix(_Checker):
                 require(False, run, "an unexpected end", repr(failure))
 
 
-class MissingIsReported(_Checker):
+class MissingIsReported(Judge):
     """Mode ok: each message is stored, or reported once as lost or refused, or in doubt.
 
     Reported is what the server said and the client heard, no more and no less, and callbacks get it once. In doubt is
@@ -146,7 +148,7 @@ def _doubled(numbers: list[int]) -> list[int]:
     return sorted(number for number, count in Counter(numbers).items() if count > 1)
 
 
-class KeepsPace(_Checker):
+class KeepsPace(Judge):
     """No message is sent that the server, by what was heard of it, had not made room for; the end needs no room.
 
     Of those that it has not, as many are kept as one acknowledgement is for.
@@ -170,7 +172,7 @@ class KeepsPace(_Checker):
             require(batch.sequence <= self._kept, run, "kept more than may come early", self._kept)
 
 
-class NoStall(_Checker):
+class NoStall(Judge):
     """While there is something to wait for, something happens within the timeout; at the latest, the batch ends."""
 
     def __init__(self) -> None:
@@ -204,7 +206,7 @@ class NoStall(_Checker):
 # ---- endless publishing ----------------------------------------------------------------------------------------------
 
 
-class PublishedIsStored(_Checker):
+class PublishedIsStored(Judge):
     """All up to ``published`` is in the stream at that moment, or was handed back; it never goes back."""
 
     def __init__(self) -> None:
@@ -223,7 +225,7 @@ class PublishedIsStored(_Checker):
         self._published = published
 
 
-class EverythingArrives(_Checker):
+class EverythingArrives(Judge):
     """In the end all is stored, in order; the first time, at least, and with message ids that is all there is."""
 
     def finish(self, world: World, run: Run) -> None:
@@ -248,7 +250,7 @@ class EverythingArrives(_Checker):
         require(firsts == wanted, run, "lost", sorted(set(wanted) - set(firsts)))
 
 
-class LeftIsAccountedFor(_Checker):
+class LeftIsAccountedFor(Judge):
     """Of a publisher that was left, what is missing is in ``unpublished()``, which does not change any more."""
 
     def __init__(self) -> None:
@@ -272,7 +274,7 @@ class LeftIsAccountedFor(_Checker):
         require(missing <= left, run, "left and forgotten", sorted(missing - left))
 
 
-class MemoryIsBounded(_Checker):
+class MemoryIsBounded(Judge):
     """No more is kept than was agreed, by the publisher and by the connection."""
 
     def look(self, world: World, run: Run) -> None:
@@ -297,7 +299,7 @@ class MemoryIsBounded(_Checker):
 # ---- at the server's door --------------------------------------------------------------------------------------------
 
 
-class SentOnce:
+class SentOnce(Judge):
     """Watches the front: a sequence of a batch arrives once."""
 
     def __init__(self, world: World) -> None:

@@ -154,6 +154,8 @@ class Run:
         self.disconnections = 0
         self.has_own_ids = False
         """Every message has an id of the caller's."""
+        self.has_headers = False
+        """Every third message has a header of the caller's."""
         self.bad: dict[int, str] = {}
         """Numbers of messages the stream will refuse, and why."""
         self._timer: Timer | None = None
@@ -187,6 +189,8 @@ class Run:
                 headers = {"Nats-Expected-Last-Sequence": "999999999"}
                 return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding), headers
         data = b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+        if self.has_headers and number % 3 == 0:
+            return subject, data, {"Unit": "GiB"}
         return (subject, data, {"Nats-Msg-Id": f"own-{self.name}-{number}"}) if self.has_own_ids else (subject, data)
 
     # ---- what drives it ----------------------------------------------------------------------------------------
@@ -437,12 +441,16 @@ class EndlessRun(Run):
     ) -> None:
         super().__init__(world, name, bursts)
         self.options = options
-        self.paced = self.endless = machine(self.link.machine, self.wake, options, now=self.clock.now)
+        self.set_machine(machine)
         self.refused: dict[int, str] = {}
         # With little room every message may be a batch of its own: two round trips, and a keep-alive before its end.
         self.settles_within_s = Run.settles_within_s + 1.0 * self.total
         self._flushes_every, self._accepts_one_by_one = flushes_every, accepts_one_by_one
         self.has_left = False
+
+    def set_machine(self, machine: type[FastPublisherMachine]) -> None:
+        """Begin with a machine of this kind, and with the present options."""
+        self.paced = self.endless = machine(self.link.machine, self.wake, self.options, now=self.clock.now)
 
     def leave_after(self, seconds: float) -> None:
         """Go before the end, without waiting for anything."""
