@@ -426,6 +426,23 @@ def test_bytes_bound_a_flow() -> None:
         flow.step(0.6, 1)
 
 
+def test_a_flow_believes_what_a_status_says_is_undelivered_and_asks_for_that_only() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=10))
+    first = asked(flow.step(0.0, 1))
+    machine.absorb([message(number) for number in range(6)], 0.1)
+    assert flow.step(0.1, 1) == 5
+    machine.buffer.clear()
+    second = asked(flow.step(0.1, 1))
+    assert (body(first)["batch"], body(second)["batch"], machine.owed) == (10, 6, 10)
+    machine.absorb([status(first, "408 Request Timeout", 4)], 30.0)
+    assert (machine.owed, machine.outstanding) == (6, 1)
+    assert isinstance(flow.step(30.0, 1), Wait)
+    machine.absorb([message(number) for number in range(2)], 30.1)
+    machine.buffer.clear()
+    assert body(flow.step(30.1, 1))["batch"] == 6
+
+
 def test_release_tells_what_to_give_back() -> None:
     machine = puller()
     asked(Flow(machine, PullLimits()).step(0.0, 1))
@@ -577,3 +594,27 @@ def test_nobody_ever_waits_for_nothing(is_flow: bool, events: list[tuple[str, An
         now = max(now, wait.until)
         machine.on_time(now)
     raise AssertionError("no request ever came")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 5)), max_size=60), st.integers(1, 50))
+def test_a_flow_never_has_more_than_its_window_asked_for_and_buffered(
+    events: list[tuple[bool, int, int]], window: int
+) -> None:
+    """With a server that says how much an ended request leaves undelivered."""
+    machine = puller()
+    server = _Server()
+    flow = Flow(machine, PullLimits(max_messages=window))
+    for is_end, count, which in events:
+        while not isinstance(step := flow.step(0.0, 1), Wait):
+            if isinstance(step, Ask):
+                server.accept(step)
+            else:
+                for _ in range(step):
+                    machine.buffer.popleft()
+            assert sum(server.waiting.values()) + len(machine.buffer) <= window
+        reply = list(server.waiting)[which % len(server.waiting)]
+        if is_end:
+            machine.absorb([status(Ask(reply, b""), "408 Request Timeout", server.waiting.pop(reply))], 0.0)
+        else:
+            machine.absorb(server.deliver(reply, count), 0.0)
