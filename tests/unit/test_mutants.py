@@ -30,6 +30,9 @@ def changes(source: str) -> list[tuple[str, str]]:
         ("x = True", [("x = True", "pass"), ("True", "False")]),
         ("def f(): return x", [("return x", "return None")]),
         ("raise ValueError(1)", []),
+        ("__all__ = ['f', 1]", []),
+        ("T = TypeVar('T', bound=f(1))", []),
+        ("Mode = Literal['a', 1]", []),
         ("@d(1)\ndef f(x: List[1]): pass", []),
     ],
 )

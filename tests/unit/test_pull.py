@@ -470,6 +470,85 @@ def test_a_pin_is_remembered_and_forgotten() -> None:
     assert "id" not in body(reader.step(1.2, 1))
 
 
+def test_priorities_and_limits_may_be_as_low_and_as_high_as_they_say() -> None:
+    for priority in (0, 9):
+        assert Priority(group="g", min_pending=1, min_ack_pending=1, priority=priority).priority == priority
+    limits = PullLimits(max_messages=1, max_bytes=1, expires_s=4.0, heartbeat_s=2.0)
+    assert (limits.max_bytes, limits.heartbeat_s) == (1, 2.0)
+    fetch(puller(), 1, max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_messages": 0}, {"max_bytes": 0}, {"expires_s": 0.0}, {"heartbeat_s": 0.0}, {"heartbeat_s": 15.01}],
+    ids=str,
+)
+def test_limits_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong)).removesuffix('_s')}="):
+        PullLimits(**wrong)
+
+
+@pytest.mark.parametrize(("timeout_s", "expires_ns"), [(0.2, 180_000_000), (0.4, 360_000_000), (4.0, 3_950_000_000)])
+def test_a_request_ends_a_tenth_before_a_short_fetch_and_a_moment_before_a_long_one(
+    timeout_s: float, expires_ns: int
+) -> None:
+    assert body(fetch(puller(), 1, timeout_s=timeout_s).step(0.0, 1))["expires"] == pytest.approx(expires_ns, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("expires_s", "heartbeat_ns"),
+    [(30.0, 5_000_000_000), (8.0, 2_000_000_000), (2.0, 500_000_000), (1.99, None)],
+)
+def test_a_request_that_is_not_short_has_four_heartbeats_or_one_in_five_seconds(
+    expires_s: float, heartbeat_ns: int | None
+) -> None:
+    flow = Flow(puller(), PullLimits(expires_s=expires_s))
+    assert body(flow.step(0.0, 1)).get("idle_heartbeat") == heartbeat_ns
+    own = Flow(puller(), PullLimits(expires_s=expires_s, heartbeat_s=0.25))
+    assert body(own.step(0.0, 1))["idle_heartbeat"] == 250_000_000
+
+
+@pytest.mark.parametrize(
+    "line", ["404 No Messages", "408 Request Timeout", "409 Batch Completed", "409 Message Size Exceeds MaxBytes"]
+)
+def test_an_answer_that_is_no_refusal_ends_the_pause_of_those_before(line: str) -> None:
+    machine = puller()
+    refused = asked(fetch(machine, 2, timeout_s=30).step(0.0, 1))
+    machine.absorb([status(refused, "409 Leadership Change")], 0.1)
+    assert machine.may_ask_at() > 0.1
+    machine.fetches.clear()
+    reader = fetch(machine, 2, now=0.2, timeout_s=30, no_wait=line.startswith("404"), max_bytes=1000)
+    ask = asked(reader.step(0.2, 1))
+    machine.absorb([status(ask, line, 1)], 0.21)
+    assert machine.may_ask_at() < 0
+    again = asked(fetch(machine, 2, now=0.3, timeout_s=30).step(0.3, 1))
+    machine.absorb([status(again, "409 Leadership Change")], 0.3)
+    assert machine.may_ask_at() == pytest.approx(0.3 + pull.PAUSE_S)  # the first again, not the second
+
+
+def test_a_message_ends_the_pause_too_and_pauses_grow_up_to_a_bound() -> None:
+    machine = puller()
+    pauses = []
+    for number in range(8):
+        now = 2.0 * number
+        machine.absorb([status(asked(fetch(machine, 2, now=now, timeout_s=5).step(now, 1)), "503")], now)
+        machine.fetches.clear()
+        pauses.append(round(machine.may_ask_at() - now, 3))
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert machine.is_unavailable
+    asked(fetch(machine, 2, now=100.0, timeout_s=5).step(100.0, 1))
+    machine.absorb([message(1)], 100.1)
+    assert (machine.may_ask_at() < 0, machine.is_unavailable) == (True, False)
+
+
+def test_one_message_is_worth_waking_a_flow_for() -> None:
+    machine = puller()
+    asked(Flow(machine, PullLimits()).step(0.0, 1))
+    assert not machine.wants_wake()
+    machine.absorb([message(1)], 0.1)
+    assert machine.wants_wake()
+
+
 def test_priorities_are_passed_on() -> None:
     machine = puller()
     options = Priority(group="g", min_pending=5, min_ack_pending=6, priority=7)
