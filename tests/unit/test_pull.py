@@ -365,6 +365,32 @@ def test_requests_end_with_their_session() -> None:
     assert isinstance(flow.step(5.0, 2), Wait)
 
 
+def test_a_fetch_and_a_flow_with_a_bound_of_bytes_ask_again_in_the_next_session() -> None:
+    machine = puller()
+    reader = fetch(machine, 3, timeout_s=30)
+    asked(reader.step(0.0, 1))
+    assert isinstance(reader.step(0.1, 1), Wait)
+    assert body(reader.step(0.2, 2))["batch"] == 3
+    assert (machine.owed, machine.outstanding) == (3, 1)
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=5, max_bytes=1000))
+    asked(flow.step(0.0, 1))
+    assert isinstance(flow.step(0.1, 1), Wait)
+    assert body(flow.step(0.2, 2))["batch"] == 5
+    assert (machine.owed, machine.outstanding) == (5, 1)
+
+
+def test_a_consumer_that_was_deleted_and_made_again_is_asked_anew() -> None:
+    machine = puller()
+    reader = fetch(machine, 3, timeout_s=30)
+    machine.absorb([status(asked(reader.step(0.0, 1)), "409 Consumer Deleted", 3)], 0.1)
+    assert (machine.wants_wake(), machine.owed, machine.outstanding) == (True, 0, 0)
+    with pytest.raises(ConsumerNotFound):
+        reader.step(0.1, 1)
+    reader.leave(is_cancelled=False)
+    assert body(fetch(machine, 2, now=0.2, timeout_s=30).step(0.2, 1))["batch"] == 2
+
+
 def test_nothing_is_asked_while_there_is_no_session() -> None:
     machine = puller()
     assert fetch(machine, 1, timeout_s=1.0).step(0.0, None) == Wait(1.0)
