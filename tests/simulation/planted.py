@@ -20,9 +20,11 @@ from jetspark.errors import BatchInDoubt
 from jetspark.jetstream.info import PubAck, StoredMessage
 from jetspark.jetstream.operations import Api
 from jetspark.jetstream.operations import Operation as Asking
+from jetspark.publish import atomic_resolve
 from jetspark.publish.atomic import AtomicMachine, Outcome
 from jetspark.publish.fast import FastMachine, Operation
 from jetspark.publish.fast_options import Refusal
+from jetspark.publish.fast_publisher import FastPublisherMachine
 from jetspark.publish.outgoing import Item
 
 # ---- fast batches ----------------------------------------------------------------------------------------------------
@@ -249,11 +251,11 @@ def resolving_by(**names: Any) -> Iterator[None]:
     """Another way to resolve, for as long as the block lasts."""
     with contextlib.ExitStack() as stack:
         for name, value in names.items():
-            stack.enter_context(mock.patch.object(resolving, name, value))
+            stack.enter_context(mock.patch.object(atomic_resolve, name, value))
         yield
 
 
-_is_settled = resolving._is_settled
+_is_settled = atomic_resolve._is_settled
 
 
 def settled_without_a_majority() -> contextlib.AbstractContextManager[None]:

@@ -886,6 +886,14 @@ def test_a_batch_that_may_still_be_on_its_way_as_a_whole_stays_in_doubt() -> Non
     bench.connect()
     with pytest.raises(BatchInDoubt, match="still be on its way"):
         bench.run(bench.batch.resolve(5.0), WRONG, info(), stored(5), NOT_FOUND)
+    # Where others wrote since, their messages are read first; then it is the same.
+    bench = in_doubt(size=1, first_arrived=False)
+    bench.connection.end("cut")
+    bench.connect()
+    answers = [stored(5), stored(30), stored(8), stored(30), NOT_FOUND]
+    with pytest.raises(BatchInDoubt, match="still be on its way"):
+        bench.run(bench.batch.resolve(5.0), WRONG, info(last=30), *answers)
+    assert bench.batch.outcome == "unknown"
     # On the session it was sent over it cannot be behind the question.
     bench = in_doubt(first_arrived=False)
     assert bench.run(bench.batch.resolve(5.0), WRONG, info(), stored(5), NOT_FOUND) == "not stored"

@@ -53,9 +53,9 @@ class Peer:
         self.connect()
         self.batch = FastMachine(self.connection, self, FastBatchOptions(**options))
 
-    def connect(self) -> None:
+    def connect(self, max_payload: int = 100_000) -> None:
         self.connection.begin(self.connection.pool.next()[0])
-        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":%d}\r\n' % max_payload)
         self.connection.login(None)
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
@@ -626,6 +626,33 @@ def test_a_session_that_is_gone_is_not_pinged_and_the_next_one_is() -> None:
     assert peer.sent() == [(4, 4)]
 
 
+@pytest.mark.parametrize("way", ["add", "add_many", "add_some"])
+def test_the_next_server_bounds_a_message_by_its_own_limit(way: str) -> None:
+    def add(size: int) -> None:
+        items: list[Item] = [("s.a", b"x" * size), ("s.a", b"x" * size, b"NATS/1.0\r\nA: 1\r\n\r\n")]
+        for item in items:
+            if way == "add":
+                batch.add(item, NOW)
+            elif way == "add_many":
+                batch.add_many([item], NOW)
+            else:
+                batch.add_some(iter([item]), NOW)
+
+    peer = Peer(timeout=30.0)
+    batch = peer.open(msgs=10)
+    add(1_000)
+    for limit in (500, 200_000):
+        peer.connection.end("cut")
+        peer.connect(limit)
+        batch.on_event(Reconnected("a"), NOW)
+        before = batch.sequence
+        with pytest.raises(PayloadTooLarge, match=str(limit)):
+            add(limit + 1)
+        assert batch.sequence == before
+        add(limit - 100)
+        assert batch.sequence == before + 2
+
+
 def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
     peer = Peer()
     batch = peer.open()
@@ -712,6 +739,7 @@ def test_a_gap_that_is_reported_twice_is_missing_once() -> None:
     peer.add(5)
     peer.say(gap(3, 5))
     peer.say(gap(3, 6))
+    assert (batch.gaps, batch.news) == ([range(3, 5), range(5, 6)], [range(3, 5), range(5, 6)])
     batch.end(NOW)
     peer.say(final(6))
     assert batch.stored == 3  # 1, 2 and 6
@@ -766,6 +794,25 @@ def test_an_end_of_the_batch_is_not_in_doubt() -> None:
     batch.end(NOW)
     batch.on_event(Disconnected("a", "cut", 3, 0, 3), NOW)
     assert batch.doubts == [range(1, 3)]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [[(3, 5)], [(3, 5), (3, 5)], [(2, 8)], [(4, 5), (3, 4)], [(3, 9), (2, 3)], [(6, 8), (2, 3), (6, 8)]],
+    ids=str,
+)
+def test_however_often_and_in_whatever_pieces_gaps_are_reported_each_message_is_missing_once(
+    again: list[tuple[int, int]],
+) -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(9)
+    for first_missing, received in [(3, 5), *again]:
+        peer.say(gap(first_missing, received))
+    missing = [sequence for each in batch.gaps for sequence in each]
+    assert sorted(missing) == sorted(set(missing))
+    assert set(missing) == {3, 4}.union(*(range(*each) for each in again))
+    assert [sequence for each in batch.news if isinstance(each, range) for sequence in each] == missing
 
 
 def test_a_lost_end_in_mode_ok_is_not_counted_as_stored() -> None:

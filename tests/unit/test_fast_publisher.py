@@ -493,6 +493,34 @@ def test_patience_ends_and_what_is_kept_stays_to_be_read() -> None:
     assert peer.endless.batch is None
 
 
+def test_patience_begins_anew_with_everything_that_is_stored_however_long_the_publisher_is_busy() -> None:
+    peer = Peer(patience_s=10.0, batch_timeout_s=100.0)
+    peer.accept(*range(1, 8))
+    peer.open(msgs=2)
+    for number in range(1, 5):  # it never has nothing to wait for
+        now = NOW + 6.0 * number
+        peer.say(ack(2 * number, 2), now=now)
+        peer.accept(6 + 2 * number, 7 + 2 * number, now=now)
+        peer.pump(now)
+        assert peer.endless.pending >= 5
+        peer.endless.on_time(now + 5.9)
+        assert peer.endless.failure is None
+    peer.endless.on_time(NOW + 34.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+
+
+def test_a_refused_message_is_progress_too() -> None:
+    peer = Peer(patience_s=10.0, batch_timeout_s=100.0, on_refused=lambda refused: None)
+    peer.accept(1, 2, 3)
+    peer.open()
+    peer.say(err(1), final(0), now=NOW + 6.0)
+    peer.pump(NOW + 6.0)
+    peer.endless.on_time(NOW + 15.9)
+    assert (peer.endless.published, peer.endless.failure) == (1, None)
+    peer.endless.on_time(NOW + 16.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+
+
 def test_patience_begins_with_something_to_wait_for() -> None:
     peer = Peer(patience_s=10.0)
     assert peer.endless.next_deadline() is None
