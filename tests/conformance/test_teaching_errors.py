@@ -13,6 +13,7 @@ from support.drivers import Driver, on_both_drivers
 
 import jetspark
 from jetspark import (
+    ConfigError,
     ConsumerConfig,
     ConsumerNotFound,
     InsufficientResources,
@@ -285,3 +286,45 @@ def test_a_connect_that_nobody_awaited_shows_the_line_that_works() -> None:
     with pytest.raises(jetspark.UsageError, match=line), connecting:
         pass
     assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
+
+
+# ---- a name is configuration enough ----------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_a_name_is_enough_to_create_something(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        name = f"NAMED_{driver.name}"
+        for create in (js.create_stream, js.create_or_update_stream):
+            stream = await create(name)
+            assert (stream.name, list(stream.cached_info.config.subjects)) == (name, [name])
+        for create in (js.create_kv, js.create_or_update_kv):
+            bucket = await create(name)
+            assert await bucket.put("key", b"value")
+        store = await js.create_object_store(name)
+        assert store.bucket == name
+
+
+@on_both_drivers
+async def test_a_configuration_of_another_kind_is_refused_by_name(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(f"KINDS_{driver.name}")
+        stream_config, kv_config = StreamConfig(name="S"), KVConfig(bucket="b")
+        for calls, expected in (
+            ([js.create_stream, js.create_or_update_stream], "a StreamConfig, or a name"),
+            ([js.update_stream], "a StreamConfig"),
+            ([js.create_kv, js.create_or_update_kv], "a KVConfig, or a name"),
+            ([js.create_object_store], "an ObjectStoreConfig, or a name"),
+            ([stream.create_consumer, stream.update_consumer, stream.create_or_update_consumer], "a ConsumerConfig"),
+        ):
+            for wrong in (None, 5, {"name": "S"}, stream_config if "StreamConfig" not in expected else kv_config):
+                for call in calls:
+                    with pytest.raises(ConfigError, match=f"config=.*: expected {expected}"):
+                        await call(wrong)
+        for call in (js.update_stream, stream.create_consumer):
+            with pytest.raises(ConfigError, match=r"config='text': expected a \w+Config\b"):
+                await call("text")
+        with pytest.raises(ConfigError, match=r"name='a\.b'"):
+            await js.create_stream("a.b")

@@ -74,8 +74,10 @@ class JetStream(ObjectStores):
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    def create_stream(self, config: StreamConfig) -> Stream:
+    def create_stream(self, config: StreamConfig | str) -> Stream:
         """Create a stream; one that exists with the very same configuration is returned as it is.
+
+        A name is a configuration, too: of a stream that stores the subject of that name.
 
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
@@ -91,7 +93,7 @@ class JetStream(ObjectStores):
         """
         return Stream(self, self._run(self._api.update_stream(config)))
 
-    def create_or_update_stream(self, config: StreamConfig) -> Stream:
+    def create_or_update_stream(self, config: StreamConfig | str) -> Stream:
         """Make sure that the stream exists and has everything ``config`` mentions."""
         return Stream(self, self._run(self._api.create_or_update_stream(config)))
 
@@ -117,18 +119,21 @@ class JetStream(ObjectStores):
 
     # ---- key-value buckets -------------------------------------------------------------------------------------
 
-    def create_kv(self, config: KVConfig) -> KeyValue:
+    def create_kv(self, config: KVConfig | str) -> KeyValue:
         """Create a bucket; one that exists with the very same configuration is returned as it is.
+
+        A name is a configuration, too.
 
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
+        config = KVConfig.of(config)
         api_level = (self._run(self._api.facts())).level or 0
         return KeyValue(self, self.create_stream(config.to_stream(api_level)))
 
-    def create_or_update_kv(self, config: KVConfig) -> KeyValue:
+    def create_or_update_kv(self, config: KVConfig | str) -> KeyValue:
         """Make sure that the bucket exists and has everything ``config`` mentions."""
-        return KeyValue(self, self.create_or_update_stream(config.to_stream()))
+        return KeyValue(self, self.create_or_update_stream(KVConfig.of(config).to_stream()))
 
     def kv(self, bucket: str) -> KeyValue:
         """A bucket that exists.

@@ -23,7 +23,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
@@ -32,6 +32,7 @@ __all__ = [
     "INT32",
     "INT64",
     "UINT64",
+    "check_config",
     "check_description",
     "check_fields",
     "check_filter",
@@ -43,6 +44,8 @@ __all__ = [
     "check_subject",
     "check_types",
 ]
+
+C = TypeVar("C")
 
 Check: TypeAlias = Callable[[str, str], object]
 
@@ -112,6 +115,25 @@ def _named(what: str, validate: Callable[[str], str], text: str) -> None:
         validate(text)
     except InvalidSubject as error:
         raise InvalidSubject(error.subject, f"{error.reason} (in {what})") from None
+
+
+# ---- configurations ------------------------------------------------------------------------------------------------
+
+
+def check_config(kind: type[C], config: object, *, name: str | None = None) -> C:
+    """The configuration, which must be of this kind; with ``name``, the field for a name that is all there is of it.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(config, kind):
+        return config
+    if name is not None and isinstance(config, str):
+        return kind(**{name: config})
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    expected = f"{article} {kind.__name__}" + (", or a name" if name is not None else "")
+    hint = f"; {kind.__name__}(**config) makes one of a dict" if isinstance(config, dict) else ""
+    raise ConfigError(f"config={config!r}: expected {expected}{hint}")
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.checks import INT32, check_description, check_fields, check_name
+from jetspark.jetstream.checks import INT32, check_config, check_description, check_fields, check_name
 from jetspark.jetstream.config import (
     MAX_REPLICAS,
     Compression,
@@ -100,6 +100,11 @@ class KVConfig:
         check_fields(self)
         if self.limit_marker_ttl_s is not None and self.limit_marker_ttl_s < 1:
             raise ConfigError(f"limit_marker_ttl_s={self.limit_marker_ttl_s}: expected 1 second or more")
+
+    @classmethod
+    def of(cls, config: KVConfig | str) -> KVConfig:
+        """The configuration itself, or that of a bucket of which only the name is given."""
+        return check_config(cls, config, name="bucket")
 
     def to_stream(self, api_level: int = 0) -> StreamConfig:
         """The stream behind the bucket, as every NATS client makes it.

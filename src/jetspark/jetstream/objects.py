@@ -44,7 +44,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream import wire
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.checks import check_description, check_fields
+from jetspark.jetstream.checks import check_config, check_description, check_fields
 from jetspark.jetstream.config import MAX_REPLICAS, Compression, Placement, Storage, StreamConfig, ruled
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import check_bucket
@@ -158,7 +158,7 @@ class ObjectStoreConfig:
 
     @classmethod
     def of(cls, config: ObjectStoreConfig | str) -> ObjectStoreConfig:
-        return cls(bucket=config) if isinstance(config, str) else config
+        return check_config(cls, config, name="bucket")
 
     def to_stream(self, api_level: int = 0) -> StreamConfig:
         """The stream behind the bucket, as every NATS client makes it.

@@ -25,7 +25,7 @@ from jetspark.errors import (
     StreamNotFound,
 )
 from jetspark.jetstream import features, wire
-from jetspark.jetstream.checks import check_name
+from jetspark.jetstream.checks import check_config, check_name
 from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
 from jetspark.jetstream.features import Feature, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
@@ -145,20 +145,23 @@ class Api:
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    def create_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+    def create_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        config = check_config(StreamConfig, config, name="name")
         yield from self._check_config(config)
         reply = yield from self._ask_stream("CREATE", config.name, wire.encode(config))
         return _stream_info(reply)
 
     def update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
+        check_config(StreamConfig, config)
         yield from self._check_config(config)
         present = yield from self._ask_stream("INFO", config.name)
         changed = _merged(_object(present, "config"), wire.encode(config))
         reply = yield from self._ask_stream("UPDATE", config.name, changed)
         return _stream_info(reply)
 
-    def create_or_update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+    def create_or_update_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        config = check_config(StreamConfig, config, name="name")
         try:
             return (yield from self.update_stream(config))
         except StreamNotFound:
@@ -244,6 +247,7 @@ class Api:
 
     def create_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         check_name("stream", stream)
+        check_config(ConsumerConfig, config)
         yield from self._check_config(config)
         name = config.name or config.durable_name
         if config.ack_policy is None:
@@ -260,6 +264,7 @@ class Api:
 
     def update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
+        check_config(ConsumerConfig, config)
         name = config.name or config.durable_name
         if name is None:
             raise ConfigError("update_consumer: expected name or durable_name to say which one")
@@ -278,6 +283,7 @@ class Api:
         return _consumer_info(reply)
 
     def create_or_update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
+        check_config(ConsumerConfig, config)
         # Not the server's own "either": that resets everything the configuration does not mention.
         if config.name is not None or config.durable_name is not None:
             try:
