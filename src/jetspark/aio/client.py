@@ -23,6 +23,7 @@ from jetspark.core.events import OnEvent
 from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
+from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
@@ -176,6 +177,7 @@ class Client(ClientFace):
             UsageError: From another event loop than that of ``connect``.
         """
         machine = self._machine
+        check_timeout(timeout)
         deadline = None if timeout is None else self._link.deadline(timeout)
         try:
             if machine.out_bytes >= WRITE_AT_BYTES:
@@ -214,6 +216,7 @@ class Client(ClientFace):
             BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
                 more, wait for it already.
         """
+        max_messages = whole("max_messages", max_messages, low=0)
         if self._machine.out_bytes >= WRITE_AT_BYTES:
             await self._link.push()
         subscription = self._subscribe(
@@ -252,7 +255,7 @@ class Client(ClientFace):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         self._link.check_loop()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
@@ -301,7 +304,7 @@ class Client(ClientFace):
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
         loop = asyncio.get_running_loop()
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         collector = Collector(
             subject,
             now=loop.time(),
@@ -366,7 +369,7 @@ class Client(ClientFace):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         await self._waited(self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
@@ -380,7 +383,7 @@ class Client(ClientFace):
                 closed all the same.
             ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
         deadline = self._link.deadline(timeout)
         if not self._is_first_to_end():
             await self._end_with_the_first(deadline)
@@ -412,7 +415,7 @@ class Client(ClientFace):
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
         """
-        deadline = self._link.deadline(self.options.drain_timeout_s if timeout is None else timeout)
+        deadline = self._link.deadline(timeout_of(timeout, self.options.drain_timeout_s))
         if not self._is_first_to_end():
             await self._end_with_the_first(deadline)
             return

@@ -26,6 +26,7 @@ from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
+from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.requests import Collector
@@ -126,6 +127,7 @@ class Client(ClientFace):
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with link.lock:
@@ -163,6 +165,7 @@ class Client(ClientFace):
             BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
                 more, wait for it already.
         """
+        max_messages = whole("max_messages", max_messages, low=0)
         subscription = self._subscribe(
             subject,
             queue,
@@ -209,7 +212,7 @@ class Client(ClientFace):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         link, machine = self._link, self._machine
         link.check_may_wait("request")
         deadline = time.monotonic() + timeout
@@ -262,7 +265,7 @@ class Client(ClientFace):
             PermissionDenied: We may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         collector = Collector(
             subject,
             now=time.monotonic(),
@@ -328,7 +331,7 @@ class Client(ClientFace):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        self._waited(self._machine.flush, self.options.request_timeout_s if timeout is None else timeout, "flush")
+        self._waited(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
 
     def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
@@ -341,7 +344,7 @@ class Client(ClientFace):
                 closed all the same.
             ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
         deadline = time.monotonic() + timeout
         if not self._is_first_to_end():
             self._end_with_the_first(deadline)
@@ -378,7 +381,7 @@ class Client(ClientFace):
         if self._link.is_over:
             self._link.close()  # the first one may have been interrupted
             return
-        deadline = time.monotonic() + (self.options.drain_timeout_s if timeout is None else timeout)
+        deadline = time.monotonic() + timeout_of(timeout, self.options.drain_timeout_s)
         if not self._is_first_to_end():
             self._end_with_the_first(deadline)
             return

@@ -19,6 +19,7 @@ from jetspark.blocking.publisher import AckFuture
 from jetspark.blocking.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import timeout_of
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.batchget import MAX_LAST_REQUESTS, BatchGet, LastGet
@@ -66,7 +67,7 @@ class JetStream(ObjectStores):
         self._client = client
         self._publisher = client._windowed_publisher(window)
         self._api = Api(api_prefix(domain, prefix), client._machine)
-        self._timeout_s = client.options.request_timeout_s if timeout is None else timeout
+        self._timeout_s = timeout_of(timeout, client.options.request_timeout_s)
 
     def account_info(self) -> AccountInfo:
         """What this account uses and may use."""

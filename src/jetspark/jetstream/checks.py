@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from jetspark.core.numbers import INT64, MAX_SECONDS, UINT64
 from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
 
@@ -49,9 +50,8 @@ C = TypeVar("C")
 
 Check: TypeAlias = Callable[[str, str], object]
 
-# The largest numbers of the server's types.
-INT32, INT64, UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
-MAX_SECONDS = INT64 // 1_000_000_000
+# The largest number of the server's smaller types.
+INT32 = 2**31 - 1
 
 # The server's own bounds, in bytes.
 MAX_NAME_BYTES = 255

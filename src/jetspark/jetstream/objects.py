@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.numbers import whole
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
@@ -374,8 +375,7 @@ class Upload:
     """Cuts what is fed to it, in pieces of any size, into chunks, and counts and hashes it."""
 
     def __init__(self, nuid: str, chunk_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
-        if chunk_bytes < 1:
-            raise ConfigError(f"chunk_bytes={chunk_bytes}: expected 1 or more")
+        chunk_bytes = whole("chunk_bytes", chunk_bytes)
         self.nuid = nuid
         self.chunk_bytes = chunk_bytes
         self.block_bytes = max(block_bytes // chunk_bytes, 1) * chunk_bytes

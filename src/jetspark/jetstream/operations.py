@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
 from jetspark.errors import (
     ConfigError,
@@ -199,15 +200,12 @@ class Api:
         check_name("name", name)
         if up_to_sequence is not None and keep is not None:
             raise ConfigError(f"up_to_sequence={up_to_sequence} with keep={keep}: expected one of the two")
-        for what, number in (("up_to_sequence", up_to_sequence), ("keep", keep)):
-            if number is not None and number < 0:
-                raise ConfigError(f"{what}={number}: expected 0 or more")
         body: dict[str, Any] = {"filter": validate_filter(subject)} if subject is not None else {}
         if up_to_sequence is not None:
             # The server purges *below* its `seq`; we say "up to", and mean it.
-            body["seq"] = up_to_sequence + 1
+            body["seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64 - 1) + 1
         if keep is not None:
-            body["keep"] = keep
+            body["keep"] = whole("keep", keep, low=0)
         reply = yield from self._ask_stream("PURGE", name, body)
         return _number(reply, "purged")
 
@@ -240,7 +238,7 @@ class Api:
             raise MessageNotFound(error.code, error.err_code, error.description, stream, wanted=wanted) from None
 
     def delete_message(self, stream: str, sequence: int, *, erase: bool) -> Operation[None]:
-        body = {"seq": sequence} | ({} if erase else {"no_erase": True})
+        body = {"seq": whole("sequence", sequence, high=UINT64)} | ({} if erase else {"no_erase": True})
         yield from self._ask_stream("MSG.DELETE", check_name("stream", stream), body)
 
     # ---- consumers ---------------------------------------------------------------------------------------------
@@ -305,8 +303,8 @@ class Api:
         yield from self._ask_consumer("PAUSE", stream, name, body)
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
+        body = {"seq": whole("sequence", sequence, high=UINT64)} if sequence is not None else {}
         yield from self.require(features.CONSUMER_RESET)
-        body = {"seq": sequence} if sequence is not None else {}
         reply = yield from self._ask_consumer("RESET", stream, name, body)
         return _consumer_info(reply)
 
@@ -364,12 +362,9 @@ def message_query(
             raise ConfigError("last_for: expected neither sequence nor next_for beside it")
         return {"last_by_subj": validate_filter(last_for)}
     if next_for is not None:
-        if sequence is not None and sequence < 1:
-            raise ConfigError(f"sequence={sequence}: expected 1 or more")
-        return {"seq": 1 if sequence is None else sequence, "next_by_subj": validate_filter(next_for)}
-    if sequence is None or sequence < 1:
-        raise ConfigError(f"sequence={sequence}: expected 1 or more")
-    return {"seq": sequence}
+        first = 1 if sequence is None else whole("sequence", sequence, high=UINT64)
+        return {"seq": first, "next_by_subj": validate_filter(next_for)}
+    return {"seq": whole("sequence", sequence, high=UINT64, instead="or last_for or next_for instead")}
 
 
 def _wanted(query: Mapping[str, Any]) -> str:
