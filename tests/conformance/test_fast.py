@@ -413,7 +413,7 @@ async def test_unknown_options_are_refused_with_the_known_ones(driver: Driver, u
         js = nc.jetstream()
         with pytest.raises(ConfigError, match="max_outstanding_acks"):
             js.fast_batch(max_outstanding=2)
-        with pytest.raises(ConfigError, match="expected 1, 2 or 3"):
+        with pytest.raises(ConfigError, match="expected 1 to 3"):
             js.fast_batch(max_outstanding_acks=4)
         with pytest.raises(ConfigError, match="message_ids"):
             js.fast_publisher(ids=True)

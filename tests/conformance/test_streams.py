@@ -241,7 +241,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(driver: Driver, url:
         js = nc.jetstream()
         with pytest.raises(jetspark.ConfigError, match="stops a replicated stream for good"):
             await js.publish("a", headers={"Nats-Expected-Last-Msg-Id": "x"})
-        with pytest.raises(jetspark.ConfigError, match=r"ttl=0\.5: expected 1 second or more"):
+        with pytest.raises(jetspark.ConfigError, match=r"ttl=0\.5: expected seconds of 1 or more"):
             await js.publish("a", ttl=0.5)
         for name in ("", "a.b", "a b", "a/b", "*"):
             with pytest.raises(jetspark.ConfigError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from support.drivers import Driver, on_both_drivers
 
 import jetspark
+import jetspark.blocking
 from jetspark import (
+    ConfigError,
     ConsumerConfig,
     ConsumerNotFound,
     InsufficientResources,
@@ -285,3 +288,138 @@ def test_a_connect_that_nobody_awaited_shows_the_line_that_works() -> None:
     with pytest.raises(jetspark.UsageError, match=line), connecting:
         pass
     assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
+
+
+# ---- a name is configuration enough ----------------------------------------------------------------------------------
+
+
+@on_both_drivers
+async def test_a_name_is_enough_to_create_something(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        name = f"NAMED_{driver.name}"
+        for create in (js.create_stream, js.create_or_update_stream):
+            stream = await create(name)
+            assert (stream.name, list(stream.cached_info.config.subjects)) == (name, [name])
+        for create in (js.create_kv, js.create_or_update_kv):
+            bucket = await create(name)
+            assert await bucket.put("key", b"value")
+        store = await js.create_object_store(name)
+        assert store.bucket == name
+
+
+@on_both_drivers
+async def test_a_configuration_of_another_kind_is_refused_by_name(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(f"KINDS_{driver.name}")
+        stream_config, kv_config = StreamConfig(name="S"), KVConfig(bucket="b")
+        for calls, expected in (
+            ([js.create_stream, js.create_or_update_stream], "a StreamConfig, or a name"),
+            ([js.update_stream], "a StreamConfig"),
+            ([js.create_kv, js.create_or_update_kv], "a KVConfig, or a name"),
+            ([js.create_object_store], "an ObjectStoreConfig, or a name"),
+            ([stream.create_consumer, stream.update_consumer, stream.create_or_update_consumer], "a ConsumerConfig"),
+        ):
+            for wrong in (None, 5, {"name": "S"}, stream_config if "StreamConfig" not in expected else kv_config):
+                for call in calls:
+                    with pytest.raises(ConfigError, match=f"config=.*: expected {expected}"):
+                        await call(wrong)
+        for call in (js.update_stream, stream.create_consumer):
+            with pytest.raises(ConfigError, match=r"config='text': expected a \w+Config\b"):
+                await call("text")
+        with pytest.raises(ConfigError, match=r"name='a\.b'"):
+            await js.create_stream("a.b")
+
+
+# ---- nothing to say --------------------------------------------------------------------------------------------------
+
+
+def _readers(stream: Any, consumer: Any, kv: Any) -> list[Callable[[], Any]]:
+    """Everything that is read without an end."""
+    return [consumer.messages, stream.ordered_consumer().messages, kv.watch]
+
+
+async def _prepared(js: Any, name: str) -> tuple[Any, Any, Any]:
+    stream = await js.create_stream(StreamConfig(name=name))
+    for _ in range(3):
+        await js.publish(name, b"")
+    kv = await js.create_kv(name)
+    await kv.put("a", b"")
+    return stream, await stream.create_consumer(ConsumerConfig(durable_name="c")), kv
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["break", "closed after the client"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["messages", "ordered", "watch"])
+def test_leaving_a_loop_and_then_the_client_is_nothing_to_warn_of(
+    shared: NatsServer, caplog: pytest.LogCaptureFixture, place: int, is_kept: bool
+) -> None:
+    async def read() -> None:
+        async with jetspark.connect(shared.url) as nc:
+            js = nc.jetstream()
+            read = _readers(*await _prepared(js, f"LEFT_{place}_{is_kept}"))[place]
+            if is_kept:
+                iterator = aiter(read())
+                await anext(iterator)
+            else:
+                async for _ in read():
+                    break
+        if is_kept:
+            await iterator.aclose()
+        elif left := asyncio.all_tasks() - {asyncio.current_task()}:  # the program goes on
+            await asyncio.wait(left, timeout=20)
+
+    with caplog.at_level(logging.WARNING, "jetspark"):
+        asyncio.run(read())
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_client_that_is_closed_while_a_loop_is_being_left_is_nothing_to_warn_of(
+    shared: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To leave a loop takes some round trips, and so does to close; which is first is different each time."""
+
+    async def read() -> None:
+        async with jetspark.connect(shared.url) as nc:
+            await nc.jetstream().create_stream("LEAVING")
+            for _ in range(1000):  # more than is received ahead, so that nothing is under way any more
+                await nc.publish("LEAVING")
+            await nc.flush()
+        for number in range(20):
+            async with jetspark.connect(shared.url) as nc:
+                stream = await nc.jetstream().stream("LEAVING")
+                consumer = await stream.create_consumer(ConsumerConfig(durable_name=f"c{number}"))
+                async for message in consumer.messages():
+                    await message.ack()
+                    break
+            if left := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(left, timeout=20)
+
+    with caplog.at_level(logging.WARNING, "jetspark"):
+        asyncio.run(read())
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["break", "closed after the client"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["messages", "ordered", "watch"])
+def test_leaving_a_blocking_loop_and_then_the_client_is_nothing_to_warn_of(
+    shared: NatsServer, caplog: pytest.LogCaptureFixture, place: int, is_kept: bool
+) -> None:
+    with caplog.at_level(logging.WARNING, "jetspark"):
+        with jetspark.blocking.connect(shared.url) as nc:
+            js = nc.jetstream()
+            name = f"LEFT_BLOCKING_{place}_{is_kept}"
+            stream = js.create_stream(StreamConfig(name=name))
+            for _ in range(3):
+                js.publish(name, b"")
+            kv = js.create_kv(name)
+            kv.put("a", b"")
+            consumer = stream.create_consumer(ConsumerConfig(durable_name="c"))
+            read = _readers(stream, consumer, kv)[place]
+            iterator = iter(read())
+            next(iterator)
+            if not is_kept:
+                del iterator
+        if is_kept:
+            iterator.close()
+    assert [record.getMessage() for record in caplog.records] == []

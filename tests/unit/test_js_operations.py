@@ -569,7 +569,7 @@ def test_a_query_names_one_message(arguments: dict[str, Any], body: dict[str, An
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "sequence=None: expected 1 or more"),
+        ({}, "sequence=None: expected a whole number, 1 or more"),
         ({"sequence": 0}, "sequence=0: expected 1 or more"),
         ({"sequence": -1}, "sequence=-1: expected 1 or more"),
         ({"sequence": -1, "next_for": "a"}, "sequence=-1: expected 1 or more"),

@@ -276,8 +276,8 @@ def test_a_window_that_raises_says_how_large_it_is() -> None:
     ("bounds", "text"),
     [
         ({"max_outstanding": 0}, "max_outstanding=0: expected 1 or more"),
-        ({"ack_timeout": 0}, "ack_timeout=0: expected more than 0 seconds"),
-        ({"ack_timeout": float("nan")}, "ack_timeout=nan: expected more than 0 seconds"),
+        ({"ack_timeout": 0}, "ack_timeout=0: expected seconds above 0"),
+        ({"ack_timeout": float("nan")}, "ack_timeout=nan: expected seconds above 0"),
         ({"when_full": "drop"}, "when_full='drop': expected 'wait' or 'raise'"),
     ],
 )

@@ -25,6 +25,7 @@ from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
+from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
@@ -169,6 +170,7 @@ class Client(ClientBase):
             UsageError: From another event loop than that of ``connect``.
         """
         machine = self._machine
+        check_timeout(timeout)
         deadline = None if timeout is None else self._link.deadline(timeout)
         try:
             if machine.out_bytes >= WRITE_AT_BYTES:
@@ -207,6 +209,7 @@ class Client(ClientBase):
             BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
                 more, wait for it already.
         """
+        max_messages = whole("max_messages", max_messages, low=0)
         if self._machine.out_bytes >= WRITE_AT_BYTES:
             await self._link.push()
         subscription = self._subscribe(
@@ -245,7 +248,7 @@ class Client(ClientBase):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         self._link.check_loop()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
@@ -294,7 +297,7 @@ class Client(ClientBase):
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
         loop = asyncio.get_running_loop()
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         collector = Collector(
             subject,
             now=loop.time(),
@@ -361,7 +364,7 @@ class Client(ClientBase):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         await self._waited(self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
@@ -376,7 +379,7 @@ class Client(ClientBase):
             ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
             PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
         await self._end_by(ending.drain(self._machine, timeout), timeout)
 
     async def close(self, timeout: float | None = None) -> None:
@@ -390,7 +393,7 @@ class Client(ClientBase):
                 connection has ended by itself with messages that were never sent; told once, to the first who closes.
             PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
         await self._end_by(ending.close(self._machine), timeout)
 
     async def _end_by(self, steps: Ending, timeout_s: float) -> None:

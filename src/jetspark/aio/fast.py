@@ -14,6 +14,7 @@ from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
@@ -510,6 +511,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         position = endless.flush()
         await self._until(lambda: endless.published >= position, timeout)
@@ -525,6 +527,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         endless.want(position, self._loop.time(), linger_s)
         await self._until(lambda: endless.published >= position, timeout)
@@ -536,6 +539,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
+        check_timeout(timeout)
         endless = self._endless
         endless.close()
         try:

@@ -19,6 +19,7 @@ from jetspark.aio.publisher import AckFuture
 from jetspark.aio.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import timeout_of
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
@@ -66,7 +67,7 @@ class JetStream(ObjectStores):
         self._now = client._link._loop.time
         self._publisher = client._windowed_publisher(window)
         self._api = Api(api_prefix(domain, prefix), client._machine)
-        self._timeout_s = client.options.request_timeout_s if timeout is None else timeout
+        self._timeout_s = timeout_of(timeout, client.options.request_timeout_s)
 
     async def account_info(self) -> AccountInfo:
         """What this account uses and may use."""
@@ -74,8 +75,10 @@ class JetStream(ObjectStores):
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    async def create_stream(self, config: StreamConfig) -> Stream:
+    async def create_stream(self, config: StreamConfig | str) -> Stream:
         """Create a stream; one that exists with the very same configuration is returned as it is.
+
+        A name is a configuration, too: of a stream that stores the subject of that name.
 
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
@@ -91,7 +94,7 @@ class JetStream(ObjectStores):
         """
         return Stream(self, await self._run(self._api.update_stream(config)))
 
-    async def create_or_update_stream(self, config: StreamConfig) -> Stream:
+    async def create_or_update_stream(self, config: StreamConfig | str) -> Stream:
         """Make sure that the stream exists and has everything ``config`` mentions."""
         return Stream(self, await self._run(self._api.create_or_update_stream(config)))
 
@@ -121,17 +124,19 @@ class JetStream(ObjectStores):
 
     # ---- key-value buckets -------------------------------------------------------------------------------------
 
-    async def create_kv(self, config: KVConfig) -> KeyValue:
+    async def create_kv(self, config: KVConfig | str) -> KeyValue:
         """Create a bucket; one that exists with the very same configuration is returned as it is.
+
+        A name is a configuration, too.
 
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
-        return KeyValue(self, Stream(self, await self._run(create_bucket(self._api, config))))
+        return KeyValue(self, Stream(self, await self._run(create_bucket(self._api, KVConfig.of(config)))))
 
-    async def create_or_update_kv(self, config: KVConfig) -> KeyValue:
+    async def create_or_update_kv(self, config: KVConfig | str) -> KeyValue:
         """Make sure that the bucket exists and has everything ``config`` mentions."""
-        return KeyValue(self, await self.create_or_update_stream(config.to_stream()))
+        return KeyValue(self, await self.create_or_update_stream(KVConfig.of(config).to_stream()))
 
     async def kv(self, bucket: str) -> KeyValue:
         """A bucket that exists.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overlo
 
 from jetspark.aio.ordered import Reading
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import (
     ConnectionLost,
     DigestMismatch,
@@ -134,7 +135,7 @@ class ObjectStore:
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, AHEAD_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, self._js._timeout_s if timeout is None else timeout)
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
         sending = self._sending(upload, progress)
         began = asyncio.get_running_loop().time()
         try:
@@ -200,7 +201,7 @@ class ObjectStore:
             RequestTimeout: Nothing came for as long as the context's ``timeout``; some may be removed.
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
-        limit = _now() - datetime.timedelta(seconds=older_than)
+        limit = _now() - datetime.timedelta(seconds=seconds("older_than", older_than))
         # Chunks first: an object that becomes visible in between is then seen to own them.
         state = (await self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
         owned = {

@@ -283,6 +283,8 @@ class Source:
             if state.pending:
                 self.on_arrival()
             await self._give_back()
+        except ConnectionClosed:
+            pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
         except JetSparkError as error:
             _logger.warning("leaving %s: %s", puller.subject, error)
         except BaseException:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jetspark.aio.message import Message
 from jetspark.aio.waits import Waits
 from jetspark.core.client_base import SubscriptionBase
+from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
@@ -69,6 +70,7 @@ class Subscription(SubscriptionBase):
             ConnectionClosed: The subscription is over and everything was read.
         """
         state = self._state
+        check_timeout(timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while not state.pending:
             if state.is_finished:
@@ -95,7 +97,7 @@ class Subscription(SubscriptionBase):
         Raises:
             RequestTimeout: The reader did not finish in time.
         """
-        timeout = self._client.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self._client.options.drain_timeout_s)
         try:
             async with asyncio.timeout(timeout):
                 await self._client._drain_subscription(self._state, timeout)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import timeout_of
 from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
@@ -38,7 +39,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
     ) -> None:
         self._js, self._client = js, js._client
-        self._timeout_s = js._timeout_s if timeout is None else timeout
+        self._timeout_s = timeout_of(timeout, js._timeout_s)
         self._began = time.monotonic(), time.time()
         self._machine = AtomicMachine(
             js._client._machine,

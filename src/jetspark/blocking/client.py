@@ -28,6 +28,7 @@ from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
+from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
@@ -123,6 +124,7 @@ class Client(ClientBase):
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with link.lock:
@@ -160,6 +162,7 @@ class Client(ClientBase):
             BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
                 more, wait for it already.
         """
+        max_messages = whole("max_messages", max_messages, low=0)
         subscription = self._subscribe(
             subject,
             queue,
@@ -206,7 +209,7 @@ class Client(ClientBase):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         link, machine = self._link, self._machine
         link.check_may_wait("request")
         deadline = time.monotonic() + timeout
@@ -259,7 +262,7 @@ class Client(ClientBase):
             PermissionDenied: We may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         collector = Collector(
             subject,
             now=time.monotonic(),
@@ -327,7 +330,7 @@ class Client(ClientBase):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        self._waited(self._machine.flush, self.options.request_timeout_s if timeout is None else timeout, "flush")
+        self._waited(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
 
     def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
@@ -341,7 +344,7 @@ class Client(ClientBase):
             ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
             PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
         self._end_by(ending.drain(self._machine, timeout), timeout)
 
     def close(self, timeout: float | None = None) -> None:
@@ -356,7 +359,7 @@ class Client(ClientBase):
                 connection has ended by itself with messages that were never sent; told once, to the first who closes.
             PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
         self._end_by(ending.close(self._machine), timeout)
 
     def _end_by(self, steps: Ending, timeout_s: float) -> None:

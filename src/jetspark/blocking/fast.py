@@ -19,6 +19,7 @@ from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.blocking.waiter import Changed
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
@@ -486,6 +487,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         with self._link.lock:
             position = endless.flush()
@@ -502,6 +504,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         with self._link.lock:
             endless.want(position, time.monotonic(), linger_s)
@@ -514,6 +517,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
+        check_timeout(timeout)
         endless = self._endless
         with self._link.lock:
             endless.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, overload
 
 from jetspark.blocking.ordered import Reading
+from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import KeyNotFound, WrongLastSequence
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, entry_of_delivery, watch_options
@@ -106,7 +107,7 @@ class KeyValue:
         Raises:
             KeyNotFound: It had none, or the bucket's history does not go back that far.
         """
-        entry = (self.snapshot([check_key(key)], at=sequence)).get(key)
+        entry = (self.snapshot([check_key(key)], at=whole("sequence", sequence, low=0, high=UINT64))).get(key)
         if entry is None:
             raise KeyNotFound(self.bucket, key)
         return entry
@@ -158,7 +159,7 @@ class KeyValue:
         """
         patience = self._stream._patience()
         if at is not None:
-            at = self._js._run(self._bucket.snapshot_sequence(at))
+            at = self._js._run(self._bucket.snapshot_sequence(whole("at", at, low=0, high=UINT64)))
         messages = self._stream._last_messages(self._bucket.subjects(filters), at, patience)
         entries = [KVEntry.of(self.bucket, message) for message in messages]
         return {entry.key: entry for entry in entries if entry.operation == "put"}
@@ -235,7 +236,7 @@ class KeyValue:
         """
         removed = 0
         options = watch_options(self._bucket.origin, (), meta_only=True)
-        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than)
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds("older_than", older_than))
         for entry in [entry for entry in self._initial(options, "purge_deletes") if entry.operation != "put"]:
             # Up to what was seen and no further: the key may have a new value by now.
             last = entry.revision if entry.created < limit else entry.revision - 1
@@ -338,7 +339,7 @@ class Transaction(Block):
     def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""
         self._check_inside()
-        self._writes.put(key, value, revision)
+        self._writes.update(key, value, revision)
 
     def delete(self, key: str, *, revision: int | None = None) -> None:
         """Mark a key as deleted; with ``revision`` only if that is the last one."""

@@ -328,6 +328,8 @@ class Source:
                     break
             self._client._drain_subscription(state, self._timeout_s)
             self._give_back()
+        except ConnectionClosed:
+            pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
         except JetSparkError as error:
             _logger.warning("leaving %s: %s", puller.subject, error)
         except BaseException:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jetspark.blocking.message import Message
 from jetspark.blocking.waiter import Changed
 from jetspark.core.client_base import SubscriptionBase
+from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
@@ -76,6 +77,7 @@ class Subscription(SubscriptionBase):
             RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
             ConnectionClosed: The subscription is over and everything was read.
         """
+        check_timeout(timeout)
         state = self._state
         with self._lock:
             if not self._changed.wait_for(lambda: state.pending or state.is_finished, timeout):
@@ -99,7 +101,7 @@ class Subscription(SubscriptionBase):
         Raises:
             RequestTimeout: The readers did not finish in time.
         """
-        timeout = self._client.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self._client.options.drain_timeout_s)
         deadline = time.monotonic() + timeout
         self._client._drain_subscription(self._state, timeout)
         if not self._read_up(deadline):

@@ -53,6 +53,7 @@ from jetspark.core.events import (
 from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
@@ -609,9 +610,7 @@ class Connection:
             validate_queue(queue)
         messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
         size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
-        for name, value in (("max_pending_messages", messages), ("max_pending_bytes", size)):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected 1 or more")
+        messages, size = whole("max_pending_messages", messages), whole("max_pending_bytes", size)
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
         self._check_control_room()
@@ -631,8 +630,7 @@ class Connection:
 
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all."""
-        if max_messages < 0:
-            raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for at once")
+        max_messages = whole("max_messages", max_messages, low=0)
         if subscription.is_finished:
             return
         if max_messages > subscription.received:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError
 
 __all__ = ["ConnectKeywords", "ConnectOptions", "TLSConfig", "check_keywords"]
@@ -94,23 +95,16 @@ class ConnectOptions:
             "reconnect_wait_max_s",
             "ping_interval_s",
         ):
-            value = getattr(self, name)
-            _require(isinstance(value, int | float) and value > 0, name, value, "seconds above 0")
+            seconds_above_0(name, getattr(self, name))
         for name in (
             "max_outstanding_pings",
             "send_buffer_bytes",
             "max_pending_messages",
             "max_pending_bytes",
         ):
-            value = getattr(self, name)
-            _require(isinstance(value, int) and value >= 1, name, value, "1 or more")
-        attempts = self.max_reconnect_attempts
-        _require(
-            attempts is None or (isinstance(attempts, int) and attempts >= 1),
-            "max_reconnect_attempts",
-            attempts,
-            "1 or more, or None",
-        )
+            whole(name, getattr(self, name))
+        if self.max_reconnect_attempts is not None:
+            whole("max_reconnect_attempts", self.max_reconnect_attempts, instead="or None")
         _require(self.when_full in ("wait", "raise"), "when_full", self.when_full, "'wait' or 'raise'")
 
     @classmethod

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from jetspark.core.connection import is_no_responders
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, NoResponders
+from jetspark.core.numbers import seconds_above_0, whole
+from jetspark.errors import NoResponders
 
 __all__ = ["Collector"]
 
@@ -18,14 +19,10 @@ class Collector:
     """Decides, answer by answer, whether to wait for another one and for how long."""
 
     def __init__(self, subject: str, *, now: float, timeout_s: float, stall_s: float | None, max_messages: int) -> None:
-        if max_messages < 0:
-            raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for any number")
-        for name, value in (("timeout", timeout_s), ("stall", stall_s)):
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value}: expected seconds above 0")
+        max_messages = whole("max_messages", max_messages, low=0)
         self._subject = subject
-        self._deadline = now + timeout_s
-        self._stall_s = stall_s
+        self._deadline = now + seconds_above_0("timeout", timeout_s)
+        self._stall_s = None if stall_s is None else seconds_above_0("stall", stall_s)
         self._stalls_at: float | None = None
         self._max_messages = max_messages
         self._received = 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.errors import unavailable
@@ -37,10 +38,9 @@ class BatchGet:
     def __init__(
         self, prefix: str, stream: str, *, start_sequence: int, subject: str | None, max_messages: int | None
     ) -> None:
-        if start_sequence < 1:
-            raise ConfigError(f"start_sequence={start_sequence}: expected 1 or more")
-        if max_messages is not None and max_messages < 1:
-            raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or None for all")
+        start_sequence = whole("start_sequence", start_sequence, high=UINT64)
+        if max_messages is not None:
+            max_messages = whole("max_messages", max_messages, instead="or None for all")
         self._stream = stream
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
         self._filter = None if subject is None else validate_filter(subject)
@@ -122,7 +122,7 @@ class LastGet:
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
         self._body: dict[str, Any] = {"multi_last": [validate_filter(each) for each in filters]}
         if up_to_sequence is not None:
-            self._body["up_to_seq"] = up_to_sequence
+            self._body["up_to_seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64)
         self.messages: list[StoredMessage] = []
         self.is_over = False
         self.is_broken = False

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.numbers import whole
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
@@ -44,7 +45,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream import wire
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.checks import check_description, check_fields
+from jetspark.jetstream.checks import check_config, check_description, check_fields
 from jetspark.jetstream.config import MAX_REPLICAS, Compression, Placement, Storage, StreamConfig, ruled
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import check_bucket
@@ -158,7 +159,7 @@ class ObjectStoreConfig:
 
     @classmethod
     def of(cls, config: ObjectStoreConfig | str) -> ObjectStoreConfig:
-        return cls(bucket=config) if isinstance(config, str) else config
+        return check_config(cls, config, name="bucket")
 
     def to_stream(self, api_level: int = 0) -> StreamConfig:
         """The stream behind the bucket, as every NATS client makes it.
@@ -374,8 +375,7 @@ class Upload:
     """Cuts what is fed to it, in pieces of any size, into chunks, and counts and hashes it."""
 
     def __init__(self, nuid: str, chunk_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
-        if chunk_bytes < 1:
-            raise ConfigError(f"chunk_bytes={chunk_bytes}: expected 1 or more")
+        chunk_bytes = whole("chunk_bytes", chunk_bytes)
         self.nuid = nuid
         self.chunk_bytes = chunk_bytes
         self.block_bytes = max(block_bytes // chunk_bytes, 1) * chunk_bytes

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
 from jetspark.errors import (
     ConfigError,
@@ -26,7 +27,7 @@ from jetspark.errors import (
     StreamNotFound,
 )
 from jetspark.jetstream import features, wire
-from jetspark.jetstream.checks import check_name
+from jetspark.jetstream.checks import check_config, check_name
 from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
 from jetspark.jetstream.features import Feature, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
@@ -200,20 +201,23 @@ class Api:
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    def create_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+    def create_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        config = check_config(StreamConfig, config, name="name")
         yield from self._check_config(config)
         reply = yield from self._ask_stream("CREATE", config.name, wire.encode(config))
         return _stream_info(reply)
 
     def update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
+        check_config(StreamConfig, config)
         yield from self._check_config(config)
         present = yield from self._ask_stream("INFO", config.name)
         changed = _merged(_object(present, "config"), wire.encode(config))
         reply = yield from self._ask_stream("UPDATE", config.name, changed)
         return _stream_info(reply)
 
-    def create_or_update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+    def create_or_update_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        config = check_config(StreamConfig, config, name="name")
         try:
             return (yield from self.update_stream(config))
         except StreamNotFound:
@@ -251,15 +255,12 @@ class Api:
         check_name("name", name)
         if up_to_sequence is not None and keep is not None:
             raise ConfigError(f"up_to_sequence={up_to_sequence} with keep={keep}: expected one of the two")
-        for what, number in (("up_to_sequence", up_to_sequence), ("keep", keep)):
-            if number is not None and number < 0:
-                raise ConfigError(f"{what}={number}: expected 0 or more")
         body: dict[str, Any] = {"filter": validate_filter(subject)} if subject is not None else {}
         if up_to_sequence is not None:
             # The server purges *below* its `seq`; we say "up to", and mean it.
-            body["seq"] = up_to_sequence + 1
+            body["seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64 - 1) + 1
         if keep is not None:
-            body["keep"] = keep
+            body["keep"] = whole("keep", keep, low=0)
         reply = yield from self._ask_stream("PURGE", name, body)
         return _number(reply, "purged")
 
@@ -292,13 +293,14 @@ class Api:
             raise MessageNotFound(error.code, error.err_code, error.description, stream, wanted=wanted) from None
 
     def delete_message(self, stream: str, sequence: int, *, erase: bool) -> Operation[None]:
-        body = {"seq": sequence} | ({} if erase else {"no_erase": True})
+        body = {"seq": whole("sequence", sequence, high=UINT64)} | ({} if erase else {"no_erase": True})
         yield from self._ask_stream("MSG.DELETE", check_name("stream", stream), body)
 
     # ---- consumers ---------------------------------------------------------------------------------------------
 
     def create_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         check_name("stream", stream)
+        check_config(ConsumerConfig, config)
         yield from self._check_config(config)
         name = config.name or config.durable_name
         if config.ack_policy is None:
@@ -315,6 +317,7 @@ class Api:
 
     def update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
+        check_config(ConsumerConfig, config)
         name = config.name or config.durable_name
         if name is None:
             raise ConfigError("update_consumer: expected name or durable_name to say which one")
@@ -333,6 +336,7 @@ class Api:
         return _consumer_info(reply)
 
     def create_or_update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
+        check_config(ConsumerConfig, config)
         # Not the server's own "either": that resets everything the configuration does not mention.
         if config.name is not None or config.durable_name is not None:
             try:
@@ -368,8 +372,8 @@ class Api:
             waited_s += APPLIED_PAUSE_S
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
+        body = {"seq": whole("sequence", sequence, high=UINT64)} if sequence is not None else {}
         yield from self.require(features.CONSUMER_RESET)
-        body = {"seq": sequence} if sequence is not None else {}
         reply = yield from self._ask_consumer("RESET", stream, name, body)
         return _consumer_info(reply)
 
@@ -436,12 +440,9 @@ def message_query(
             raise ConfigError("last_for: expected neither sequence nor next_for beside it")
         return {"last_by_subj": validate_filter(last_for)}
     if next_for is not None:
-        if sequence is not None and sequence < 1:
-            raise ConfigError(f"sequence={sequence}: expected 1 or more")
-        return {"seq": 1 if sequence is None else sequence, "next_by_subj": validate_filter(next_for)}
-    if sequence is None or sequence < 1:
-        raise ConfigError(f"sequence={sequence}: expected 1 or more")
-    return {"seq": sequence}
+        first = 1 if sequence is None else whole("sequence", sequence, high=UINT64)
+        return {"seq": first, "next_by_subj": validate_filter(next_for)}
+    return {"seq": whole("sequence", sequence, high=UINT64, instead="or last_for or next_for instead")}
 
 
 def _wanted(query: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from typing import Any
 
 from jetspark.core.backoff import Backoff
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import (
     ConfigError,
@@ -99,8 +100,8 @@ class OrderedOptions:
         given = [name for name in ("start_sequence", "start_time", "deliver_policy") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' with '.join(given)}: expected one of them")
-        if self.start_sequence is not None and self.start_sequence < 1:
-            raise ConfigError(f"start_sequence={self.start_sequence}: expected 1 or more")
+        if self.start_sequence is not None:
+            whole("start_sequence", self.start_sequence, high=UINT64)
 
 
 class Verdict(enum.Enum):

@@ -41,6 +41,7 @@ from typing import Any, Generic, TypeVar
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
+from jetspark.core.numbers import INT64, seconds_above_0, whole
 from jetspark.errors import ConfigError, ConsumerNotFound, ServerError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.errors import unavailable
@@ -86,12 +87,9 @@ class Priority:
     """``prioritized``: 0 to 9, lower first."""
 
     def __post_init__(self) -> None:
-        for name in ("min_pending", "min_ack_pending"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: expected 1 or more")
-        if self.priority is not None and not 0 <= self.priority <= 9:
-            raise ConfigError(f"priority={self.priority}: expected 0 to 9")
+        for name, low, high in (("min_pending", 1, INT64), ("min_ack_pending", 1, INT64), ("priority", 0, 9)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=low, high=high)
         if self.group is None and (self.min_pending, self.min_ack_pending, self.priority) != (None, None, None):
             raise ConfigError("min_pending, min_ack_pending and priority belong to a priority group: give group= too")
 
@@ -118,12 +116,10 @@ class PullLimits:
     """How often an idle server says that it is there; two missing ones mean that it is not."""
 
     def __post_init__(self) -> None:
-        if self.max_messages < 1:
-            raise ConfigError(f"max_messages={self.max_messages}: expected 1 or more")
+        whole("max_messages", self.max_messages)
         _check_bytes(self.max_bytes)
-        if self.expires_s <= 0:
-            raise ConfigError(f"expires={self.expires_s}: expected seconds above 0")
-        if self.heartbeat_s is not None and not 0 < self.heartbeat_s <= self.expires_s / 2:
+        seconds_above_0("expires", self.expires_s)
+        if self.heartbeat_s is not None and seconds_above_0("heartbeat", self.heartbeat_s) > self.expires_s / 2:
             raise ConfigError(
                 f"heartbeat={self.heartbeat_s}: expected seconds above 0, and at most half of expires={self.expires_s}"
             )
@@ -431,10 +427,8 @@ class Fetch(_Reader, Generic[M]):
         no_wait: bool = False,
         priority: Priority | None = None,
     ) -> None:
-        if count < 1:
-            raise ConfigError(f"n={count}: expected 1 or more")
-        if timeout_s <= 0:
-            raise ConfigError(f"timeout={timeout_s}: expected seconds above 0")
+        count = whole("n", count)
+        timeout_s = seconds_above_0("timeout", timeout_s)
         _check_bytes(max_bytes)
         self.messages: list[M] = []
         self._puller = puller
@@ -591,5 +585,5 @@ def _size_bytes(message: AckableMessage) -> int:
 
 
 def _check_bytes(max_bytes: int | None) -> None:
-    if max_bytes is not None and max_bytes < 1:
-        raise ConfigError(f"max_bytes={max_bytes}: expected 1 or more")
+    if max_bytes is not None:
+        whole("max_bytes", max_bytes, instead="or None")

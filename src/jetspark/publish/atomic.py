@@ -37,6 +37,7 @@ from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subjects import matches, validate_filter
 from jetspark.errors import (
     BatchInDoubt,
@@ -105,10 +106,9 @@ class AtomicMachine:
         jitter: Callable[[], float],
     ) -> None:
         """``timeout_s`` bounds waiting for a place at the server; ``jitter`` gives random numbers in [0, 1)."""
-        if ack_every is not None and ack_every < 1:
-            raise ConfigError(f"ack_every={ack_every}: expected 1 or more, or None")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout={timeout_s}: expected more than 0 seconds")
+        if ack_every is not None:
+            whole("ack_every", ack_every, instead="or None")
+        seconds_above_0("timeout", timeout_s)
         self.id = check_batch_id(batch_id)
         self.outcome: Outcome = "open"
         self.ack: PubAck | None = None

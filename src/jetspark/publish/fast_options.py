@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
+from jetspark.core.numbers import seconds, seconds_above_0, whole
 from jetspark.core.options import check_keywords
 from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.publishing import check_batch_id
@@ -66,15 +67,11 @@ class FastBatchOptions:
             raise ConfigError(f"gap={self.gap!r}: expected 'fail' or 'ok'")
         if self.batch_id is not None:
             check_batch_id(self.batch_id)
-        if not 1 <= self.flow <= 65535:
-            raise ConfigError(f"flow={self.flow}: expected 1 to 65535")
-        if self.max_outstanding_acks not in (1, 2, 3):
-            raise ConfigError(f"max_outstanding_acks={self.max_outstanding_acks}: expected 1, 2 or 3")
+        whole("flow", self.flow, high=65535)
+        whole("max_outstanding_acks", self.max_outstanding_acks, high=3)
         for name in ("timeout", "ping_after_s", "keep_alive_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
-        if not self.wait_for_stream_s >= 0:
-            raise ConfigError(f"wait_for_stream_s={self.wait_for_stream_s}: expected seconds of 0 or more")
+            seconds_above_0(name, getattr(self, name))
+        seconds("wait_for_stream_s", self.wait_for_stream_s)
 
     @classmethod
     def of(cls, gap: GapMode, given: FastBatchKeywords) -> FastBatchOptions:

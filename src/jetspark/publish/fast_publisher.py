@@ -49,6 +49,7 @@ from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.numbers import seconds, seconds_above_0, whole
 from jetspark.core.options import check_keywords
 from jetspark.errors import (
     BatchCutShort,
@@ -118,13 +119,10 @@ class FastPublisherOptions:
 
     def __post_init__(self) -> None:
         for name in ("max_pending_messages", "max_pending_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected 1 or more")
+            whole(name, getattr(self, name))
         for name in ("patience_s", "batch_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
-        if not self.wait_for_stream_s >= 0:
-            raise ConfigError(f"wait_for_stream_s={self.wait_for_stream_s}: expected seconds of 0 or more")
+            seconds_above_0(name, getattr(self, name))
+        seconds("wait_for_stream_s", self.wait_for_stream_s)
         if self.id_prefix is not None and not self.message_ids:
             raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
         if self.id_prefix is not None and (not self.id_prefix.isprintable() or self.id_prefix[:1] in ("", " ")):
@@ -348,6 +346,7 @@ class FastPublisherMachine:
         With ``linger_s`` the batch is ended for that only when nothing was accepted for so long: as long as more comes,
         its acknowledgements tell.
         """
+        position, linger_s = whole("position", position, low=0), seconds("linger_s", linger_s)
         if linger_s <= 0:
             self._flush_to = max(self._flush_to, min(position, self.accepted))
             return

@@ -34,6 +34,7 @@ from jetspark.core.connection import Connection, is_no_responders
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     ConfigError,
@@ -71,10 +72,8 @@ class WindowOptions:
     when_full: WhenFull = "wait"
 
     def __post_init__(self) -> None:
-        if self.max_outstanding < 1:
-            raise ConfigError(f"max_outstanding={self.max_outstanding}: expected 1 or more")
-        if not self.ack_timeout > 0:
-            raise ConfigError(f"ack_timeout={self.ack_timeout}: expected more than 0 seconds")
+        whole("max_outstanding", self.max_outstanding)
+        seconds_above_0("ack_timeout", self.ack_timeout)
         if self.when_full not in ("wait", "raise"):
             raise ConfigError(f"when_full={self.when_full!r}: expected 'wait' or 'raise'")
 
