@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
 import pytest
 from support.drivers import Awaited, Driver, on_both_drivers
 from support.peers import Proxy
+from support.servers import domain_config
 
 import jetspark
 import jetspark.aio.steps
@@ -21,6 +23,7 @@ from jetspark.errors import (
     Conflict,
     ConnectionClosed,
     DataLoss,
+    JetStreamUnavailable,
     StreamNotFound,
     StreamRecreated,
     UsageError,
@@ -388,3 +391,40 @@ async def test_a_table_is_one_moment_of_a_bucket_that_keeps_changing(driver: Dri
         past = await steps.run(plan(view, as_of=moment))
         wanted = set(past.wanted)
         assert {key: value for revision, key, value in log if revision in wanted} == table
+
+
+# ---- another domain --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A leaf node with JetStream of its own, connected to one whose JetStream is the domain ``hub``."""
+    folder = tmp_path_factory.mktemp("domains")
+    with (
+        NatsServer(jetstream=False, extra_config=domain_config("hub", folder / "hub")) as hub,
+        NatsServer(jetstream=False, extra_config=domain_config("edge", folder / "edge", hub)) as leaf,
+    ):
+        yield leaf
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["fast ingest", "one by one"])
+@on_both_drivers
+async def test_a_bucket_of_another_domain_is_written_and_read(driver: Driver, edge: NatsServer, batched: bool) -> None:
+    async with driver.connect(edge.url) as nc:
+        js = nc.jetstream(domain="hub")
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await js.account_info()
+                    break
+                except JetStreamUnavailable:  # the leaf node is not connected yet
+                    await asyncio.sleep(0.05)
+        kv, steps = await new_bucket(js, batched=batched), Steps(js)
+        changes = [Change(f"k.{number}", b"[1,1]", sequence=3, revision=0) for number in range(50)]
+        assert await steps.run(store(kv.bucket, changes, patience_s=5)) == Outcome(written=50)
+        assert len(await steps.run(load(kv.bucket, [change.key for change in changes]))) == 50
+        assert await steps.run(fold_into(kv.bucket, Chain(), {"k.7": [Applied(3, 1), Applied(4, 1)]})) == Outcome(
+            1, (), 1
+        )
+        assert len(await values_of(kv, steps)) == 50
+        assert (await kv.stream_info()).state.last_sequence == 51
