@@ -1,7 +1,8 @@
-"""A bucket in memory, and a driver that runs procedures on it: no server, no clock, and any fault at will."""
+"""A bucket and a stream in memory, and drivers that run procedures on them: no server, no clock, any fault at will."""
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -9,10 +10,26 @@ from typing import Any
 
 from jetspark.core.headers import encode
 from jetspark.core.message import CoreMessage
-from jetspark.errors import BatchInDoubt, ConnectionLost, RequestTimeout, WrongLastSequence
+from jetspark.core.subjects import matches
+from jetspark.errors import BatchInDoubt, ConnectionLost, ConsumerNotFound, RequestTimeout, WrongLastSequence
+from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.operations import Api, Pause, Request
+from jetspark.jetstream.pull import Ask, Puller, Wait
 from jetspark.publish.fast_options import Refusal
-from jetspark.publish.steps import AskMany, Connect, Ingest, IngestReport, Now, Procedure, PublishEach, RandomPause
+from jetspark.publish.steps import (
+    AskMany,
+    ClosePull,
+    Connect,
+    Ingest,
+    IngestReport,
+    Now,
+    OpenPull,
+    Procedure,
+    PublishEach,
+    Pull,
+    RandomPause,
+)
+from jetspark.state.deliveries import delivery
 
 # How long a step takes, so that whoever waits gets older.
 STEP_S = 0.001
@@ -163,6 +180,122 @@ class MemoryBucket:
 
 
 def _base64(data: bytes) -> str:
-    import base64
-
     return base64.b64encode(data).decode()
+
+
+class Source:
+    """A consumer as a test's driver has it."""
+
+    def __init__(self, position: int) -> None:
+        self.puller: Puller[AckableMessage] = Puller("_INBOX.x", "$JS.API.CONSUMER.MSG.NEXT.S.c")
+        self.position, self.sent = position, 0
+
+
+class MemoryStream:
+    """A stream ``S`` that is read through pull consumers, with faults as :class:`MemoryBucket` has them."""
+
+    CREATED = "2026-01-01T00:00:00Z"
+
+    def __init__(self, count: int, *, faults: float = 0.0, rng: random.Random | None = None) -> None:
+        self.now, self._faults, self._rng = 0.0, faults, rng or random.Random(0)
+        self.first, self.last, self.deleted = 1, count, set[int]()
+        self.before_step: Callable[[Any], None] = lambda step: None
+        self.open = 0
+        """Consumers that nobody has deleted."""
+        self.created = self.CREATED
+        self._filters: list[str] = []
+
+    def subject(self, sequence: int) -> str:
+        return f"s.{sequence % 3}"
+
+    def there(self, start: int = 1) -> list[int]:
+        some = {number for number in range(3) if any(matches(each, self.subject(number)) for each in self._filters)}
+        return [
+            sequence
+            for sequence in range(max(start, self.first), self.last + 1)
+            if sequence not in self.deleted and (not self._filters or sequence % 3 in some)
+        ]
+
+    def read(self, scan: Any) -> list[int]:
+        """The sequences of a scan's messages."""
+        found: list[int] = []
+        try:
+            while (piece := self.run(scan.next())) is not None:
+                found += [delivery(message).sequence for message in piece]
+        finally:
+            self.run(scan.close())
+        return found
+
+    run = MemoryBucket.run
+    _is_fault = MemoryBucket._is_fault
+    _maybe = MemoryBucket._maybe
+
+    def _perform(self, step: Any) -> Any:
+        self.before_step(step)
+        match step:
+            case Now():
+                return self.now
+            case Pause(seconds):
+                self.now += seconds
+                return None
+            case Connect():
+                self._maybe(ConnectionLost("nobody is there"))
+                return Api()
+            case Request():
+                self._maybe(RequestTimeout("a request", 1.0))
+                return CoreMessage("_INBOX", json.dumps(self._answer(step)).encode(), None, None, None)
+            case OpenPull(info):
+                self.open += 1
+                return Source(info.config.start_sequence or 1)
+            case Pull(source, reader):
+                return self._pull(source, reader)
+            case ClosePull():
+                self.open -= 1
+                return None
+        raise AssertionError(step)
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        asked = json.loads(request.data) if request.data else {}
+        if ".STREAM.INFO." in request.subject:
+            state = {"messages": len(self.there()), "first_seq": self.first, "last_seq": self.last}
+            return {"config": {"name": "S", "subjects": ["s.>"]}, "state": state, "created": self.created}
+        if ".CONSUMER.CREATE." in request.subject:
+            config = asked["config"]
+            self._filters = config.get("filter_subjects") or []
+            pending = len(self.there(config["opt_start_seq"]))
+            delivered = {"consumer_seq": 0, "stream_seq": 0}
+            return {"stream_name": "S", "name": "c", "config": config, "num_pending": pending, "delivered": delivered}
+        following = [each for each in self.there(asked["seq"]) if matches(asked["next_by_subj"], self.subject(each))]
+        if not following:
+            return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
+        found = {"subject": "s.0", "seq": following[0], "data": "", "time": self.CREATED}
+        return {"message": found}
+
+    def _pull(self, source: Source, reader: Any) -> list[Any]:
+        puller = source.puller
+        while isinstance(step := reader.step(self.now, 1), Ask):
+            pass
+        fault = self._rng.choice(["gone", "lost", "cut", "silent"]) if self._is_fault() else ""
+        if fault == "gone":
+            raise ConsumerNotFound(404, 10014, "consumer not found")
+        if fault == "cut":
+            raise ConnectionLost("cut")
+        following = self.there(source.position)
+        sent = following[: min(puller.owed, self._rng.randrange(1, 40))]
+        if fault == "silent" or not sent:
+            assert isinstance(step, Wait)
+            self.now = max(self.now, step.until or 0.0)
+            puller.on_time(self.now)
+            return []
+        messages = []
+        for number, sequence in enumerate(sent, start=1):
+            source.sent += 1
+            reply = f"$JS.ACK.S.c.1.{sequence}.{source.sent}.0.{len(following) - number}"
+            messages.append(AckableMessage(self.subject(sequence), b"x", reply.encode(), None, None))
+        source.position = sent[-1] + 1
+        if fault == "lost":
+            del messages[self._rng.randrange(len(messages))]
+        puller.absorb(messages, self.now)
+        found = list(puller.buffer)
+        puller.buffer.clear()
+        return found
