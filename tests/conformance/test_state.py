@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -342,6 +343,19 @@ async def test_a_scan_goes_on_behind_what_it_has_when_the_connection_is_cut(
             if len(found) in range(1_000, 1_600) or len(found) in range(3_000, 3_600):
                 proxy.cut()
         assert found == list(range(1, 6_001))
+
+
+@on_both_drivers
+async def test_a_scan_that_is_left_early_leaves_no_consumer_behind(
+    driver: Driver, shared: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetspark.state.scan.PIECE_MESSAGES", 50)
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        stream, steps = await filled(js, 500), Steps(js)
+        async with contextlib.aclosing(steps._runner.pieces(RangeScan(range_of(stream, 1, 501)))) as pieces:
+            assert len(await anext(pieces)) >= 50
+        assert [name async for name in stream.consumer_names()] == []
 
 
 @on_both_drivers
