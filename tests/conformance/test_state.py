@@ -359,6 +359,46 @@ async def test_a_scan_that_is_left_early_leaves_no_consumer_behind(
 
 
 @on_both_drivers
+async def test_a_runner_that_can_connect_again_outlives_a_connection_that_is_closed_for_good(
+    driver: Driver, shared: NatsServer
+) -> None:
+    opened: list[Any] = []
+
+    def renew() -> Any:
+        if not opened or opened[-1].is_closed:
+            opened.append(jetspark.blocking.connect(shared.url))
+        return opened[-1].jetstream()
+
+    async def renew_aio() -> Any:
+        if not opened or opened[-1].is_closed:
+            opened.append(await jetspark.connect(shared.url))
+        return opened[-1].jetstream()
+
+    runner: Any = jetspark.aio.steps.Runner(renew=renew_aio)
+    if driver.name == "blocking":
+        runner = Awaited(jetspark.blocking.steps.Runner(renew=renew))
+    async with driver.connect(shared.url) as nc:
+        watched = await new_bucket(nc.jetstream(), history=5)
+        changes = [Change(f"k.{number}", b"x" * 200, sequence=1, revision=0) for number in range(15_000)]
+        storing = asyncio.ensure_future(runner.run(store(watched.bucket, changes)))
+        while (await watched.stream_info()).state.last_sequence < 1000 and not storing.done():
+            pass
+        await _closed(opened[-1])
+        assert await storing == Outcome(written=15_000)
+        assert (await watched.stream_info()).state.last_sequence == 15_000
+        await _closed(opened[-1])
+        assert len(await runner.run(load(watched.bucket, [change.key for change in changes]))) == 15_000
+        assert len(opened) == 3
+        await _closed(opened[-1])
+
+
+async def _closed(client: Any) -> None:
+    closing = await asyncio.to_thread(client.close) if isinstance(client, jetspark.blocking.Client) else client.close()
+    if closing is not None:
+        await closing
+
+
+@on_both_drivers
 async def test_a_closed_connection_ends_a_procedure(driver: Driver, shared: NatsServer) -> None:
     nc = await driver.connect(shared.url)
     js = nc.jetstream()

@@ -13,6 +13,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, ConnectionLost, ConsumerNotFound, RequestTimeout, WrongLastSequence
 from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.operations import Api, Pause, Request
 from jetspark.jetstream.pull import Ask, Puller, Wait
 from jetspark.publish.fast_options import Refusal
@@ -202,7 +203,7 @@ class MemoryStream:
         self.before_step: Callable[[Any], None] = lambda step: None
         self.open = 0
         """Consumers that nobody has deleted."""
-        self.created = self.CREATED
+        self.created, self.retention = self.CREATED, "limits"
         self._filters: list[str] = []
 
     def subject(self, sequence: int) -> str:
@@ -221,7 +222,9 @@ class MemoryStream:
         found: list[int] = []
         try:
             while (piece := self.run(scan.next())) is not None:
-                found += [delivery(message).sequence for message in piece]
+                found += [
+                    each.sequence if isinstance(each, StoredMessage) else delivery(each).sequence for each in piece
+                ]
         finally:
             self.run(scan.close())
         return found
@@ -244,6 +247,10 @@ class MemoryStream:
             case Request():
                 self._maybe(RequestTimeout("a request", 1.0))
                 return CoreMessage("_INBOX", json.dumps(self._answer(step)).encode(), None, None, None)
+            case AskMany(answers):
+                self._maybe(RequestTimeout("answers", 1.0))
+                self._give(answers)
+                return None
             case OpenPull(info):
                 self.open += 1
                 return Source(info.config.start_sequence or 1)
@@ -258,7 +265,8 @@ class MemoryStream:
         asked = json.loads(request.data) if request.data else {}
         if ".STREAM.INFO." in request.subject:
             state = {"messages": len(self.there()), "first_seq": self.first, "last_seq": self.last}
-            return {"config": {"name": "S", "subjects": ["s.>"]}, "state": state, "created": self.created}
+            config = {"name": "S", "subjects": ["s.>"], "retention": self.retention, "allow_direct": True}
+            return {"config": config, "state": state, "created": self.created}
         if ".CONSUMER.CREATE." in request.subject:
             config = asked["config"]
             self._filters = config.get("filter_subjects") or []
@@ -270,6 +278,30 @@ class MemoryStream:
             return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
         found = {"subject": "s.0", "seq": following[0], "data": "", "time": self.CREATED}
         return {"message": found}
+
+    def _give(self, answers: Any) -> None:
+        """Messages by direct get, of which one may be lost, or all from one on."""
+        asked = json.loads(answers.request().data)
+        self._filters = [asked["next_by_subj"]] if "next_by_subj" in asked else []
+        following = self.there(asked["seq"])
+        sent, before, blocks = following[: asked["batch"]], 0, []
+        for sequence in sent:
+            place = f"Nats-Stream: S\r\nNats-Subject: {self.subject(sequence)}\r\nNats-Sequence: {sequence}\r\n"
+            time = f"Nats-Time-Stamp: {self.CREATED}\r\nNats-Last-Sequence: {before}\r\n"
+            blocks.append(f"NATS/1.0\r\n{place}{time}\r\n")
+            before = sequence
+        left = len(following) - len(sent)
+        end = f"204 EOB\r\nNats-Num-Pending: {left}\r\nNats-Last-Sequence: {before}" if sent else "404 No Results"
+        blocks.append(f"NATS/1.0 {end}\r\n\r\n")
+        if self._is_fault():
+            del blocks[self._rng.randrange(len(blocks)) :]
+        elif self._is_fault():
+            del blocks[self._rng.randrange(len(blocks))]
+        for block in blocks:
+            if not answers.is_over:
+                answers.accept(CoreMessage("_INBOX", b"x", None, block.encode(), None))
+        if not answers.is_over:
+            answers.lost()
 
     def _pull(self, source: Source, reader: Any) -> list[Any]:
         puller = source.puller

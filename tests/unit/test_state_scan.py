@@ -108,6 +108,7 @@ def test_nothing_is_skipped_or_repeated_whatever_is_lost(block: int, monkeypatch
     for seed in SEEDS[block::4]:
         rng = random.Random(seed)
         stream = MemoryStream(400, faults=rng.choice([0.02, 0.1, 0.3]), rng=rng)
+        stream.retention = rng.choice(["limits", "limits", "workqueue"])
         stream.deleted = set(rng.sample(range(1, 401), rng.choice([0, 5, 300])))
         subjects = rng.choice([(), ("s.1",), ("s.0", "s.2")])
         start, end = sorted(rng.sample(range(1, 402), 2))
@@ -150,6 +151,25 @@ def test_what_is_gone_is_an_error_unless_it_was_not_promised() -> None:
     assert earliest.lost_sequences == 0
     with pytest.raises(DataLoss):
         stream.read(RangeScan(part(10, 20)))
+
+
+def test_what_is_purged_up_to_the_end_while_it_is_read_is_lost() -> None:
+    for allowed in (True, False):
+        stream = MemoryStream(100)
+
+        def purge(step: Any, stream: MemoryStream = stream) -> None:
+            if isinstance(step, Pull) and step.source.position > 30:  # type: ignore[attr-defined]
+                stream.first = 101
+
+        stream.before_step = purge
+        reading = RangeScan(part(1, 101), fail_on_loss=not allowed)
+        if allowed:
+            found = stream.read(reading)
+            assert 30 <= len(found) < 100
+            assert reading.lost_sequences == 100 - len(found)
+        else:
+            with pytest.raises(DataLoss):
+                stream.read(reading)
 
 
 def test_another_stream_of_the_same_name_is_not_read() -> None:
