@@ -42,6 +42,12 @@ MODULES = {
     "publish/fast.py": ["tests/unit/test_fast.py", "tests/unit/test_fast_publisher.py"],
     "publish/window.py": ["tests/unit/test_window.py"],
     "spark/offsets.py": ["tests/unit/test_spark_offsets.py"],
+    "state/apply.py": ["tests/unit/test_state_store.py"],
+    "state/changes.py": ["tests/unit/test_state_changes.py", "tests/unit/test_state_store.py"],
+    "state/fold.py": ["tests/unit/test_state_fold.py"],
+    "state/lookup.py": ["tests/unit/test_state_lookup.py"],
+    "state/scan.py": ["tests/unit/test_state_scan.py"],
+    "state/store.py": ["tests/unit/test_state_store.py"],
 }
 
 # A mistake may make a test wait for ever.

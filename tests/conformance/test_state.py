@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
 import pytest
 from support.drivers import Awaited, Driver, on_both_drivers
 from support.peers import Proxy
+from support.servers import domain_config
 
 import jetspark
 import jetspark.aio.steps
@@ -21,6 +24,7 @@ from jetspark.errors import (
     Conflict,
     ConnectionClosed,
     DataLoss,
+    JetStreamUnavailable,
     StreamNotFound,
     StreamRecreated,
     UsageError,
@@ -342,6 +346,59 @@ async def test_a_scan_goes_on_behind_what_it_has_when_the_connection_is_cut(
 
 
 @on_both_drivers
+async def test_a_scan_that_is_left_early_leaves_no_consumer_behind(
+    driver: Driver, shared: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetspark.state.scan.PIECE_MESSAGES", 50)
+    async with driver.connect(shared.url) as nc:
+        js = nc.jetstream()
+        stream, steps = await filled(js, 500), Steps(js)
+        async with contextlib.aclosing(steps._runner.pieces(RangeScan(range_of(stream, 1, 501)))) as pieces:
+            assert len(await anext(pieces)) >= 50
+        assert [name async for name in stream.consumer_names()] == []
+
+
+@on_both_drivers
+async def test_a_runner_that_can_connect_again_outlives_a_connection_that_is_closed_for_good(
+    driver: Driver, shared: NatsServer
+) -> None:
+    opened: list[Any] = []
+
+    def renew() -> Any:
+        if not opened or opened[-1].is_closed:
+            opened.append(jetspark.blocking.connect(shared.url))
+        return opened[-1].jetstream()
+
+    async def renew_aio() -> Any:
+        if not opened or opened[-1].is_closed:
+            opened.append(await jetspark.connect(shared.url))
+        return opened[-1].jetstream()
+
+    runner: Any = jetspark.aio.steps.Runner(renew=renew_aio)
+    if driver.name == "blocking":
+        runner = Awaited(jetspark.blocking.steps.Runner(renew=renew))
+    async with driver.connect(shared.url) as nc:
+        watched = await new_bucket(nc.jetstream(), history=5)
+        changes = [Change(f"k.{number}", b"x" * 200, sequence=1, revision=0) for number in range(15_000)]
+        storing = asyncio.ensure_future(runner.run(store(watched.bucket, changes)))
+        while (await watched.stream_info()).state.last_sequence < 1000 and not storing.done():
+            pass
+        await _closed(opened[-1])
+        assert await storing == Outcome(written=15_000)
+        assert (await watched.stream_info()).state.last_sequence == 15_000
+        await _closed(opened[-1])
+        assert len(await runner.run(load(watched.bucket, [change.key for change in changes]))) == 15_000
+        assert len(opened) == 3
+        await _closed(opened[-1])
+
+
+async def _closed(client: Any) -> None:
+    closing = await asyncio.to_thread(client.close) if isinstance(client, jetspark.blocking.Client) else client.close()
+    if closing is not None:
+        await closing
+
+
+@on_both_drivers
 async def test_a_closed_connection_ends_a_procedure(driver: Driver, shared: NatsServer) -> None:
     nc = await driver.connect(shared.url)
     js = nc.jetstream()
@@ -388,3 +445,40 @@ async def test_a_table_is_one_moment_of_a_bucket_that_keeps_changing(driver: Dri
         past = await steps.run(plan(view, as_of=moment))
         wanted = set(past.wanted)
         assert {key: value for revision, key, value in log if revision in wanted} == table
+
+
+# ---- another domain --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A leaf node with JetStream of its own, connected to one whose JetStream is the domain ``hub``."""
+    folder = tmp_path_factory.mktemp("domains")
+    with (
+        NatsServer(jetstream=False, extra_config=domain_config("hub", folder / "hub")) as hub,
+        NatsServer(jetstream=False, extra_config=domain_config("edge", folder / "edge", hub)) as leaf,
+    ):
+        yield leaf
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["fast ingest", "one by one"])
+@on_both_drivers
+async def test_a_bucket_of_another_domain_is_written_and_read(driver: Driver, edge: NatsServer, batched: bool) -> None:
+    async with driver.connect(edge.url) as nc:
+        js = nc.jetstream(domain="hub")
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await js.account_info()
+                    break
+                except JetStreamUnavailable:  # the leaf node is not connected yet
+                    await asyncio.sleep(0.05)
+        kv, steps = await new_bucket(js, batched=batched), Steps(js)
+        changes = [Change(f"k.{number}", b"[1,1]", sequence=3, revision=0) for number in range(50)]
+        assert await steps.run(store(kv.bucket, changes, patience_s=5)) == Outcome(written=50)
+        assert len(await steps.run(load(kv.bucket, [change.key for change in changes]))) == 50
+        assert await steps.run(fold_into(kv.bucket, Chain(), {"k.7": [Applied(3, 1), Applied(4, 1)]})) == Outcome(
+            1, (), 1
+        )
+        assert len(await values_of(kv, steps)) == 50
+        assert (await kv.stream_info()).state.last_sequence == 51

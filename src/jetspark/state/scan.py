@@ -307,7 +307,8 @@ class RangeScan:
         self._pulling: Pulling | None = None
         self._direct: DirectReading | None = None
         self._share = 1.0
-        self._counted_to = part.start
+        self._skipped: list[range] = []
+        """Sequences of the present piece that were gone before they were asked for; they are counted."""
         self._head_at_end: Head | None = None
         self._heard_at = 0.0
         self._silence_s = SILENCE_S
@@ -328,6 +329,7 @@ class RangeScan:
         self._is_failed = True
         self._heard_at = yield Now()  # whoever reads may have taken their time
         messages: list[Any] = []
+        self._skipped = []
         size, start = 0, self._next
         while (found := (yield from self._some())) is not None:
             messages += found
@@ -479,25 +481,26 @@ class RangeScan:
         if head.first > self._next:
             first = min(head.first, self._part.end)
             self._lose(self._next, head.first, first - self._next)
+            self._skipped.append(range(self._next, first))
             self._next = first
 
     def _check_gaps(self, messages: list[Any], start: int) -> Procedure[None]:
         """Whether a gap in the messages is in front of the stream's beginning by now."""
         # Of the last messages it is known already: it was asked when the range was done.
         first = (self._head_at_end or (yield from self._head())).first
-        start = max(start, self._counted_to)
-        if first <= start:
+        end = min(first, self._next)
+        if end <= start:
             return
         there = {each.sequence if isinstance(each, StoredMessage) else delivery(each).sequence for each in messages}
-        gone = [sequence for sequence in range(start, min(first, self._next)) if sequence not in there]
-        if gone:
-            self._lose(gone[0], first, len(gone))
+        count = end - start - sum(sequence < end for sequence in there)
+        count -= sum(len(range(each.start, min(each.stop, end))) for each in self._skipped)
+        if count:
+            self._lose(_first_missing(start, there, self._skipped), first, count)
 
     def _lose(self, wanted: int, first: int, count: int) -> None:
         stream = self._part.stream
         if self._part.is_earliest:
             _logger.info("stream %s: evicted before it was read: %d from %d on", stream, count, wanted)
-            self._counted_to = first
             return
         if self._fail_on_loss:
             raise DataLoss(stream, wanted, first)
@@ -510,7 +513,6 @@ class RangeScan:
                 first,
             )
         self.lost_sequences += count
-        self._counted_to = first
 
 
 def _is_consumed(config: StreamConfig) -> bool:
@@ -527,3 +529,15 @@ def _is_consumed(config: StreamConfig) -> bool:
             "does not allow direct gets; set allow_direct on the stream"
         )
     return True
+
+
+def _first_missing(start: int, there: set[int], skipped: list[range]) -> int:
+    sequence = start
+    while True:
+        beyond = next((each.stop for each in skipped if sequence in each), None)
+        if beyond is not None:
+            sequence = beyond
+        elif sequence in there:
+            sequence += 1
+        else:
+            return sequence
