@@ -44,7 +44,6 @@ SHARED_NAMES = {
     "State",
     "StoredMessage",
     "StreamWriter",
-    "Verdict",
     "Write",
     "Written",
     "_Batch",

@@ -781,6 +781,36 @@ def test_a_run_to_a_removed_route_is_dropped() -> None:
     assert parser._run is None
 
 
+def between(statuses: int, messages: int = 20) -> list[Frame]:
+    """Messages, and after each ``messages`` of them a status."""
+    frames = []
+    for number in range(statuses):
+        frames += stream_messages(messages, 2, first=number * messages)
+        frames.append(message_frame("a", 1, None, BLOCK, b""))
+    return frames + stream_messages(messages, 2, first=statuses * messages)
+
+
+def test_a_run_goes_on_behind_a_few_statuses() -> None:
+    """A server sends one after each pull request with a bound of bytes."""
+    most = parser_module.MAX_INTERRUPTIONS
+    for statuses in (1, most, most + 1):
+        frames = between(statuses)
+        parser, came = read_in_a_run(2, b"".join(frame.wire for frame in frames))
+        assert came == meaning(frames)
+        assert parser.read_in_runs == 20 * min(statuses + 1, most + 1)
+
+
+def test_a_run_is_expected_though_statuses_come_between() -> None:
+    routes = {b"1": Destination(), b"2": Destination()}
+    parser = WatchedParser(routes)
+    frames = between(1, 200)
+    for _ in range(6):
+        parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert parser._run is not None
+    assert parser.read_in_runs
+    assert routes[b"1"].seen == [frame.seen for frame in frames] * 6
+
+
 def test_a_run_ends_when_others_fill_the_chunks() -> None:
     parser, routes = parser_in_a_run(2)
     run = parser._run

@@ -469,6 +469,109 @@ def test_a_flow_believes_what_a_status_says_is_undelivered_and_asks_for_that_onl
     assert body(flow.step(30.1, 1))["batch"] == 6
 
 
+def test_a_request_that_used_its_bytes_to_the_last_is_over() -> None:
+    """The server says nothing about it (2.15)."""
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=1000))
+    asked(flow.step(0.0, 1))
+    one = message(1, 500 - len(message(1, 0).raw_reply or b"") - 1)
+    machine.absorb([one], 0.1)
+    assert machine.outstanding == 1
+    machine.absorb([one], 0.2)
+    assert (machine.owed, machine.owed_bytes, machine.outstanding) == (0, 0, 0)
+    machine.buffer.clear()
+    assert body(flow.step(0.3, 1))["max_bytes"] == 1000
+
+
+def test_bytes_are_counted_as_the_server_does() -> None:
+    """In bytes: a subject may have characters of several."""
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=1000))
+    asked(flow.step(0.0, 1))
+    machine.absorb([AckableMessage("ü", b"12345", b"$JS.ACK", b"NATS/1.0\r\n\r\n", None)], 0.1)
+    assert machine.owed_bytes == 1000 - 2 - 5 - 7 - 12
+
+
+def test_small_messages_do_not_make_a_request_wait_for_the_bytes_of_another() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=64 << 20))
+    assert body(flow.step(0.0, 1))["max_bytes"] == 4 << 20
+    for _ in range(4):
+        for _ in range(2):
+            machine.absorb([message(number) for number in range(25)], 0.1)
+            assert flow.step(0.1, 1) == 25
+            machine.buffer.clear()
+        assert body(flow.step(0.1, 1))["batch"] == 50
+        assert machine.outstanding >= 2
+
+
+class _BoundedServer:
+    """Delivers what fits; says what it leaves, but nothing when there is not a byte left (2.15)."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[int]] = {}
+
+    def accept(self, ask: Ask) -> None:
+        fields = json.loads(ask.body)
+        self.waiting[ask.reply] = [fields["batch"], fields["max_bytes"]]
+
+    def send(self, data_bytes: int) -> list[AckableMessage]:
+        """The next message to the request that waits longest, or what ends that one."""
+        for reply, left in list(self.waiting.items()):
+            one = message(1, data_bytes)
+            size = pull.size_bytes(one)
+            sent = [one] if size <= left[1] else []
+            if sent:
+                left[0] -= 1
+                left[1] -= size
+            if not sent or not left[0] or not left[1]:
+                del self.waiting[reply]
+            if sent and (left[0] or not left[1]):
+                return sent
+            pending = f"Nats-Pending-Messages: {left[0]}\r\nNats-Pending-Bytes: {left[1]}\r\n\r\n"
+            line = "Batch Completed" if sent else "Message Size Exceeds MaxBytes"
+            return [*sent, AckableMessage(reply, b"", None, f"NATS/1.0 409 {line}\r\n{pending}".encode(), None)]
+        return []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(400, 4000),
+    st.lists(st.one_of(st.integers(0, 300), st.sampled_from([0, 155, 200])), min_size=1, max_size=200),
+    st.integers(1, 30),
+)
+def test_a_flow_never_has_more_than_its_bounds_and_gets_everything(
+    max_messages: int, max_bytes: int, sizes: list[int], at_once: int
+) -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=max_messages, max_bytes=max_bytes))
+    server = _BoundedServer()
+    coming, taken = list(sizes), 0
+    for _ in range(20 * len(sizes)):
+        if taken == len(sizes):
+            return
+        step = flow.step(0.0, 1)
+        if isinstance(step, Ask):
+            server.accept(step)
+        elif isinstance(step, int):
+            taken += step
+            for _ in range(step):
+                machine.buffer.popleft()
+        else:
+            assert server.waiting, "it waits for nothing"
+            arrived: list[AckableMessage] = []
+            for _ in range(at_once):
+                some = server.send(coming[0]) if coming else []
+                del coming[: len([each for each in some if each.raw_reply])]
+                arrived += some
+            machine.absorb(arrived, 0.0)
+        owed, owed_bytes = (sum(each[place] for each in server.waiting.values()) for place in (0, 1))
+        assert len(machine.buffer) + owed <= max_messages
+        assert sum(map(pull.size_bytes, machine.buffer)) + owed_bytes <= max_bytes
+    raise AssertionError("it came to a standstill")
+
+
 def test_release_tells_what_to_give_back() -> None:
     machine = puller()
     asked(Flow(machine, PullLimits()).step(0.0, 1))

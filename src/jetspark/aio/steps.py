@@ -13,7 +13,7 @@ from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
-from jetspark.jetstream.pull import Ask
+from jetspark.jetstream.pull import Ask, Wait
 from jetspark.publish.steps import (
     AskMany,
     ClosePull,
@@ -157,11 +157,11 @@ class Runner:
         assert isinstance(source, Source)
         while isinstance(count := reader.step(source.loop.time(), source.session), Ask):
             await source.send(count)
-        if not isinstance(count, int):
+        if isinstance(count, Wait):
             await source.wait(count)
             count = len(buffer)  # what came while it waited
         take = buffer.popleft
-        return [take() for _ in range(count)]
+        return [take() for _ in range(count or 0)]
 
     async def _close_pull(self, step: ClosePull) -> None:
         source, info, js = step.source, step.info, self._context

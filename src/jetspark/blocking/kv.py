@@ -212,7 +212,7 @@ class KeyValue:
             from_revision: Begin with what was written at or after this revision, to go on where another watch ended.
 
         Raises (while iterating):
-            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
                 watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.

@@ -248,9 +248,12 @@ class Connection:
 
     def new_batch(self) -> tuple[str, str]:
         """A prefix of reply subjects and a batch id below it that no other connection uses."""
+        return self._inbox.rpartition(".")[0], self.new_name()
+
+    def new_name(self) -> str:
+        """A name for something at the server that no other connection uses."""
         self._last_token += 1
-        prefix, _, token = self._inbox.rpartition(".")
-        return prefix, f"{token}-{self._last_token}"
+        return f"{self._inbox.rpartition('.')[2]}-{self._last_token}"
 
     def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
         """A transport to ``server`` is being opened; its greeting is expected.
