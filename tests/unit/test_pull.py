@@ -652,7 +652,7 @@ def test_an_answer_that_is_no_refusal_ends_the_pause_of_those_before(line: str) 
     assert machine.may_ask_at() < 0
     again = asked(fetch(machine, 2, now=0.3, timeout_s=30).step(0.3, 1))
     machine.absorb([status(again, "409 Leadership Change")], 0.3)
-    assert machine.may_ask_at() == pytest.approx(0.3 + pull.PAUSE_S)  # the first again, not the second
+    assert machine.may_ask_at() == pytest.approx(0.3 + pull.PAUSE.first_s)  # the first again, not the second
 
 
 def test_a_message_ends_the_pause_too_and_pauses_grow_up_to_a_bound() -> None:
