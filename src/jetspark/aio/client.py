@@ -415,6 +415,8 @@ class Client(ClientBase):
             pass
         finally:
             self._end()
+            problem = None  # its traceback has this frame
+            steps.close()
 
     async def _perform(self, step: ending.Step, deadline: float) -> Any:
         left_s = max(0.0, deadline - self._link.now())

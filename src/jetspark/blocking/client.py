@@ -382,6 +382,8 @@ class Client(ClientBase):
             pass
         finally:
             self._end_surely()
+            problem = None  # its traceback has this frame
+            steps.close()
 
     def _perform(self, step: ending.Step, deadline: float) -> Any:
         match step:

@@ -570,14 +570,16 @@ class Link:
             data = self._machine.data_to_send()
         self._socket.sendall(data)
         while not is_done():
+            if self._is_closing:  # then the machine is closed, and never done
+                raise ConnectionLost("closed while connecting")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise RequestTimeout(what, timeout_s)
-            self._socket.settimeout(left_s)
+            self._socket.settimeout(min(left_s, LONGEST_SLEEP_S))
             try:
                 data = self._socket.recv(READ_BYTES)
             except TimeoutError:
-                raise RequestTimeout(what, timeout_s) from None
+                continue
             if not data:
                 raise ConnectionLost("the server closed the connection")
             with self.lock:
