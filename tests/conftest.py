@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import class_archive, packing
+from support import class_archive, packing, seeds
 
 # The suite starts hundreds of Python processes. Where bytecode is not to be written, each of them would compile the
 # package again, and each of pytest's the tests: half a second a time.
@@ -40,6 +40,19 @@ def pytest_sessionfinish() -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+def pytest_report_header() -> str:
+    return seeds.header()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.verbosity < 0:  # then there was no header
+        terminalreporter.write_line(seeds.header())
+
+
+def pytest_configure() -> None:
+    seeds.draw()  # before processes are started, which have to draw the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,9 +6,11 @@ driver is loaded when one of its names is used, so that programs that block, Spa
 
 from typing import TYPE_CHECKING
 
+from jetspark import errors as _errors
 from jetspark.core import public as _core
 from jetspark.core.public import *
 from jetspark.core.version import VERSION
+from jetspark.errors import *
 from jetspark.jetstream import public as _jetstream
 from jetspark.jetstream.public import *
 from jetspark.publish import public as _publish
@@ -62,6 +64,7 @@ __all__ = [
     "connect",
 ]
 __all__ += _core.__all__
+__all__ += _errors.__all__
 __all__ += _jetstream.__all__
 __all__ += _publish.__all__
 

@@ -1,65 +1,76 @@
-"""Every exception JetSpark raises, as one tree. The branch says who has to act.
+"""Every exception JetSpark raises, as one tree. The branch is a class, and says who has to act.
 
 ::
 
     JetSparkError
-    ├── ConfigError (ValueError)            the caller: a value we cannot use
-    │   ├── InvalidSubject                  ... a subject NATS does not allow
-    │   ├── InvalidHeader                   ... a header that would break the frame
-    │   └── PayloadTooLarge                 ... more bytes than the server accepts
-    ├── UsageError (RuntimeError)           the caller: a call at the wrong time
-    │   ├── ConnectionClosed                ... use after close() or drain()
-    │   └── BatcherClosed                   ... add() after shutdown()
-    │       └── BatcherBroken               ... or after the batcher itself failed
-    ├── MissingExtra (ImportError)          the caller: an optional dependency is not installed
-    ├── ProtocolError                       the peer: bytes that are not the NATS protocol
-    ├── ConnectionLost (ConnectionError)    the network: the connection went away
-    │   └── NoServersAvailable              ... and none of the servers could be reached
-    ├── RequestTimeout (TimeoutError)       the network: no answer in time
-    ├── BufferFull                          the network: it takes nothing, and the send buffer is full
-    ├── WindowFull                          the network: as many messages as allowed wait for their acknowledgement
-    ├── NoResponders                        the server: nobody listens on the subject
-    ├── AuthenticationFailed                the server: it did not accept our credentials
-    ├── PermissionDenied (PermissionError)  the server: we may not use this subject
-    ├── ServerRefused                       the server: any other -ERR, in its own words
-    ├── ServerError                         the server: JetStream refused a request; code, err_code, description
-    │   ├── StreamNotFound                  ... there is no such stream
-    │   ├── StreamNameInUse                 ... one of that name exists, with another configuration
-    │   ├── ConsumerNotFound                ... there is no such consumer
-    │   ├── ConsumerNameInUse               ... one of that name exists, with another configuration
-    │   ├── MessageNotFound                 ... there is no such message
-    │   ├── WrongLastSequence               ... somebody else wrote first
-    │   ├── AtomicPublishDisabled           ... the stream does not allow atomic batches
-    │   ├── BatchIncomplete                 ... it lost an atomic batch: idle too long, a restart, a lost message
-    │   ├── BatchTooLarge                   ... more messages than an atomic batch may have; limit says how many
-    │   ├── DuplicateMessageId              ... a message of the atomic batch is stored already
-    │   ├── TooManyBatches                  ... as many batches as it allows are open
-    │   ├── BatchPublishDisabled            ... the stream does not allow fast ingest
-    │   ├── BatchUnknown                    ... it does not know the fast batch (any more)
-    │   └── JetStreamNotEnabled             ... JetStream is off, for the server or the account
-    ├── BatchCutShort                       the server: it ended a fast batch early; stored says how far it came
-    ├── BatchInDoubt                        the network: nobody knows how a batch ended
-    ├── KeyNotFound (KeyError)              the bucket: the key has no value
-    ├── Conflict                            the bucket: somebody else wrote first; keys says where
-    │   └── KeyExists                       ... and the key was to be new
-    ├── ObjectNotFound (KeyError)           the object store: there is no such object
-    ├── DigestMismatch                      the object store: what it has is not what was put
-    ├── JetStreamUnavailable                the server: nobody answers for JetStream, or for this stream, right now
-    ├── DataLoss                            the stream: messages that were to be read are gone
-    ├── StreamRecreated                     the stream: it has the name of the one that was read before, and is another
-    ├── StreamWentBack                      the stream: it ends before the position that was read
-    ├── BatcherTimeout (TimeoutError)       the sink: too slow for the caller's timeout; the call had no effect
-    ├── FlushTimeout (TimeoutError)         the sink: a write took too long; nobody knows what of it is stored
-    ├── DroppedOnShutdown                   the sink: not done with the item when the shutdown's time was over
-    ├── CircuitOpen                         the sink: it failed so often that it is left alone for a while
-    ├── FeatureUnavailable                  the server: too old for something that was asked for
-    └── EmbeddedServerError                 a nats-server of our own did not start or died
+    ├── CallerError                         the program: change the call
+    │   ├── ConfigError (ValueError)            a value we cannot use
+    │   │   ├── InvalidSubject                  ... a subject NATS does not allow
+    │   │   ├── InvalidHeader                   ... a header that would break the frame
+    │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
+    │   ├── UsageError (RuntimeError)           a call at the wrong time
+    │   │   ├── ConnectionClosed                ... use after close() or drain()
+    │   │   ├── NotAwaited (AttributeError)     ... what connect() returned was used, and not awaited
+    │   │   └── BatcherClosed                   ... add() after shutdown()
+    │   │       └── BatcherBroken               ... or after the batcher itself failed
+    │   └── MissingExtra (ImportError)          an optional dependency is not installed
+    ├── NetworkError                        nobody: the other side is away or too slow, right now   may pass
+    │   ├── ConnectionLost (ConnectionError)    the connection went away
+    │   │   └── NoServersAvailable              ... and none of the servers could be reached
+    │   ├── RequestTimeout (TimeoutError)       no answer in time
+    │   ├── BufferFull                          the network takes nothing, and the send buffer is full
+    │   ├── WindowFull                          as many messages as allowed wait for their acknowledgement
+    │   ├── NoResponders                        nobody listens on the subject
+    │   ├── JetStreamUnavailable                nobody answers for JetStream, or for this stream
+    │   ├── BatchInDoubt                        nobody knows how a batch ended
+    │   ├── BatcherTimeout (TimeoutError)       the sink is too slow for the caller's timeout; the call had no effect
+    │   ├── FlushTimeout (TimeoutError)         a write took too long; nobody knows what of it is stored
+    │   ├── CircuitOpen                         the sink failed so often that it is left alone for a while
+    │   └── DroppedOnShutdown                   the sink was not done when the shutdown's time was over     (final)
+    ├── ServerFault                         the operator: the server refuses, or cannot
+    │   ├── ProtocolError                       bytes that are not the NATS protocol
+    │   ├── AuthenticationFailed                it did not accept our credentials
+    │   ├── PermissionDenied (PermissionError)  we may not use this subject
+    │   ├── FeatureUnavailable                  it is too old for something that was asked for
+    │   ├── ServerRefused                       any other -ERR, in its own words                        may pass
+    │   ├── BatchCutShort                       it ended a fast batch early; stored says how far it came    may pass
+    │   ├── EmbeddedServerError                 a nats-server of our own did not start or died
+    │   └── ServerError                         JetStream refused a request     may pass: codes 408, 409, 429, 503
+    │       ├── StreamNotFound                  ... there is no such stream
+    │       ├── StreamNameInUse                 ... one of that name exists, with another configuration
+    │       ├── ConsumerNotFound                ... there is no such consumer
+    │       ├── ConsumerNameInUse               ... one of that name exists, with another configuration
+    │       ├── MessageNotFound                 ... there is no such message
+    │       ├── WrongLastSequence               ... somebody else wrote first
+    │       ├── AtomicPublishDisabled           ... the stream does not allow atomic batches
+    │       ├── BatchIncomplete                 ... it lost an atomic batch: idle, a restart, a lost message    may pass
+    │       ├── BatchTooLarge                   ... more messages than an atomic batch may have; limit says how many
+    │       ├── DuplicateMessageId              ... a message of the atomic batch is stored already
+    │       ├── TooManyBatches                  ... as many batches as it allows are open                       may pass
+    │       ├── BatchPublishDisabled            ... the stream does not allow fast ingest
+    │       ├── BatchUnknown                    ... it does not know the fast batch (any more)                  may pass
+    │       ├── JetStreamNotEnabled             ... JetStream is off, for the server or the account             (final)
+    │       └── InsufficientResources           ... a limit of the server or the account is reached
+    └── DataError                           the data: what is stored is not what was expected
+        ├── KeyNotFound (KeyError)              the key has no value
+        ├── Conflict                            somebody else wrote first; keys says where
+        │   └── KeyExists                       ... and the key was to be new
+        ├── ObjectNotFound (KeyError)           there is no such object
+        ├── DigestMismatch                      an object is not what was put
+        ├── DataLoss                            messages that were to be read are gone
+        ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
+        └── StreamWentBack                      the stream ends before the position that was read
+
+``may_pass`` of an error says whether the same call may succeed later although nobody does anything: the one question
+of every retry. Whether to repeat it is *safe* is another one: a publish that timed out may be stored.
 
 Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
 between processes, and ``args`` alone must rebuild them.
 """
 
 from __future__ import annotations
+
+from jetspark.codes import Code
 
 __all__ = [
     "AtomicPublishDisabled",
@@ -74,6 +85,7 @@ __all__ = [
     "BatcherClosed",
     "BatcherTimeout",
     "BufferFull",
+    "CallerError",
     "CircuitOpen",
     "ConfigError",
     "Conflict",
@@ -81,6 +93,7 @@ __all__ = [
     "ConnectionLost",
     "ConsumerNameInUse",
     "ConsumerNotFound",
+    "DataError",
     "DataLoss",
     "DigestMismatch",
     "DroppedOnShutdown",
@@ -88,6 +101,7 @@ __all__ = [
     "EmbeddedServerError",
     "FeatureUnavailable",
     "FlushTimeout",
+    "InsufficientResources",
     "InvalidHeader",
     "InvalidSubject",
     "JetSparkError",
@@ -97,14 +111,17 @@ __all__ = [
     "KeyNotFound",
     "MessageNotFound",
     "MissingExtra",
+    "NetworkError",
     "NoResponders",
     "NoServersAvailable",
+    "NotAwaited",
     "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
     "ProtocolError",
     "RequestTimeout",
     "ServerError",
+    "ServerFault",
     "ServerRefused",
     "StreamNameInUse",
     "StreamNotFound",
@@ -120,8 +137,36 @@ __all__ = [
 class JetSparkError(Exception):
     """Root of every error JetSpark raises."""
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may succeed later although nobody does anything.
 
-class ConfigError(JetSparkError, ValueError):
+        It does not say that a repetition is safe: what timed out may have been done.
+        """
+        return False
+
+
+class CallerError(JetSparkError):
+    """The program has to change: a value or a call that cannot work."""
+
+
+class NetworkError(JetSparkError):
+    """The other side is away or too slow right now: server, network, or a batcher's sink. It may pass."""
+
+    @property
+    def may_pass(self) -> bool:
+        return True
+
+
+class ServerFault(JetSparkError):
+    """The server refuses, or is not able to: its operator, its configuration or its limits have to change."""
+
+
+class DataError(JetSparkError):
+    """What is stored is not what the call expected: read again, and decide again."""
+
+
+class ConfigError(CallerError, ValueError):
     """A value the caller gave cannot be used; the message names it and what would work."""
 
 
@@ -165,8 +210,12 @@ class PayloadTooLarge(ConfigError):
         )
 
 
-class UsageError(JetSparkError, RuntimeError):
+class UsageError(CallerError, RuntimeError):
     """A call that makes no sense in the present state."""
+
+
+class NotAwaited(UsageError, AttributeError):
+    """What ``connect`` returned was used as a client; it becomes one when awaited, or entered by ``async with``."""
 
 
 class ConnectionClosed(UsageError):
@@ -191,7 +240,7 @@ class BatcherBroken(BatcherClosed):
         return f"batcher {self.name!r} is broken: what it held is not written, and it accepts nothing more"
 
 
-class MissingExtra(JetSparkError, ImportError):
+class MissingExtra(CallerError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
@@ -202,11 +251,11 @@ class MissingExtra(JetSparkError, ImportError):
         return f"{self.feature} needs the extra {self.extra!r}: pip install 'jetspark[{self.extra}]'"
 
 
-class ProtocolError(JetSparkError):
+class ProtocolError(ServerFault):
     """The peer sent bytes that are not the NATS protocol; the connection is dropped and re-established."""
 
 
-class ConnectionLost(JetSparkError, ConnectionError):
+class ConnectionLost(NetworkError, ConnectionError):
     """The connection went away while this operation depended on it.
 
     ``unconfirmed_messages`` counts the publishes that had left for the server and that no reply from it confirms:
@@ -233,7 +282,7 @@ class NoServersAvailable(ConnectionLost):
         self.failures = failures
 
 
-class RequestTimeout(JetSparkError, TimeoutError):
+class RequestTimeout(NetworkError, TimeoutError):
     """No answer arrived in time. What was asked may or may not have happened.
 
     Unless ``was_sent`` is False: then all the time went by waiting for room in the send buffer, and nothing was sent.
@@ -249,7 +298,7 @@ class RequestTimeout(JetSparkError, TimeoutError):
         return f"{self.what}: no answer within {self.timeout_s:g} s"
 
 
-class BufferFull(JetSparkError):
+class BufferFull(NetworkError):
     """The message was not accepted: the network does not take what is published, and the send buffer is full."""
 
     def __init__(self, buffered_bytes: int, limit_bytes: int) -> None:
@@ -263,7 +312,7 @@ class BufferFull(JetSparkError):
         )
 
 
-class WindowFull(JetSparkError):
+class WindowFull(NetworkError):
     """The message was not accepted: ``max_outstanding`` earlier ones still wait for their acknowledgement."""
 
     def __init__(self, max_outstanding: int) -> None:
@@ -277,7 +326,7 @@ class WindowFull(JetSparkError):
         )
 
 
-class NoResponders(JetSparkError):
+class NoResponders(NetworkError):
     """Nobody is subscribed to the request's subject, so no answer can come."""
 
     def __init__(self, subject: str) -> None:
@@ -288,7 +337,7 @@ class NoResponders(JetSparkError):
         return f"no responders on {self.subject!r}: nothing is subscribed to it"
 
 
-class AuthenticationFailed(JetSparkError):
+class AuthenticationFailed(ServerFault):
     """The server did not accept our credentials. Retrying with the same ones will not help."""
 
     def __init__(self, server: str, reason: str) -> None:
@@ -299,7 +348,7 @@ class AuthenticationFailed(JetSparkError):
         return f"{self.server} refused the credentials: {self.reason}"
 
 
-class PermissionDenied(JetSparkError, PermissionError):
+class PermissionDenied(ServerFault, PermissionError):
     """The server does not let this user publish or subscribe to ``subject``.
 
     ``operation`` is ``"publish"`` or ``"subscribe"``.
@@ -313,7 +362,7 @@ class PermissionDenied(JetSparkError, PermissionError):
         return f"permission denied: this user may not {self.operation} to {self.subject!r}"
 
 
-class ServerRefused(JetSparkError):
+class ServerRefused(ServerFault):
     """The server reported an error that belongs to the connection, not to one operation; ``text`` is its wording."""
 
     def __init__(self, server: str, text: str) -> None:
@@ -323,20 +372,59 @@ class ServerRefused(JetSparkError):
     def __str__(self) -> str:
         return f"{self.server}: {self.text}"
 
+    @property
+    def may_pass(self) -> bool:
+        return True
 
-class ServerError(JetSparkError):
-    """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own."""
 
-    def __init__(self, code: int, err_code: int, description: str) -> None:
-        super().__init__(code, err_code, description)
+class ServerError(ServerFault):
+    """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own.
+
+    ``stream`` and ``consumer`` are the names of those the request was about; empty where it was about none.
+    """
+
+    def __init__(self, code: int, err_code: int, description: str, stream: str = "", consumer: str = "") -> None:
+        super().__init__(code, err_code, description, stream, consumer)
         self.code, self.err_code, self.description = code, err_code, description
+        self.stream, self.consumer = stream, consumer
 
     def __str__(self) -> str:
-        return f"{self.description} (code {self.code}, err_code {self.err_code})"
+        about = f"{self._about}: " if self._about else ""
+        return f"{about}{self.description} ({self._codes})"
+
+    @property
+    def _codes(self) -> str:
+        return f"code {self.code}, err_code {self.err_code}"
+
+    @property
+    def _about(self) -> str:
+        of_stream = f"stream {self.stream!r}" if self.stream else ""
+        if not self.consumer:
+            return of_stream
+        return f"consumer {self.consumer!r}{' of ' if of_stream else ''}{of_stream}"
+
+    @property
+    def may_pass(self) -> bool:
+        # Codes as of HTTP: no answer from the leader, an id that is just being stored, too many requests, nobody leads
+        # or no room. 500 is what configurations are refused with, so it is final.
+        return self.code in (408, 409, 429, 503)
 
 
 class StreamNotFound(ServerError):
-    """There is no stream of that name, or none that stores that subject."""
+    """There is no stream of that name; ``stream`` is the name. Of a bucket or object store, ``bucket`` is its own."""
+
+    @property
+    def bucket(self) -> str:
+        """The name of the key-value bucket or object store whose stream this would be; empty if it is neither."""
+        kind, _, name = self.stream.partition("_")
+        return name if kind in ("KV", "OBJ") else ""
+
+    def __str__(self) -> str:
+        if not self.stream:
+            return super().__str__()
+        kind = "object store" if self.stream.startswith("OBJ_") else "bucket"
+        what = f"{kind} {self.bucket!r}, which is the stream {self.stream!r}" if self.bucket else self._about
+        return f"there is no {what}: {self.description} ({self._codes})"
 
 
 class StreamNameInUse(ServerError):
@@ -344,7 +432,7 @@ class StreamNameInUse(ServerError):
 
 
 class ConsumerNotFound(ServerError):
-    """There is no consumer of that name."""
+    """There is no consumer of that name, or no more; ``consumer`` is the name, ``stream`` where it was looked for."""
 
 
 class ConsumerNameInUse(ServerError):
@@ -352,7 +440,24 @@ class ConsumerNameInUse(ServerError):
 
 
 class MessageNotFound(ServerError):
-    """There is no message with that sequence, or none on that subject."""
+    """There is no message with that sequence, or none on that subject; ``wanted`` says which was asked for."""
+
+    def __init__(
+        self,
+        code: int,
+        err_code: int,
+        description: str,
+        stream: str = "",
+        consumer: str = "",
+        wanted: str = "",
+    ) -> None:
+        super().__init__(code, err_code, description, stream, consumer)
+        self.args = (code, err_code, description, stream, consumer, wanted)
+        self.wanted = wanted
+
+    @property
+    def _about(self) -> str:
+        return ", ".join(part for part in (super()._about, self.wanted) if part)
 
 
 class WrongLastSequence(ServerError):
@@ -371,6 +476,10 @@ class BatchIncomplete(ServerError):
 
     It was idle for too long, its leader changed, the server was restarted, or a message was lost. Send it again.
     """
+
+    @property
+    def may_pass(self) -> bool:
+        return True
 
 
 class BatchTooLarge(ServerError):
@@ -393,9 +502,61 @@ class DuplicateMessageId(ServerError):
 class TooManyBatches(ServerError):
     """As many batches are open as the server allows, for the stream or in all: nothing was stored. Try again later."""
 
+    @property
+    def may_pass(self) -> bool:
+        return True
+
 
 class JetStreamNotEnabled(ServerError):
-    """JetStream is switched off, on this server or for this account."""
+    """JetStream is switched off, on this server (``err_code`` 10076) or for this account (10039)."""
+
+    def __str__(self) -> str:
+        if self.err_code == Code.NOT_ENABLED_FOR_ACCOUNT:
+            remedy = "put `jetstream: enabled` into the account's configuration, or use an account that has it"
+        else:
+            remedy = "start nats-server with -js, or put `jetstream {}` into its configuration"
+        return f"{super().__str__()}; {remedy}"
+
+    @property
+    def may_pass(self) -> bool:
+        return False
+
+
+class InsufficientResources(ServerError):
+    """A limit is reached: of the server, of the account, or of both together. The message says which, and what helps.
+
+    A disk that is full before the server's limit is reached is none of these: then nats-server 2.15 does not answer a
+    publish at all, which becomes a ``RequestTimeout``, and says in its log why.
+    """
+
+    def __str__(self) -> str:
+        remedy = _LIMITS.get(self.err_code)
+        return f"{super().__str__()}; {remedy}" if remedy else super().__str__()
+
+
+_LESS = "delete or purge what is not needed, give streams limits (max_bytes, max_age_s)"
+# By err_code: which limit that is, and what helps.
+_LIMITS: dict[int, str] = {
+    Code.ACCOUNT_RESOURCES_EXCEEDED: (
+        f"the account's streams hold all that it may store (max_store, max_memory): {_LESS}, or raise the limit"
+    ),
+    Code.INSUFFICIENT_RESOURCES: (
+        "the streams of all accounts hold all that the server may store (max_file_store or max_memory_store in its "
+        f"`jetstream` block; by default three quarters of the disk free at its start): {_LESS}, or raise the limit"
+    ),
+    Code.MAXIMUM_CONSUMERS: (
+        "the account, or the stream, may have no more consumers (max_consumers): delete some, or raise the limit"
+    ),
+    Code.MAXIMUM_STREAMS: "the account may have no more streams (max_streams): delete some, or raise the limit",
+    Code.MEMORY_EXCEEDED: (
+        "max_bytes is set aside at once, and is more than is left of the server's max_memory_store or of the account's "
+        "max_memory: lower it, or raise those"
+    ),
+    Code.STORAGE_EXCEEDED: (
+        "max_bytes is set aside at once, and is more than is left of the server's max_file_store or of the account's "
+        "max_store: lower it, or raise those"
+    ),
+}
 
 
 class BatchPublishDisabled(ServerError):
@@ -408,8 +569,12 @@ class BatchPublishDisabled(ServerError):
 class BatchUnknown(ServerError):
     """The server knows no such fast batch: it was idle for too long, or the server was restarted."""
 
+    @property
+    def may_pass(self) -> bool:
+        return True
 
-class BatchCutShort(JetSparkError):
+
+class BatchCutShort(ServerFault):
     """The server ended a fast batch early. The first ``stored`` messages are stored, and none after them."""
 
     def __init__(self, batch_id: str, stored: int, reason: str) -> None:
@@ -419,8 +584,13 @@ class BatchCutShort(JetSparkError):
     def __str__(self) -> str:
         return f"batch {self.batch_id!r} was ended after {self.stored} stored messages: {self.reason}"
 
+    @property
+    def may_pass(self) -> bool:
+        # It says how far the batch came; its cause says why no further.
+        return self.__cause__.may_pass if isinstance(self.__cause__, JetSparkError) else True
 
-class BatchInDoubt(JetSparkError):
+
+class BatchInDoubt(NetworkError):
     """Nobody knows how a batch ended: ``reason`` says why.
 
     The first ``stored`` messages are stored for sure; each of the others may be stored or not.
@@ -434,8 +604,13 @@ class BatchInDoubt(JetSparkError):
         known = f"the first {self.stored} messages are stored, " if self.stored else ""
         return f"batch {self.batch_id!r}: {known}nobody knows about the rest: {self.reason}"
 
+    @property
+    def may_pass(self) -> bool:
+        # It says how far the batch came; its cause says why no further.
+        return self.__cause__.may_pass if isinstance(self.__cause__, JetSparkError) else True
 
-class KeyNotFound(JetSparkError, KeyError):
+
+class KeyNotFound(DataError, KeyError):
     """The key has no value: it never had one, or it was deleted."""
 
     def __init__(self, bucket: str, key: str) -> None:
@@ -446,7 +621,7 @@ class KeyNotFound(JetSparkError, KeyError):
         return f"no value for {self.key!r} in bucket {self.bucket!r}"
 
 
-class Conflict(JetSparkError):
+class Conflict(DataError):
     """Somebody else wrote first, so nothing was written. Read ``keys`` again, and decide again."""
 
     def __init__(self, bucket: str, keys: tuple[str, ...]) -> None:
@@ -465,7 +640,7 @@ class KeyExists(Conflict):
         return f"{', '.join(map(repr, self.keys))} in bucket {self.bucket!r} already has a value"
 
 
-class ObjectNotFound(JetSparkError, KeyError):
+class ObjectNotFound(DataError, KeyError):
     """There is no object of that name: there never was one, or it was deleted."""
 
     def __init__(self, bucket: str, name: str) -> None:
@@ -476,7 +651,7 @@ class ObjectNotFound(JetSparkError, KeyError):
         return f"no object {self.name!r} in bucket {self.bucket!r}"
 
 
-class DigestMismatch(JetSparkError):
+class DigestMismatch(DataError):
     """What was read of an object is not what was put: ``reason`` says what differs. Discard it all."""
 
     def __init__(self, bucket: str, name: str, reason: str) -> None:
@@ -487,21 +662,22 @@ class DigestMismatch(JetSparkError):
         return f"object {self.name!r} in bucket {self.bucket!r} is damaged: {self.reason}"
 
 
-class JetStreamUnavailable(JetSparkError):
-    """Nobody answers: JetStream is not enabled, no stream stores the subject, or a leader is being elected."""
+class JetStreamUnavailable(NetworkError):
+    """Nobody answers, so nothing was done: JetStream is off, no stream stores the subject, or it has no leader.
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(subject)
-        self.subject = subject
+    ``reason`` says which of them it is, as far as what the server says of itself tells, and what helps.
+    """
+
+    def __init__(self, subject: str, reason: str = "") -> None:
+        super().__init__(subject, reason)
+        self.subject, self.reason = subject, reason
 
     def __str__(self) -> str:
-        return (
-            f"nobody answers on {self.subject!r}: JetStream is not enabled, no stream stores this subject, "
-            "or a leader is being elected"
-        )
+        guess = "JetStream is not enabled, no stream stores this subject, or a leader is being elected"
+        return f"nobody answers on {self.subject!r}: {self.reason or guess}"
 
 
-class DataLoss(JetSparkError):
+class DataLoss(DataError):
     """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged."""
 
     def __init__(self, stream: str, wanted: int, first: int) -> None:
@@ -516,7 +692,7 @@ class DataLoss(JetSparkError):
         )
 
 
-class StreamRecreated(JetSparkError):
+class StreamRecreated(DataError):
     """The stream has the name of the one that was read before, and is another."""
 
     def __init__(self, stream: str, known: str, found: str, remedy: str = "start with a new checkpoint") -> None:
@@ -530,7 +706,7 @@ class StreamRecreated(JetSparkError):
         )
 
 
-class StreamWentBack(JetSparkError):
+class StreamWentBack(DataError):
     """The stream ends before the offset: it was restored from something older, or the offset is not of this stream."""
 
     def __init__(self, stream: str, wanted: int, end: int) -> None:
@@ -544,7 +720,7 @@ class StreamWentBack(JetSparkError):
         )
 
 
-class BatcherTimeout(JetSparkError, TimeoutError):
+class BatcherTimeout(NetworkError, TimeoutError):
     """What was waited for did not come about in time."""
 
     def __init__(self, name: str, what: str, timeout_s: float) -> None:
@@ -555,7 +731,7 @@ class BatcherTimeout(JetSparkError, TimeoutError):
         return f"batcher {self.name!r}: {self.what} after {self.timeout_s:g} s"
 
 
-class FlushTimeout(JetSparkError, TimeoutError):
+class FlushTimeout(NetworkError, TimeoutError):
     """The sink did not finish a write in time. Nobody knows what of the batch it took, and it may still take more."""
 
     def __init__(self, name: str, items: int, timeout_s: float) -> None:
@@ -566,7 +742,7 @@ class FlushTimeout(JetSparkError, TimeoutError):
         return f"batcher {self.name!r}: a write of {self.items} items took longer than flush_timeout={self.timeout_s:g}"
 
 
-class DroppedOnShutdown(JetSparkError):
+class DroppedOnShutdown(NetworkError):
     """The item was accepted, and not known to be written when the time of the shutdown was over.
 
     ``state`` is "waiting", or "being written" when the sink had it. It may be written yet, while the process lives.
@@ -579,8 +755,12 @@ class DroppedOnShutdown(JetSparkError):
     def __str__(self) -> str:
         return f"batcher {self.name!r}: the time of the shutdown was over while the item was {self.state}"
 
+    @property
+    def may_pass(self) -> bool:
+        return False
 
-class CircuitOpen(JetSparkError):
+
+class CircuitOpen(NetworkError):
     """The sink was not tried: it failed too often lately. It is tried again in ``retry_in_s`` seconds."""
 
     def __init__(self, retry_in_s: float) -> None:
@@ -591,7 +771,7 @@ class CircuitOpen(JetSparkError):
         return f"the sink failed too often and is left alone for another {self.retry_in_s:.3g} s"
 
 
-class FeatureUnavailable(JetSparkError):
+class FeatureUnavailable(ServerFault):
     """The server is too old for ``feature``."""
 
     def __init__(self, feature: str, needed: str, present: str) -> None:
@@ -602,7 +782,7 @@ class FeatureUnavailable(JetSparkError):
         return f"{self.feature} needs nats-server {self.needed} or newer, and this is {self.present}"
 
 
-class EmbeddedServerError(JetSparkError):
+class EmbeddedServerError(ServerFault):
     """A nats-server started by JetSpark could not be found, did not start, or died; ``log`` is what it last said."""
 
     def __init__(self, reason: str, log: str = "") -> None:

@@ -19,7 +19,7 @@ import jetspark.batcher.aio.sinks
 import jetspark.batcher.blocking.jetstream
 import jetspark.batcher.blocking.sinks
 from jetspark import BatchCutShort, BatchInDoubt, ConfigError, ServerError, StreamConfig, UsageError
-from jetspark.batcher.steps import is_retryable
+from jetspark.batcher.retry import is_retryable
 from jetspark.server import NatsCluster, NatsServer
 
 MAX_MESSAGES = 20
@@ -528,7 +528,7 @@ async def test_the_search_for_known_ids_has_an_end(
     driver: Driver, shared: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the server compared expectations first: then every id seems unknown.
-    import jetspark.batcher.stores as stores
+    import jetspark.batcher.jetstream_sinks as stores
 
     monkeypatch.setattr(stores, "_id_of", lambda item: f"other-{item[1].decode()}")
     async with place(driver, shared) as here:

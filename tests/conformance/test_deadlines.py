@@ -6,22 +6,28 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from support.drivers import Driver, Recorder, entered, on_both_drivers
 
+import jetspark
 from jetspark import (
+    Closed,
     ConnectionClosed,
     ConnectionLost,
     ConsumerConfig,
     Disconnected,
     KVConfig,
     Message,
+    PermissionDenied,
     RequestTimeout,
     StreamConfig,
+    UserPassword,
 )
-from jetspark.server import NatsServer
+from jetspark.core import ending
+from jetspark.server import NatsServer, Permissions, User
 
 # Far above what an operation with a time-out of TIMEOUT_S may take, far below an outage that does not end.
 TIMEOUT_S, PATIENCE_S = 0.3, 10.0
@@ -38,6 +44,7 @@ async def without_room(driver: Driver, server: NatsServer) -> AsyncIterator[tupl
     nc.consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
     await js.create_kv(KVConfig(bucket="b"))
     nc.bucket = await nc.jetstream(timeout=TIMEOUT_S).kv("b")
+    nc.impatient_stream = await nc.jetstream(timeout=TIMEOUT_S).stream("S")
     server.kill()
     await recorder.wait_for(Disconnected)
     await nc.publish("fill", bytes(100))
@@ -71,6 +78,8 @@ async def test_a_timeout_includes_the_wait_for_room_and_says_that_nothing_was_se
             ask_many,
             lambda: js.publish("s", b"", timeout=TIMEOUT_S),
             lambda: nc.bucket.get("key"),
+            lambda: _first(nc.impatient_stream.get_messages()),
+            lambda: nc.impatient_stream.get_last_messages(["s"]),
             lambda: nc.publish("a", timeout=TIMEOUT_S),
             lambda: js.publish_async("s", b"", timeout=TIMEOUT_S),
         ):
@@ -215,6 +224,96 @@ async def test_closing_while_the_server_is_away_returns(driver: Driver, own: Nat
     assert nc.is_closed
 
 
+@pytest.mark.parametrize("how", ["close", "drain", "leave"])
+@on_both_drivers
+async def test_what_was_never_sent_is_told_once_by_closing_a_connection_that_ended_by_itself(
+    driver: Driver, server: NatsServer, how: str
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(server.url, on_event=recorder, max_reconnect_attempts=2, reconnect_wait_s=0.2)
+    server.kill()
+    await recorder.wait_for(Disconnected)
+    for _ in range(3):
+        await nc.publish("a", b"never sent")
+    assert (await recorder.wait_for(Closed)).unsent_messages == 3
+    end = {"close": nc.close, "drain": nc.drain, "leave": lambda: nc.__aexit__(None, None, None)}[how]
+    with pytest.raises(ConnectionLost) as caught:
+        await end()
+    assert caught.value.unconfirmed_messages == 3
+    assert "no NATS server could be reached" in str(caught.value)
+    await nc.close()  # all is said
+    await nc.drain()
+
+
+@on_both_drivers
+async def test_a_connection_that_ends_while_it_is_closed_tells_what_was_never_sent(
+    driver: Driver, server: NatsServer
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(server.url, on_event=recorder, max_reconnect_attempts=3, reconnect_wait_s=0.5)
+    server.kill()
+    await recorder.wait_for(Disconnected)
+    for _ in range(3):
+        await nc.publish("a", b"never sent")
+    with pytest.raises(ConnectionLost) as caught:
+        await nc.close(timeout=2 * PATIENCE_S)
+    assert caught.value.unconfirmed_messages == 3
+    assert "no NATS server could be reached" in str(caught.value)
+
+
+@on_both_drivers
+async def test_closing_a_connection_that_ended_by_itself_with_nothing_unsent_returns(
+    driver: Driver, server: NatsServer
+) -> None:
+    recorder = Recorder()
+    nc = await driver.connect(server.url, on_event=recorder, reconnect=False)
+    await nc.publish("a", b"")
+    await nc.flush()
+    server.kill()
+    await recorder.wait_for(Closed)
+    await nc.close()
+    await nc.drain()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@on_both_drivers
+async def test_an_interrupted_block_does_not_wait_for_a_server_that_does_not_answer(
+    driver: Driver,
+    server: NatsServer,
+    kind: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ending, "INTERRUPTED_S", TIMEOUT_S)
+    nc = await driver.connect(server.url)
+    assert nc.options.drain_timeout_s > 2 * PATIENCE_S
+    server.pause()
+    try:
+        await nc.publish("a", b"never confirmed")
+        began = time.monotonic()
+        # Raised inside of the loop, two of them would end the loop.
+        await nc.__aexit__(kind, kind(), None)
+        assert time.monotonic() - began < PATIENCE_S
+        assert nc.is_closed
+        assert "1 published messages are unconfirmed" in caplog.text
+    finally:
+        server.resume()
+
+
+@pytest.mark.parametrize("how", ["close", "drain"])
+@on_both_drivers
+async def test_what_the_server_refused_is_told_by_closing(driver: Driver, how: str) -> None:
+    user = User(user="ada", password="secret", permissions=Permissions(publish_allow=["allowed"]))
+    with NatsServer(jetstream=False, users=[user]) as server:
+        nc = await driver.connect(server.url, auth=UserPassword("ada", "secret"))
+        await nc.publish("allowed", b"")
+        await nc.publish("denied", b"")
+        with pytest.raises(PermissionDenied) as caught:
+            await getattr(nc, how)()
+        assert caught.value.subject == "denied"
+        assert nc.is_closed
+
+
 async def test_draining_inside_a_callback_does_not_wait_for_it(url: str) -> None:
     nc = await Driver("asyncio").connect(url)
     received: list[bytes] = []
@@ -233,6 +332,101 @@ async def test_draining_inside_a_callback_does_not_wait_for_it(url: str) -> None
         await ended.wait()
     assert nc.is_closed
     assert received == [b"0", b"1", b"2"]
+
+
+# ---- operations of several requests --------------------------------------------------------------------------------
+
+# One request is answered in time, two in a row are not.
+LATE_S, ONE_ANSWER_S = 1.0, 1.7
+
+
+@asynccontextmanager
+async def late_api(server: NatsServer) -> AsyncIterator[str]:
+    """A prefix below which every request to JetStream reaches the server late; the answers are the server's own."""
+    forwarding: set[asyncio.Task[None]] = set()
+
+    async def forward(message: Message) -> None:
+        await asyncio.sleep(LATE_S)
+        subject = "$JS.API." + message.subject.removeprefix("late.")
+        await nc.publish(subject, message.data, reply=message.reply or "", headers=message.headers)
+
+    async with jetspark.connect(server.url) as nc:
+        await nc.subscribe("late.>", callback=lambda message: forwarding.add(asyncio.create_task(forward(message))))
+        await nc.flush()
+        yield "late"
+        await asyncio.gather(*forwarding)
+
+
+@dataclass
+class Late:
+    """One context and what was opened with it."""
+
+    js: Any
+    stream: Any
+    kv: Any
+    store: Any
+
+    @classmethod
+    async def open(cls, js: Any) -> Late:
+        return cls(js, *await asyncio.gather(js.stream("S"), js.kv("b"), js.object_store("o")))
+
+
+async def _first(messages: AsyncIterator[Any]) -> Any:
+    async for message in messages:
+        return message
+    return None
+
+
+SEVERAL_REQUESTS: dict[str, Callable[[Late], Awaitable[Any]]] = {
+    "update_stream": lambda t: t.js.update_stream(StreamConfig(name="S", description="new")),
+    "create_or_update_stream": lambda t: t.js.create_or_update_stream(StreamConfig(name="N", subjects=["n"])),
+    "stream.update": lambda t: t.stream.update(description="new"),
+    "create_kv": lambda t: t.js.create_kv(KVConfig(bucket="n")),
+    "create_or_update_kv": lambda t: t.js.create_or_update_kv(KVConfig(bucket="n")),
+    "create_object_store": lambda t: t.js.create_object_store("n"),
+    "update_consumer": lambda t: t.stream.update_consumer(ConsumerConfig(durable_name="c", description="new")),
+    "create_or_update_consumer": lambda t: t.stream.create_or_update_consumer(ConsumerConfig(durable_name="n")),
+    "get_messages": lambda t: _first(t.stream.get_messages()),
+    "get_last_messages": lambda t: t.stream.get_last_messages(["s"]),
+    "ordered.messages": lambda t: _first(t.stream.ordered_consumer().messages()),
+    "kv.keys": lambda t: _first(t.kv.keys()),
+    "kv.snapshot": lambda t: t.kv.snapshot(["k"], at=1),
+    "store.get_bytes": lambda t: t.store.get_bytes("link"),
+    "store.update_meta": lambda t: t.store.update_meta("a", jetspark.ObjectMeta(name="b")),
+}
+
+
+@on_both_drivers
+async def test_the_requests_of_one_operation_share_its_time_out(driver: Driver, own: NatsServer) -> None:
+    async with late_api(own) as prefix, driver.connect(own.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name="S", subjects=["s"], allow_direct=True))
+        await stream.create_consumer(ConsumerConfig(durable_name="c"))
+        await js.publish("s", b"")
+        await (await js.create_kv(KVConfig(bucket="b", history=2))).put("k", b"")
+        store = await js.create_object_store("o")
+        await store.add_link("link", await store.put("a", b"content"))
+
+        contexts = [nc.jetstream(prefix=prefix, timeout=ONE_ANSWER_S) for _ in SEVERAL_REQUESTS]
+        things = await asyncio.gather(*(Late.open(each) for each in contexts))
+        calls = [call(each) for call, each in zip(SEVERAL_REQUESTS.values(), things, strict=True)]
+        ends = dict(zip(SEVERAL_REQUESTS, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+        assert {name: end for name, end in ends.items() if not isinstance(end, RequestTimeout)} == {}
+        assert {name: end.timeout_s for name, end in ends.items() if end.timeout_s != ONE_ANSWER_S} == {}
+
+
+@on_both_drivers
+async def test_a_listing_whose_every_page_comes_in_time_may_have_many(driver: Driver, own: NatsServer) -> None:
+    names = [f"S{number:03}" for number in range(257)]  # a page has 256
+    async with late_api(own) as prefix, driver.connect(own.url) as nc:
+        js = nc.jetstream(timeout=60)
+        for start in range(0, len(names), 32):
+            some = names[start : start + 32]
+            await asyncio.gather(*(js.create_stream(StreamConfig(name=each, storage="memory")) for each in some))
+        late = nc.jetstream(prefix=prefix, timeout=ONE_ANSWER_S)
+        began = time.monotonic()
+        assert sorted([each.config.name async for each in late.streams()]) == names
+        assert time.monotonic() - began >= 2 * LATE_S > ONE_ANSWER_S
 
 
 # ---- nothing is left of a wait that was given up -------------------------------------------------------------------

@@ -5,7 +5,7 @@ task is cancelled after a number of loop steps or by a timeout, a thread gets a 
 a signal, or from another thread. A seed is a run::
 
     JETSPARK_FUZZ_RUNS=200 pytest tests/conformance/test_interrupts.py      # more of them
-    JETSPARK_FUZZ_SEED=17 pytest "tests/conformance/test_interrupts.py" -k "fetch and uvloop"     # that one again
+    JETSPARK_SEED=17 pytest "tests/conformance/test_interrupts.py" -k "fetch and uvloop"     # that one again
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import seeds
 from support.drivers import Driver
-from support.interruptions import InPlace, run_in_place
+from support.in_place import InPlace, run_in_place
 from support.operations import CLASSES, ROWS, WAITS_FOR_NOTHING, Row, World, interruption
 
 import jetspark
@@ -34,7 +35,7 @@ from jetspark import StreamConfig
 from jetspark.server import NatsServer
 
 RUNS = int(os.environ.get("JETSPARK_FUZZ_RUNS", "2"))
-SEEDS = [int(os.environ["JETSPARK_FUZZ_SEED"])] if "JETSPARK_FUZZ_SEED" in os.environ else list(range(RUNS))
+SEEDS = seeds.given() or list(range(RUNS))
 SETTLES_WITHIN_S = 5.0
 
 # What a connection's thread holds until it has something else to hold, which is what it handed out last; and what a
@@ -144,7 +145,7 @@ async def fuzz(row: Row, world: World) -> None:
                 await _check_connection(world)
                 await _check_nothing_is_left(world, row, baseline)
             except BaseException as error:
-                error.add_note(f"JETSPARK_FUZZ_SEED={seed}: {row.name} on {world.driver}, {world.interruption}")
+                error.add_note(f"{seeds.again(seed)}: {row.name} on {world.driver}, {world.interruption}")
                 raise
         await world.js.publish(f"{world.name}.fence")
         for subject, content in world.seen.items():
@@ -169,7 +170,7 @@ async def _check_nothing_is_left(world: World, row: Row, baseline: Counter[str])
         if world.is_blocking and may_leave and set(left) <= may_leave | MAY_STAY_WITH:
             baseline |= _left(world)  # it stays, for all the runs that follow
             return
-        assert time.monotonic() < deadline, f"left behind: {left}"
+        assert time.monotonic() < deadline, f"left behind after {world.interrupted_in}: {left}"
         await world.sleep(0.02)
 
 

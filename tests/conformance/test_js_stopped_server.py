@@ -1,12 +1,14 @@
 """Every public method of JetStream, key-value buckets and object stores, called while the server does not answer.
 
-The server is frozen: connections stay open, nothing comes back. Each method has a row that says how it ends. A method
-without a row fails the first test, so that a new one cannot be forgotten.
+The server is frozen: connections stay open, nothing comes back. Or a peer without a certificate has taken its place,
+and answers before TLS. Each method has a row that says how it ends. A method without a row fails the first test, so
+that a new one cannot be forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import io
 import time
@@ -16,27 +18,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import Certificates
 from support.drivers import Driver, entered, on_both_drivers
+from support.impostor import Impostor
+from support.unresponsive import documented
 
 import jetspark
 import jetspark.blocking
-from jetspark import ConsumerConfig, KVConfig, ObjectStoreConfig, RequestTimeout, StreamConfig
+from jetspark import ConnectionLost, ConsumerConfig, KVConfig, ObjectStoreConfig, RequestTimeout, StreamConfig
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream, Stream
-from jetspark.aio.jsmessage import JetStreamMessage
 from jetspark.aio.kv import KeyValue, Transaction
 from jetspark.aio.objects import ObjectStore
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.pull import Messages
 from jetspark.aio.push import PushMessages
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.blocking import consumer as blocking_consumer
 from jetspark.blocking import jetstream as blocking_jetstream
-from jetspark.blocking import jsmessage as blocking_jsmessage
 from jetspark.blocking import kv as blocking_kv
 from jetspark.blocking import objects as blocking_objects
 from jetspark.blocking import ordered as blocking_ordered
 from jetspark.blocking import pull as blocking_pull
 from jetspark.blocking import push as blocking_push
+from jetspark.blocking import stream_message as blocking_message
 from jetspark.server import NatsServer
 
 TIMEOUT_S = 2.5
@@ -44,8 +49,8 @@ TIMEOUT_S = 2.5
 # Twice the time-out would be two time-outs in a row, which is what must not be.
 LATEST_S = 2 * TIMEOUT_S
 
-# The blocking driver runs each call in a thread of its own, and there are 64.
-AT_ONCE = {"blocking": 60}
+# When the connection is lost: the first returns, for all is decided, and the other raises ConnectionLost.
+END_WITH_THE_CONNECTION = ("js.publish_async_complete", "store.put")
 
 CLASSES: dict[str, tuple[type, type]] = {
     "js": (JetStream, blocking_jetstream.JetStream),
@@ -57,7 +62,7 @@ CLASSES: dict[str, tuple[type, type]] = {
     "store": (ObjectStore, blocking_objects.ObjectStore),
     "messages": (Messages, blocking_pull.Messages),
     "pushed": (PushMessages, blocking_push.PushMessages),
-    "message": (JetStreamMessage, blocking_jsmessage.JetStreamMessage),
+    "message": (JetStreamMessage, blocking_message.JetStreamMessage),
 }
 
 
@@ -70,6 +75,8 @@ class Things:
     doomed: Any
     """One to delete: when the server is back it does everything it was asked."""
     consumer: Any
+    other_consumer: Any
+    """The same one, to be closed."""
     push: Any
     kv: Any
     store: Any
@@ -186,7 +193,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "consumer.step_down": Row(lambda t: t.consumer.step_down()),
     "consumer.fetch": Row(lambda t: t.consumer.fetch(1, timeout=TIMEOUT_S), None),
     "consumer.next": Row(lambda t: t.consumer.next(timeout=TIMEOUT_S), None),
-    "consumer.close": Row(lambda t: t.consumer.close(), None),
+    "consumer.close": Row(lambda t: t.other_consumer.close(), None),
     # Without end by design: it waits for a server that is away, and its heartbeat shows one that does not answer.
     "consumer.messages": Row(lambda t: _now(t.consumer.messages()), None),
     "consumer.pushed_messages": Row(lambda t: _now(t.push.pushed_messages()), None),
@@ -280,6 +287,7 @@ async def _prepare(js: Any, others: list[Any], folder: Path) -> Things:
         stream=stream,
         doomed=await js.create_stream(StreamConfig(name="D", subjects=["d"])),
         consumer=consumer,
+        other_consumer=await stream.consumer(consumer.name),
         push=push,
         kv=kv,
         store=store,
@@ -303,34 +311,79 @@ async def _end_of(row: Row, things: Things) -> tuple[BaseException | None, float
     return error, time.monotonic() - began
 
 
-def _complaint(name: str, row: Row, error: BaseException | None, took_s: float) -> str | None:
+def _complaint(name: str, row: Row, error: BaseException | None, took_s: float, *, is_lost: bool = False) -> str | None:
     expected = row.error.__name__ if row.error else "nothing"
     if took_s >= LATEST_S:
         return f"{name}: {took_s:.1f} s"
+    if is_lost and name.startswith(END_WITH_THE_CONNECTION) and isinstance(error, ConnectionLost | None):
+        return None
     if not isinstance(error, row.error or type(None)):
         return f"{name}: {error!r} instead of {expected}"
     return None if row.names in str(error) else f"{name}: {error} does not name {row.names!r}"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_error_is_documented(name: str) -> None:
+    owner, _, method = name.partition(".")
+    some = ROWS[name]
+    for row in some if isinstance(some, list) else [some]:
+        names = {cls.__name__ for cls in row.error.__mro__} if row.error else {"nothing"}
+        assert names & (documented(f"{CLASSES[owner][0].__name__}.{method}") | {"nothing"})
+
+
+def _all_rows() -> list[tuple[str, Row]]:
+    return [
+        (f"{name}[{index}]", row)
+        for name, some in ROWS.items()
+        for index, row in enumerate(some if isinstance(some, list) else [some])
+    ]
 
 
 @on_both_drivers
 async def test_no_call_outlasts_its_time_out_on_a_server_that_does_not_answer(
     driver: Driver, own: NatsServer, tmp_path: Path
 ) -> None:
-    rows = [
-        (f"{name}[{index}]", row)
-        for name, some in ROWS.items()
-        for index, row in enumerate(some if isinstance(some, list) else [some])
-    ]
+    rows = _all_rows()
     async with driver.connect(own.url) as nc, driver.connect(own.url) as one, driver.connect(own.url) as two:
         js, *others = [client.jetstream(timeout=TIMEOUT_S) for client in (nc, one, two)]
         things = await _prepare(js, others, tmp_path)
         own.pause()
         try:
-            ends: list[tuple[BaseException | None, float]] = []
-            step = AT_ONCE.get(driver.name, len(rows))
-            for start in range(0, len(rows), step):
-                ends += await asyncio.gather(*(_end_of(row, things) for _, row in rows[start : start + step]))
+            ends = await asyncio.gather(*(_end_of(row, things) for _, row in rows))
         finally:
             own.resume()
         complaints = [_complaint(name, row, *end) for (name, row), end in zip(rows, ends, strict=True)]
         assert "\n".join(complaint for complaint in complaints if complaint) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # on a busy machine
+@on_both_drivers
+async def test_no_call_believes_an_answer_before_tls(
+    driver: Driver, own: NatsServer, certificates: Certificates, tmp_path: Path
+) -> None:
+    """Nothing is believed: it all ends as if the peer had said nothing."""
+    rows = _all_rows()
+    options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "reconnect_wait_s": 0.02}
+    with NatsServer() as accomplice:
+        async with contextlib.AsyncExitStack() as stack:
+            impostors = [
+                await stack.enter_async_context(Impostor(own.port, accomplice.port, certificates)) for _ in range(3)
+            ]
+            clients = [
+                await stack.enter_async_context(driver.connect(impostor.url, **options)) for impostor in impostors
+            ]
+            js, *others = [client.jetstream(timeout=TIMEOUT_S) for client in clients]
+            things = await _prepare(js, others, tmp_path)
+            for impostor in impostors:
+                impostor.hold()
+            ends = await asyncio.gather(*(_end_of(row, things) for _, row in rows))
+            for impostor in impostors:
+                await impostor.until_all_was_tried()
+                assert b"CONNECT" not in impostor.heard
+            offered = impostors[0].answers
+            for impostor in impostors:
+                impostor.give_back()
+        complaints = [_complaint(name, row, *end, is_lost=True) for (name, row), end in zip(rows, ends, strict=True)]
+        assert "\n".join(complaint for complaint in complaints if complaint) == ""
+        assert offered >= len(rows) / 2, "most were asked in time to be answered"

@@ -237,14 +237,14 @@ async def _fill(kv: Any, js: Any, alive: int, doomed: int) -> set[str]:
 @on_both_drivers
 async def test_a_listing_through_a_restart_shows_no_deleted_key(driver: Driver, js_server: NatsServer) -> None:
     """The first consumer begins with the last of each key; the one after the restart must do so, too."""
-    async with driver.connect(js_server.url, reconnect_wait_s=0.01) as nc:
+    async with driver.connect(js_server.url, reconnect_wait_s=0.01, max_pending_messages=100) as nc:
         js = nc.jetstream(timeout=20)
         kv = await js.create_kv(KVConfig(bucket="listed", history=3))
         alive = await _fill(kv, js, alive=2000, doomed=200)
         listed: list[str] = []
         async for key in kv.keys():
             listed.append(key)
-            if len(listed) == 1:  # the server has sent no more than a first window, and waits for our answer
+            if len(listed) == 1:  # the server has sent no more than a first window, and waits to be asked
                 js_server.kill()
                 await asyncio.to_thread(js_server.start)
         assert (len(listed), set(listed)) == (len(alive), alive)
@@ -255,8 +255,8 @@ async def test_a_listing_through_a_restart_shows_no_deleted_key(driver: Driver, 
 async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
     driver: Driver, js_server: NatsServer, is_cut: bool
 ) -> None:
-    """Whether the connection is lost, or messages are dropped because the reader is slow."""
-    limits = {} if is_cut else {"max_pending_messages": 100}
+    """Whether the connection is lost, or there is room for few of them at a time."""
+    limits = {"max_pending_messages": 100 if not is_cut else 1000}
     async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as other:
         js = other.jetstream()
         kv = await js.create_kv(KVConfig(bucket="watched", history=3))
@@ -276,6 +276,28 @@ async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
         assert {key for key, operation in state.items() if operation == "put"} == alive
         assert len(state) == 2200
         assert revisions == sorted(revisions)
+
+
+@on_both_drivers
+async def test_the_beginning_of_a_watch_is_whole_whatever_the_sizes_of_the_values(
+    driver: Driver, js_server: NatsServer
+) -> None:
+    """A pull consumer loses one for each request that has too few bytes left for the next, if nobody takes care."""
+    sizes = [10] * 150 + [9_000] * 40 + [10] * 20 + [60_000] * 5 + [200_000] + [10] * 20
+    async with driver.connect(js_server.url, max_pending_bytes=100_000) as nc, asyncio.timeout(40):
+        js = nc.jetstream(timeout=20)
+        kv = await js.create_kv(KVConfig(bucket="sizes", history=3))
+        for times in (2, 1):  # so that the last ones do not follow one another
+            for number in range(0, len(sizes), times):
+                await js.publish_async(f"$KV.sizes.k{number:03}", b"x" * sizes[number])
+        await js.publish_async_complete()
+        found: dict[str, int] = {}
+        async for entry in kv.watch(initial_marker=True):
+            if entry is None:
+                break
+            assert entry.key not in found
+            found[entry.key] = len(entry.value)
+        assert found == {f"k{number:03}": size for number, size in enumerate(sizes)}
 
 
 @on_both_drivers

@@ -96,17 +96,36 @@ async def test_a_server_that_never_confirms_the_login_is_given_up_in_time(driver
 
 
 @on_both_drivers
-@pytest.mark.parametrize("greeting", [b"HTTP/1.1 200 OK\r\n\r\n", b"SSH-2.0-x\r\n", b"INFO nonsense\r\n", b"\0" * 50])
-async def test_a_peer_that_is_not_nats_is_recognised(driver: Driver, greeting: bytes) -> None:
+@pytest.mark.parametrize(
+    ("greeting", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"HTTP.*b'HTTP/1\.1 400 Bad Request'.*4222"),
+        (b"\x15\x03\x01\x00\x02\x02F", r"TLS.*b'\\x15\\x03.*handshake_first=True"),
+        (b"SSH-2.0-x\r\n", r"b'SSH-2\.0-x'.*4222"),
+        (b"+OK POP3 ready\r\n", r"b'\+OK POP3 ready'.*4222"),
+        (b"INFO nonsense\r\n", r"b'INFO nonsense'.*4222"),
+        (b"\0" * 50, r"b'\\x00.*4222"),
+    ],
+)
+async def test_a_peer_that_is_not_nats_is_recognised(driver: Driver, greeting: bytes, said: str) -> None:
     async def talk_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
         await reader.read()
 
     async with scripted_server(talk_nonsense) as url:
-        with pytest.raises(
-            jetspark.NoServersAvailable, match=r"unknown operation|not an HMSG line|without a JSON object"
-        ):
+        with pytest.raises(jetspark.NoServersAvailable, match=rf"not a NATS server: .*{said}"):
             await driver.connect(url)
+
+
+@on_both_drivers
+async def test_the_monitoring_port_is_thought_of_when_a_peer_stays_silent(
+    driver: Driver, shared_server: NatsServer
+) -> None:
+    url = shared_server.monitoring_url.replace("http://", "nats://")
+    with pytest.raises(jetspark.NoServersAvailable, match=r"a NATS server greets first.*monitoring port.*4222"):
+        await driver.connect(url, connect_timeout_s=0.3)
+    with pytest.raises(jetspark.ConfigError, match=r"'http'.*nats://.*4222"):
+        await driver.connect(shared_server.monitoring_url)
 
 
 @pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)  # a thread that dials cannot be cancelled

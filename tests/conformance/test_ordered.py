@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from support.peers import Proxy
 
 import jetspark
 from jetspark import ConsumerConfig, KVConfig, StreamConfig
-from jetspark.server import NatsServer
+from jetspark.server import NatsServer, Permissions, User
 
 
 @pytest.fixture
@@ -113,15 +114,154 @@ async def test_cuts_and_restarts_are_not_seen(driver: Driver, js_server: NatsSer
             assert received == list(range(600))
 
 
+async def _count_consumers(nc: Any, created: list[str]) -> None:
+    """Note every consumer that is created from now on."""
+    await nc.subscribe(
+        "$JS.EVENT.ADVISORY.CONSUMER.CREATED.>", callback=lambda message: created.append(message.subject)
+    )
+    await nc.flush()
+
+
 @on_both_drivers
-async def test_messages_lost_on_the_way_are_fetched_again(driver: Driver, js_server: NatsServer) -> None:
-    """A reader too slow for its bounds loses messages; an ordered one notices and goes back for them."""
-    async with driver.connect(js_server.url, max_pending_messages=20) as nc, driver.connect(js_server.url) as other:
+@pytest.mark.parametrize("bound", [{"max_pending_messages": 20}, {"max_pending_bytes": 2000}])
+async def test_one_consumer_is_enough_however_slow_the_reader(
+    driver: Driver, js_server: NatsServer, bound: dict[str, int]
+) -> None:
+    """It asks for what it has room for, so nothing is dropped, and there is nothing to go back for."""
+    reported: list[object] = []
+    created: list[str] = []
+    async with (
+        driver.connect(js_server.url, on_event=reported.append, **bound) as nc,
+        driver.connect(js_server.url) as other,
+    ):
         js = other.jetstream()
         await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
-        await _fill(js, 0, 500)
+        await _fill(js, 0, 300)
+        await _count_consumers(other, created)
         stream = await nc.jetstream().stream("O")
-        assert await _take(stream.ordered_consumer().messages(), 500) == list(range(500))
+        assert await _take(stream.ordered_consumer().messages(), 300) == list(range(300))
+        await other.flush()
+    assert len(created) == 1
+    assert not [each for each in reported if isinstance(each, jetspark.SlowConsumer)]
+
+
+@on_both_drivers
+async def test_a_message_larger_than_the_bound_comes_all_the_same(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url, max_pending_bytes=1000) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+        sizes = [10, 5000, 10, 10, 900, 5000, 5000, 400, 400, 10]
+        for size in sizes:
+            await js.publish("ordered.n", b"%0*d" % (size, 1))
+        received = []
+        async with asyncio.timeout(40):
+            async for message in stream.ordered_consumer().messages():
+                received.append(len(message.data))
+                if len(received) == len(sizes):
+                    break
+        assert received == sizes
+
+
+class _Losing(Proxy):
+    """Loses one message on its way to the client: the frame with this payload, once."""
+
+    payload: bytes | None = None
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_to_client: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                end = -1 if self.payload is None or not is_to_client else data.find(b"\r\n%b\r\n" % self.payload)
+                if end >= 0 and self.payload is not None:
+                    data = data[: data.rindex(b"MSG ", 0, end)] + data[end + len(self.payload) + 4 :]
+                    self.payload = None
+                writer.write(data)
+                await writer.drain()
+
+
+@on_both_drivers
+@pytest.mark.parametrize("lost", [4, pytest.param(9, marks=pytest.mark.slow)])  # the last is missed by its heartbeat
+async def test_a_message_lost_on_the_way_is_fetched_again(driver: Driver, js_server: NatsServer, lost: int) -> None:
+    async with _Losing(js_server.port) as proxy, driver.connect(js_server.url) as other:
+        js = other.jetstream()
+        await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+        async with driver.connect(proxy.url, ignore_discovered_servers=True) as nc:
+            stream = await nc.jetstream().stream("O")
+            reading = asyncio.ensure_future(_take(stream.ordered_consumer().messages(), 10))
+            proxy.payload = b"%d" % lost
+            await _fill(js, 0, 10)
+            assert await reading == list(range(10))
+            assert proxy.payload is None
+
+
+@on_both_drivers
+async def test_a_deleted_consumer_is_replaced_at_once(driver: Driver, js_server: NatsServer) -> None:
+    async with driver.connect(js_server.url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+        messages = stream.ordered_consumer().messages()
+        for first in range(0, 30, 10):
+            await _fill(js, first, 10)
+            assert [int((await anext(messages)).data) for _ in range(10)] == list(range(first, first + 10))
+            names = [name async for name in stream.consumer_names()]
+            assert len(names) == 1
+            await stream.delete_consumer(names[0])
+        await messages.aclose()  # type: ignore[attr-defined]
+
+
+@on_both_drivers
+async def test_a_request_waits_at_the_server_whenever_the_reader_does(driver: Driver, js_server: NatsServer) -> None:
+    """So that a single change is delivered when it is made. With time-outs shorter than the silence between them."""
+    async with driver.connect(js_server.url) as nc:
+        js = nc.jetstream(timeout=0.5)
+        stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+        messages = stream.ordered_consumer().messages()
+        for number in range(3):
+            coming = asyncio.ensure_future(_take(messages, 1))
+            await asyncio.sleep(0.7 if not number else 0.05)
+            async with asyncio.timeout(20):
+                while not [info async for info in stream.consumers() if info.waiting_pulls]:
+                    pass
+            await _fill(js, number, 1)
+            assert await coming == [number]
+        await messages.aclose()  # type: ignore[attr-defined]
+
+
+# What a user needs who reads a stream in order, and one subject of it at that. docs/consumers.md says the same.
+RIGHTS = (
+    "$JS.API.STREAM.INFO.O",
+    "$JS.API.CONSUMER.CREATE.O.*.ordered.mine",
+    "$JS.API.CONSUMER.MSG.NEXT.O.*",
+    "$JS.API.CONSUMER.DELETE.O.*",
+)
+
+
+@on_both_drivers
+async def test_rights_can_be_limited_to_a_filter(driver: Driver) -> None:
+    reader = Permissions(publish_allow=RIGHTS, subscribe_allow=["_INBOX.>"])
+    mute = Permissions(publish_allow=[*RIGHTS[:2], RIGHTS[3]], subscribe_allow=["_INBOX.>"])
+    users = [
+        User(user="admin", password="secret"),
+        User(user="reader", password="secret", permissions=reader),
+        User(user="mute", password="secret", permissions=mute),
+    ]
+    with NatsServer(users=users) as server:
+        async with driver.connect(server.url, auth=jetspark.UserPassword("admin", "secret")) as nc:
+            js = nc.jetstream()
+            stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+            await _fill(js, 0, 5, "ordered.theirs")
+            await _fill(js, 5, 5, "ordered.mine")
+            async with driver.connect(server.url, auth=jetspark.UserPassword("reader", "secret")) as limited:
+                mine = await limited.jetstream().stream("O")
+                messages = mine.ordered_consumer("ordered.mine").messages()
+                assert await _take(messages, 5) == list(range(5, 10))
+                await messages.aclose()  # type: ignore[attr-defined]
+                with pytest.raises(jetspark.PermissionDenied, match=r"CONSUMER\.CREATE\.O"):
+                    await _take(mine.ordered_consumer().messages(), 1)
+            async with driver.connect(server.url, auth=jetspark.UserPassword("mute", "secret")) as limited:
+                mine = await limited.jetstream().stream("O")
+                with pytest.raises(jetspark.PermissionDenied, match=r"CONSUMER\.MSG\.NEXT\.O"):
+                    await _take(mine.ordered_consumer("ordered.mine").messages(), 1)
+            assert (await stream.info()).state.consumers == 0
 
 
 @on_both_drivers

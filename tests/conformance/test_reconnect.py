@@ -327,6 +327,25 @@ async def test_a_flush_that_is_cut_off_says_how_many_messages_are_in_doubt(drive
 
 
 @on_both_drivers
+async def test_a_session_that_ends_while_readers_finish_ends_the_drain_with_an_error(driver: Driver) -> None:
+    """The server never confirms what was published: it hangs up when it should send no more messages."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        while await reader.readline() != b"PING\r\n":
+            pass
+
+    async with scripted_server(hang_up, behave) as url:
+        nc = await driver.connect(url)
+        await nc.subscribe("read", callback=lambda message: None)
+        await nc.publish("written", b"x")
+        with pytest.raises(jetspark.ConnectionLost, match="1 published messages are unconfirmed") as lost:
+            await nc.drain(timeout=10)
+        assert lost.value.unconfirmed_messages == 1
+        assert nc.is_closed
+
+
+@on_both_drivers
 async def test_a_connection_cut_in_the_middle_of_a_frame_loses_only_that_session(
     driver: Driver, server: NatsServer
 ) -> None:

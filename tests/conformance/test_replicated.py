@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from support.cluster import bring_back, kill_leader, leader, leading_node
 from support.drivers import Driver, on_both_drivers
 
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
-from jetspark.server import NatsCluster, NatsServer
+from jetspark.server import NatsCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -19,19 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 def cluster() -> Iterator[NatsCluster]:
     with NatsCluster(3) as cluster:
         yield cluster
-
-
-async def _leader(of: jetspark.Stream | jetspark.Consumer) -> str:
-    """Wait for one; its name."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                info = await of.info()
-                if info.cluster is not None and info.cluster.leader:
-                    return info.cluster.leader
-            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
-                pass
-            await asyncio.sleep(0.1)
 
 
 async def _until_stored(js: jetspark.JetStream, subject: str, data: bytes, msg_id: str) -> jetspark.PubAck:
@@ -70,7 +58,7 @@ async def test_a_publisher_with_ids_loses_and_doubles_nothing_when_leaders_go(
         await asyncio.sleep(0.05)
         await stream.step_down()
         await publishing
-        node = await _leading_node(cluster, stream)
+        node = await leading_node(cluster, stream)
         publishing = asyncio.ensure_future(publish(300))
         await asyncio.sleep(0.05)
         await asyncio.to_thread(node.kill)
@@ -78,31 +66,13 @@ async def test_a_publisher_with_ids_loses_and_doubles_nothing_when_leaders_go(
         await asyncio.to_thread(node.start)
         await asyncio.to_thread(cluster.wait_until_ready)
         await publish(50)
-        await _leader(stream)
+        await leader(stream)
         stored: list[int] = []
         async with asyncio.timeout(30):
             while len(stored) < 700:  # any replica may answer, and one may be a moment behind
                 stored = [int(message.data) async for message in stream.get_messages()]
         assert stored == list(range(700))
         await stream.delete()
-
-
-async def _leading_node(cluster: NatsCluster, of: jetspark.Stream | jetspark.Consumer) -> NatsServer:
-    leader = await _leader(of)
-    [node] = [node for node in cluster.nodes if node.config.server_name == leader]
-    return node
-
-
-async def _kill_leader(cluster: NatsCluster, stream: jetspark.Stream) -> None:
-    node = await _leading_node(cluster, stream)
-    await asyncio.to_thread(node.kill)
-    await _bring_back(cluster, node)
-
-
-async def _bring_back(cluster: NatsCluster, node: NatsServer) -> None:
-    await asyncio.sleep(0.5)
-    await asyncio.to_thread(node.start)
-    await asyncio.to_thread(cluster.wait_until_ready)
 
 
 @pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
@@ -142,7 +112,7 @@ async def test_ordered_reading_and_watching_miss_nothing_when_leaders_go(driver:
         await writing
         writing = asyncio.ensure_future(write(200, 100))
         await asyncio.sleep(0.02)
-        await _kill_leader(cluster, stream)
+        await kill_leader(cluster, stream)
         await writing
         async with asyncio.timeout(90):
             await reading
@@ -199,7 +169,7 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
                     pass
                 await asyncio.sleep(0.1)
 
-        node = await _leading_node(cluster, consumer if whose == "consumer" else stream)
+        node = await leading_node(cluster, consumer if whose == "consumer" else stream)
         async with consumer.messages(max_messages=100) as messages:
             reading = asyncio.ensure_future(read())
             async with asyncio.timeout(30):
@@ -207,7 +177,7 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
             await asyncio.to_thread(node.kill)
             assert len(seen) < count - 100, "it was over before the leader died"
             writing = asyncio.ensure_future(write())
-            await _bring_back(cluster, node)
+            await bring_back(cluster, node)
             await writing
             async with asyncio.timeout(90):
                 info = await at_rest()

@@ -121,6 +121,12 @@ def test_the_links_of_the_readme_work_on_an_index_page_and_lead_somewhere() -> N
         assert (REPOSITORY / link.removeprefix(tree)).exists(), link
 
 
+def test_every_file_the_architecture_page_names_exists() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text):
+        assert (REPOSITORY / "src" / "jetspark" / name).exists() or (REPOSITORY / name).exists(), name
+
+
 def test_every_test_a_page_names_exists() -> None:
     tests = "".join(file.read_text(encoding="utf-8") for file in (REPOSITORY / "tests").rglob("test_*.py"))
     for page in PAGES:

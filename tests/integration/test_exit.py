@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -63,6 +64,9 @@ else:
 """
 
 
+WAIT = "print(flush=True)\ninput()\n"
+
+
 @pytest.fixture
 def server() -> Iterator[NatsServer]:
     with NatsServer() as server:
@@ -75,6 +79,21 @@ def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=50, check=False
     )
+
+
+def run_on_stopped(server: NatsServer, program: str, how: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that waits when it is connected; from then on the server does not answer."""
+    command = [sys.executable, "-c", program, server.url, how]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        server.pause()
+        try:
+            stdout, stderr = process.communicate("\n", timeout=50)
+        finally:
+            server.resume()
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def stored(server: NatsServer) -> int:
@@ -100,48 +119,22 @@ def test_a_child_that_ends_does_not_send_what_its_parent_published(server: NatsS
 @pytest.mark.slow
 def test_a_program_ends_in_time_and_tells_what_is_in_doubt_when_the_server_does_not_answer(server: NatsServer) -> None:
     connected = "nc = jetspark.connect(url)\n"
-    program = BLOCKING.replace(connected, connected + "print(flush=True)\ninput()\n")
-    with subprocess.Popen(
-        [sys.executable, "-c", program, server.url, "plain"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        server.pause()
-        try:
-            began = time.monotonic()
-            _, stderr = process.communicate("\n", timeout=50)
-            assert time.monotonic() - began < 30
-        finally:
-            server.resume()
-    in_doubt = re.search(r"(\d+) published messages are in doubt", stderr)
-    assert in_doubt is not None, stderr
+    program = BLOCKING.replace(connected, connected + WAIT)
+    began = time.monotonic()
+    result = run_on_stopped(server, program, "plain")
+    assert time.monotonic() - began < 30
+    in_doubt = re.search(r"(\d+) published messages are in doubt", result.stderr)
+    assert in_doubt is not None, result.stderr
     assert int(in_doubt[1]) == COUNT
-    assert process.returncode == 0
+    assert result.returncode == 0
 
 
 @pytest.mark.parametrize("how", ["kept", "forgotten"])
 def test_an_asyncio_client_that_outlives_its_loop_tells_what_was_never_sent(how: str, server: NatsServer) -> None:
-    program = ASYNCIO.replace("    count = 0\n", "    print(flush=True)\n    input()\n    count = 0\n")
-    with subprocess.Popen(
-        [sys.executable, "-c", program, server.url, how],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        server.pause()
-        try:
-            stdout, stderr = process.communicate("\n", timeout=50)
-        finally:
-            server.resume()
-    told = re.findall(r"(\d+) published messages were never sent, (\d+) are in doubt", stderr)
-    assert len(told) == 1, stderr
-    assert sum(map(int, told[0])) == int(stdout)
+    program = ASYNCIO.replace("    count = 0\n", textwrap.indent(WAIT, "    ") + "    count = 0\n")
+    result = run_on_stopped(server, program, how)
+    told = re.findall(r"(\d+) published messages were never sent, (\d+) are in doubt", result.stderr)
+    assert len(told) == 1, result.stderr
+    assert sum(map(int, told[0])) == int(result.stdout)
     if how == "forgotten":
-        assert "never sent" in stderr[: stderr.index("collected")]
+        assert "never sent" in result.stderr[: result.stderr.index("collected")]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jetspark.blocking.transport import ENDING_S
 from jetspark.server import NatsServer
 
 PROGRAM = """
@@ -53,3 +54,36 @@ def test_a_forked_process_connects_anew_and_leaves_its_parents_connection_alone(
             [sys.executable, "-c", PROGRAM, server.url], capture_output=True, text=True, timeout=40, check=False
         )
     assert (result.stdout, result.returncode) == ("done\n", 0), result.stderr
+
+
+CHILD_CLOSES = """
+import os, sys, time, warnings
+import jetspark.blocking as jetspark
+
+warnings.simplefilter("ignore", DeprecationWarning)
+clients = [jetspark.connect(sys.argv[1]) for _ in range(5)]
+for nc in clients:
+    nc.publish("a", b"the parent's own")
+    nc.jetstream().publish_async("a", b"the parent's own")
+child = os.fork()
+if child == 0:
+    began = time.monotonic()
+    for nc in clients[1:]:
+        nc.close()
+    clients[0].drain()
+    print(time.monotonic() - began, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+for nc in clients:
+    nc.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork()")
+def test_a_forked_process_does_not_wait_for_threads_it_does_not_have_or_tell_of_its_parents_messages() -> None:
+    with NatsServer(jetstream=False) as server:
+        result = subprocess.run(
+            [sys.executable, "-c", CHILD_CLOSES, server.url], capture_output=True, text=True, timeout=40, check=False
+        )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < ENDING_S  # five clients: each waited that long

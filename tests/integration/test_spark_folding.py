@@ -17,10 +17,12 @@ from support.folds import Chain
 
 from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig
+from jetspark.blocking.steps import Runner
 from jetspark.errors import Conflict, UsageError
 from jetspark.server import NatsServer
-from jetspark.spark.folding import FoldFormat, fold
-from jetspark.spark.kv_writing import Change, store
+from jetspark.spark.engine.folding import FoldFormat, fold
+from jetspark.state.changes import Change
+from jetspark.state.store import store
 
 pyspark = pytest.importorskip("pyspark")
 
@@ -211,7 +213,7 @@ def test_a_driver_that_dies_while_it_stores_leaves_what_the_next_one_completes(
     bucket, rows = new_bucket(js), rows_of(3_000)
     writer = FoldFormat(options_of(server, bucket)).writer(SCHEMA, False)
     message: Any = writer.write(iter(arrow(rows)))
-    store(js, bucket.bucket, message.changes[:4])
+    Runner(js).run(store(bucket.bucket, message.changes[:4]))
     again = FoldFormat(options_of(server, bucket)).writer(SCHEMA, False)
     again.commit([again.write(iter(arrow(rows)))])
     assert state_of(bucket) == folded(rows)
@@ -228,7 +230,8 @@ def test_a_key_that_others_have_written_meanwhile_is_a_conflict_and_nothing_is_l
         if not state_of(bucket):
             # Another engine, which has come to the tenth event of its key.
             state = Chain().apply(None, {"number": 10}, 10)
-            store(js, bucket.bucket, [Change("k0", json.dumps(state).encode(), sequence=10, revision=0)])
+            ahead = Change("k0", json.dumps(state).encode(), sequence=10, revision=0)
+            Runner(js).run(store(bucket.bucket, [ahead]))
         writer.commit([message])
 
     with pytest.raises(Conflict, match="'k0'"):

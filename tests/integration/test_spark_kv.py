@@ -8,7 +8,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,21 @@ from support.folds import Chain
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
 from jetspark.blocking import JetStream, KeyValue
+from jetspark.blocking.steps import Runner
 from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamNotFound, StreamRecreated
 from jetspark.server import NatsServer
-from jetspark.spark import connections, kv, kv_reading, kv_writing
-from jetspark.spark.folding import Applied, fold_into
-from jetspark.spark.kv_writing import Change, Current, Outcome
+from jetspark.spark import connections
+from jetspark.spark.kv import options as kv_options
+from jetspark.spark.kv import reading as kv_reading
+from jetspark.spark.kv import writing as kv_writing
 from jetspark.spark.offsets import Offset
-from jetspark.spark.places import place
+from jetspark.spark.options import read_options
+from jetspark.state import scan, store, tables
+from jetspark.state.apply import fold_into
+from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.deliveries import delivery
+from jetspark.state.fold import Applied
+from jetspark.state.tables import BucketView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,14 +61,38 @@ def new_bucket(js: JetStream, *, batched: bool = True, history: int = 1) -> KeyV
     return made
 
 
+def written_changes(js: JetStream, bucket: str, changes: Iterable[Change], writer: str = "test") -> Outcome:
+    return Runner(js).run(store.store(bucket, changes, writer=writer))
+
+
+def stored_newest(js: JetStream, bucket: str, changes: Iterable[Change], **more: Any) -> Outcome:
+    return Runner(js).run(store.store_newest(bucket, changes, **more))
+
+
+def loaded_of(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Current]:
+    return Runner(js).run(store.load(bucket, keys))
+
+
+def folded_into(js: JetStream, bucket: str, events: dict[str, list[Applied]]) -> Outcome:
+    return Runner(js).run(fold_into(bucket, Chain(), events))
+
+
+def opened(js: JetStream, bucket: str, keys: Sequence[str] = ()) -> BucketView:
+    return Runner(js).run(tables.open_bucket(bucket, keys))
+
+
+def snapshot(js: JetStream, view: BucketView) -> dict[str, Any]:
+    return Runner(js).run(tables.snapshot(view))
+
+
 @pytest.fixture
 def options(server: NatsServer, bucket: KeyValue) -> dict[str, str]:
     return {"servers": server.url, "bucket": bucket.bucket}
 
 
-def rows(options: dict[str, str], schema: StructType = kv.SCHEMA, **more: str) -> list[dict[str, Any]]:
+def rows(options: dict[str, str], schema: StructType = kv_reading.SCHEMA, **more: str) -> list[dict[str, Any]]:
     """The table as a reader in this process has it: what Spark does, without Spark."""
-    reader = kv.batch_reader(options | more, schema)
+    reader = kv_reading.batch_reader(options | more, schema)
     found = []
     for partition in reader.partitions():
         for batch in reader.read(partition):
@@ -147,7 +179,9 @@ def test_the_past_is_read_as_far_as_history_goes(js: JetStream, options: dict[st
 
 def test_a_narrower_schema_is_honoured(bucket: KeyValue, options: dict[str, str]) -> None:
     bucket.put("a", b"1")
-    assert rows(options, StructType([kv.SCHEMA["revision"], kv.SCHEMA["key"]])) == [{"revision": 1, "key": "a"}]
+    assert rows(options, StructType([kv_reading.SCHEMA["revision"], kv_reading.SCHEMA["key"]])) == [
+        {"revision": 1, "key": "a"}
+    ]
 
 
 def test_an_empty_bucket_is_an_empty_table(options: dict[str, str]) -> None:
@@ -165,7 +199,7 @@ def test_a_mirror_is_read_with_its_origins_keys(js: JetStream, bucket: KeyValue,
             break
     assert values(options | {"bucket": mirror.bucket}) == {"a": b"1"}
     with pytest.raises(ConfigError, match=f"a mirror of '{bucket.bucket}'; write to that one"):
-        kv_writing.store(js, mirror.bucket, [Change("a", b"2")])
+        written_changes(js, mirror.bucket, [Change("a", b"2")])
 
 
 class Writers:
@@ -204,15 +238,15 @@ class Writers:
 def test_the_present_is_one_moment_of_a_bucket_that_keeps_changing(
     js: JetStream, bucket: KeyValue, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_reading, "PIECE_MESSAGES", 100)  # so that it takes a while
-    kv_writing.store(js, bucket.bucket, [Change(f"k.{number}", b"0") for number in range(4000)])
-    opened = kv_reading.open_bucket(js, bucket.bucket)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 100)  # so that it takes a while
+    written_changes(js, bucket.bucket, [Change(f"k.{number}", b"0") for number in range(4000)])
+    view = opened(js, bucket.bucket)
     taken = []
     with Writers(server, bucket.bucket, 3900) as writers:
         for _ in range(5):
             before = bucket.stream_info().state.last_sequence
-            found = kv_reading.snapshot(opened)
-            moment = max(place(message).sequence for message in found.values())
+            found = snapshot(js, view)
+            moment = max(delivery(message).sequence for message in found.values())
             assert moment >= before
             taken.append((moment, {subject.split(".", 2)[2]: message.data for subject, message in found.items()}))
     assert taken[-1][0] > taken[0][0]
@@ -239,11 +273,9 @@ def test_a_table_has_all_of_a_transaction_or_nothing(
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        whole = kv_reading.open_bucket(js, bucket.bucket)
-        some = kv_reading.open_bucket(js, bucket.bucket, ["k.3", "k.4", "k.9"])  # without the last one
-        tables = [
-            {each.data for each in kv_reading.snapshot(opened).values()} for _ in range(60) for opened in (whole, some)
-        ]
+        whole = opened(js, bucket.bucket)
+        some = opened(js, bucket.bucket, ["k.3", "k.4", "k.9"])  # without the last one
+        tables = [{each.data for each in snapshot(js, view).values()} for _ in range(60) for view in (whole, some)]
     finally:
         stop.set()
         thread.join()
@@ -258,7 +290,7 @@ def test_a_value_overwritten_before_its_task_reads_it_is_noticed(
     for number in range(10):
         bucket.put(f"k.{number}", b"0")
     for setting in ("true", "false"):
-        reader = kv.batch_reader(options | {"numPartitions": "2", "failOnDataLoss": setting}, kv.SCHEMA)
+        reader = kv_reading.batch_reader(options | {"numPartitions": "2", "failOnDataLoss": setting}, kv_reading.SCHEMA)
         planned = reader.partitions()
         bucket.put("k.3", b"1")
         if setting == "true":
@@ -274,7 +306,7 @@ def test_history_keeps_what_is_overwritten_before_its_task_reads_it(js: JetStrea
     made = new_bucket(js, history=2)
     for number in range(10):
         made.put(f"k.{number}", b"0")
-    reader = kv.batch_reader(options | {"bucket": made.bucket, "numPartitions": "3"}, kv.SCHEMA)
+    reader = kv_reading.batch_reader(options | {"bucket": made.bucket, "numPartitions": "3"}, kv_reading.SCHEMA)
     planned = reader.partitions()
     made.put("k.3", b"1")
     made.put("k.new", b"1")
@@ -286,7 +318,7 @@ def test_a_bucket_made_anew_is_not_taken_for_the_old_one(
     js: JetStream, bucket: KeyValue, options: dict[str, str]
 ) -> None:
     bucket.put("a", b"1")
-    reader = kv.batch_reader(options, kv.SCHEMA)
+    reader = kv_reading.batch_reader(options, kv_reading.SCHEMA)
     planned = reader.partitions()
     js.delete_kv(bucket.bucket)
     js.create_kv(KVConfig(bucket=bucket.bucket))
@@ -302,15 +334,15 @@ def test_what_is_stored_is_loaded_with_its_sequence_and_revision(js: JetStream, 
     made = new_bucket(js, batched=batched)
     name = made.bucket
     keys = [f"order.{number}" for number in range(2500)]  # three requests
-    outcome = kv_writing.store(js, name, [Change(key, b"v" + key.encode(), sequence=7, revision=0) for key in keys])
+    outcome = written_changes(js, name, [Change(key, b"v" + key.encode(), sequence=7, revision=0) for key in keys])
     assert outcome == Outcome(written=2500)
-    loaded = kv_writing.load(js, name, [*keys, "never.there"])
+    loaded = loaded_of(js, name, [*keys, "never.there"])
     assert list(loaded) == keys
     assert loaded["order.3"] == Current(b"vorder.3", 7, made.get("order.3").revision)
     changes = [Change(keys[0], b"new", sequence=8, revision=loaded[keys[0]].revision), Change(keys[1], b"", revision=1)]
-    assert kv_writing.store(js, name, changes) == Outcome(written=1, conflicts=(keys[1],))
-    kv_writing.store(js, name, [Change(keys[2], operation="delete", sequence=9), Change(keys[3], operation="purge")])
-    assert kv_writing.load(js, name, keys[:4])[keys[2]] == Current(None, 9, 2502)
+    assert written_changes(js, name, changes) == Outcome(written=1, conflicts=(keys[1],))
+    written_changes(js, name, [Change(keys[2], operation="delete", sequence=9), Change(keys[3], operation="purge")])
+    assert loaded_of(js, name, keys[:4])[keys[2]] == Current(None, 9, 2502)
     assert [entry.operation for entry in made.history(keys[3])] == ["purge"]
     with pytest.raises(KeyNotFound):
         made.get(keys[2])
@@ -318,25 +350,25 @@ def test_what_is_stored_is_loaded_with_its_sequence_and_revision(js: JetStream, 
 
 def test_large_values_are_loaded_all_though_the_server_ends_its_answers(js: JetStream, bucket: KeyValue) -> None:
     changes = [Change(f"k.{number}", b"x" * 500_000) for number in range(180)]  # 90 MB
-    kv_writing.store(js, bucket.bucket, changes)
-    assert len(kv_writing.load(js, bucket.bucket, [change.key for change in changes])) == 180
+    written_changes(js, bucket.bucket, changes)
+    assert len(loaded_of(js, bucket.bucket, [change.key for change in changes])) == 180
     js.delete_kv(bucket.bucket)
 
 
 def test_only_what_is_newer_is_stored_and_doing_it_again_changes_nothing(js: JetStream, bucket: KeyValue) -> None:
     bucket.put("foreign", b"without a sequence")
     first = [Change("a", b"5", sequence=5), Change("a", b"4", sequence=4), Change("foreign", b"1", sequence=1)]
-    assert kv_writing.store_newest(js, bucket.bucket, first) == Outcome(written=2)
-    assert kv_writing.store_newest(js, bucket.bucket, first) == Outcome(dropped=2)
+    assert stored_newest(js, bucket.bucket, first) == Outcome(written=2)
+    assert stored_newest(js, bucket.bucket, first) == Outcome(dropped=2)
     last = bucket.stream_info().state.last_sequence
     older = [Change("a", b"3", sequence=3), Change("b", operation="delete", sequence=9)]
-    assert kv_writing.store_newest(js, bucket.bucket, older) == Outcome(written=1, dropped=1)
-    assert kv_writing.store_newest(js, bucket.bucket, [Change("b", b"8", sequence=8)]) == Outcome(dropped=1)
+    assert stored_newest(js, bucket.bucket, older) == Outcome(written=1, dropped=1)
+    assert stored_newest(js, bucket.bucket, [Change("b", b"8", sequence=8)]) == Outcome(dropped=1)
     assert bucket.get("a").value == b"5"
     assert bucket.stream_info().state.last_sequence == last + 1
-    stale = kv_writing.load(js, bucket.bucket, ["a"])
+    stale = loaded_of(js, bucket.bucket, ["a"])
     bucket.put("a", b"somebody else")
-    outcome = kv_writing.store_newest(js, bucket.bucket, [Change("a", b"6", sequence=6)], current=stale)
+    outcome = stored_newest(js, bucket.bucket, [Change("a", b"6", sequence=6)], current=stale)
     assert outcome == Outcome(written=1)
 
 
@@ -347,25 +379,25 @@ def test_many_who_store_the_newest_at_once_leave_the_newest(
         with jetspark.blocking.connect(server.url) as client:
             for round_ in range(6):
                 changes = [Change(f"k.{key}", b"%d" % worker, sequence=round_ * 4 + worker) for key in range(50)]
-                kv_writing.store_newest(client.jetstream(), bucket.bucket, changes)
+                stored_newest(client.jetstream(), bucket.bucket, changes)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = kv_writing.load(js, bucket.bucket, [f"k.{key}" for key in range(50)])
+    found = loaded_of(js, bucket.bucket, [f"k.{key}" for key in range(50)])
     assert {current[:2] for current in found.values()} == {(b"3", 23)}
 
 
 def test_a_second_attempt_recognises_what_the_first_has_written(js: JetStream, bucket: KeyValue) -> None:
     changes = [Change("a", b"1", revision=0), Change("b", operation="delete", revision=0)]
-    assert kv_writing.store(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
-    assert kv_writing.store(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
+    assert written_changes(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
+    assert written_changes(js, bucket.bucket, changes, writer="job-1") == Outcome(written=2)
     assert bucket.stream_info().state.last_sequence == 2
-    assert kv_writing.store(js, bucket.bucket, changes, writer="job-2") == Outcome(conflicts=("a", "b"))
+    assert written_changes(js, bucket.bucket, changes, writer="job-2") == Outcome(conflicts=("a", "b"))
     never = [Change("a", b"1", revision=99), Change("none", b"1", revision=99)]
-    assert kv_writing.store(js, bucket.bucket, never) == Outcome(conflicts=("a", "none"))
+    assert written_changes(js, bucket.bucket, never) == Outcome(conflicts=("a", "none"))
 
 
 @pytest.mark.parametrize("batched", [True, False], ids=["fast ingest", "publish_async"])
@@ -376,7 +408,7 @@ def test_a_restart_of_the_server_in_the_middle_loses_nothing(batched: bool) -> N
         changes = [Change(f"k.{number}", b"x" * 100, revision=0) for number in range(40_000)]
         stored = js.stream(f"KV_{name}")
         outcomes: list[Outcome] = []
-        thread = threading.Thread(target=lambda: outcomes.append(kv_writing.store(js, name, changes)))
+        thread = threading.Thread(target=lambda: outcomes.append(written_changes(js, name, changes)))
         thread.start()
         while stored.info().state.last_sequence < 3000:
             pass
@@ -407,7 +439,7 @@ def test_the_sink_loses_nothing_when_the_server_dies_while_a_task_writes(guard: 
     with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
         js = client.jetstream()
         name = new_bucket(js, history=5).bucket
-        writer = kv.batch_writer(
+        writer = kv_writing.batch_writer(
             {"servers": server.url, "bucket": name, "guard": guard, "batchSize": "2000"}, schema, False
         )
         stored = js.stream(f"KV_{name}")
@@ -430,7 +462,7 @@ def test_the_sink_loses_nothing_when_the_server_dies_while_a_task_writes(guard: 
         assert found == {f"k.{number}": b"v%d" % number for number in range(count)}
 
 
-@pytest.mark.parametrize("how", [kv_writing.store, kv_writing.store_newest])
+@pytest.mark.parametrize("how", [written_changes, stored_newest])
 def test_storing_waits_for_a_server_that_is_away_from_the_start(how: Callable[..., Outcome]) -> None:
     with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
         js = client.jetstream(timeout=0.3)
@@ -453,24 +485,24 @@ def test_a_fold_waits_for_a_server_that_is_away() -> None:
         events = {f"k.{key}": [Applied(sequence, {"number": key}) for sequence in (1, 2)] for key in range(10)}
         outcomes: list[Outcome] = []
         server.kill()
-        fold = threading.Thread(target=lambda: outcomes.append(fold_into(js, bucket.bucket, Chain(), events)))
+        fold = threading.Thread(target=lambda: outcomes.append(folded_into(js, bucket.bucket, events)))
         fold.start()
         time.sleep(1.0)  # longer than a request takes to fail
         server.start()
         fold.join()
         assert outcomes == [Outcome(written=10)]
-        assert fold_into(js, bucket.bucket, Chain(), events) == Outcome(dropped=20)
+        assert folded_into(js, bucket.bucket, events) == Outcome(dropped=20)
 
 
 def test_what_a_bucket_refuses_for_good_is_an_error_that_names_the_key(js: JetStream) -> None:
     made = js.create_kv(KVConfig(bucket=f"small{next(_numbers)}", max_value_bytes=10))
     js.update_stream(StreamConfig(name=f"KV_{made.bucket}", allow_batched=True))
     with pytest.raises(ServerError, match="key 'b': message size exceeds maximum allowed"):
-        kv_writing.store(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 100)])
+        written_changes(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 100)])
     with pytest.raises(ConfigError, match="key 'b': message of 2000000 bytes"):
-        kv_writing.store(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 2_000_000)])
+        written_changes(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 2_000_000)])
     with pytest.raises(ConfigError, match="key='a': changed twice in one call"):
-        kv_writing.store(js, made.bucket, [Change("a", b"x"), Change("a", b"y")])
+        written_changes(js, made.bucket, [Change("a", b"x"), Change("a", b"y")])
 
 
 # ---- streams of changes ----------------------------------------------------------------------------------------------
@@ -489,7 +521,7 @@ def next_of(offset: dict[str, Any]) -> int:
 def test_changes_come_in_order_with_deletions(js: JetStream, options: dict[str, str]) -> None:
     made = new_bucket(js, history=10)
     options["bucket"] = made.bucket
-    reader = kv.stream_reader(options | {"numPartitions": "2"}, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options | {"numPartitions": "2"}, kv_reading.SCHEMA)
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) is start
     assert reader.partitions(start, start) == []
@@ -501,17 +533,17 @@ def test_changes_come_in_order_with_deletions(js: JetStream, options: dict[str, 
     assert changes(reader, start, end) == [("a", b"1", "put"), ("b", b"1", "put"), ("a", b"", "delete")]
     made.put("c", b"1")
     assert len(changes(reader, start, end)) == 3  # a batch stays what it was
-    latest = kv.stream_reader(options | {"startingOffsets": "latest"}, kv.SCHEMA)
+    latest = kv_reading.stream_reader(options | {"startingOffsets": "latest"}, kv_reading.SCHEMA)
     assert next_of(latest.initialOffset()) == 5
-    from_3 = kv.stream_reader(options | {"startingOffsets": "3", "includeDeletes": "false"}, kv.SCHEMA)
+    from_3 = kv_reading.stream_reader(options | {"startingOffsets": "3", "includeDeletes": "false"}, kv_reading.SCHEMA)
     begin = from_3.initialOffset()
     assert changes(from_3, begin, from_3.latestOffset(begin, ReadAllAvailable())) == [("c", b"1", "put")]
     with pytest.raises(ConfigError, match="startingOffsets=99: the bucket is at 4"):
-        kv.stream_reader(options | {"startingOffsets": "99"}, kv.SCHEMA).initialOffset()
+        kv_reading.stream_reader(options | {"startingOffsets": "99"}, kv_reading.SCHEMA).initialOffset()
 
 
 def test_a_limit_bounds_batches_and_skips_revisions_that_are_gone(bucket: KeyValue, options: dict[str, str]) -> None:
-    reader = kv.stream_reader(options | {"maxOffsetsPerTrigger": "10"}, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options | {"maxOffsetsPerTrigger": "10"}, kv_reading.SCHEMA)
     start = reader.initialOffset()
     for number in range(300):
         bucket.put(f"k.{number % 20}", b"%d" % number)  # the last twenty are left
@@ -532,7 +564,7 @@ def test_a_query_does_not_go_on_with_another_bucket_of_the_same_name(
     js: JetStream, bucket: KeyValue, options: dict[str, str]
 ) -> None:
     bucket.put("a", b"1")
-    reader = kv.stream_reader(options, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options, kv_reading.SCHEMA)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
     js.delete_kv(bucket.bucket)
@@ -540,18 +572,20 @@ def test_a_query_does_not_go_on_with_another_bucket_of_the_same_name(
     with pytest.raises(StreamRecreated, match="start with a new checkpoint"):
         changes(reader, start, end)
     with pytest.raises(StreamRecreated, match="start with a new checkpoint"):
-        kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+        kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(start, ReadAllAvailable())
 
 
 def test_changes_that_are_all_deletions_are_no_rows_where_those_are_left_out(
     bucket: KeyValue, options: dict[str, str]
 ) -> None:
     bucket.put("a", b"1")
-    reader = kv.stream_reader(options | {"includeDeletes": "false", "startingOffsets": "latest"}, kv.SCHEMA)
+    reader = kv_reading.stream_reader(
+        options | {"includeDeletes": "false", "startingOffsets": "latest"}, kv_reading.SCHEMA
+    )
     start = reader.initialOffset()
     bucket.delete("a")
     bucket.delete("b")
-    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    end = kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(start, ReadAllAvailable())
     assert next_of(end) == 4
     assert changes(reader, start, end) == []
 
@@ -561,19 +595,19 @@ def test_a_query_of_other_keys_is_refused_and_one_of_another_bucket_too(
 ) -> None:
     bucket.put("a.1", b"1")
     bucket.put("b.1", b"1")
-    some = kv.stream_reader(options | {"keys": "a.*"}, kv.SCHEMA)
+    some = kv_reading.stream_reader(options | {"keys": "a.*"}, kv_reading.SCHEMA)
     start = some.initialOffset()
     end = some.latestOffset(start, ReadAllAvailable())
     assert changes(some, start, end) == [("a.1", b"1", "put")]
     with pytest.raises(ConfigError, match=r"keys='b\.\*': the checkpoint is of keys='a\.\*'.*acceptFilterChange"):
-        kv.stream_reader(options | {"keys": "b.*"}, kv.SCHEMA).latestOffset(end, ReadAllAvailable())
+        kv_reading.stream_reader(options | {"keys": "b.*"}, kv_reading.SCHEMA).latestOffset(end, ReadAllAvailable())
     # A batch that is run again is what it was.
-    other = kv.stream_reader(options | {"keys": "b.*", "acceptFilterChange": "true"}, kv.SCHEMA)
+    other = kv_reading.stream_reader(options | {"keys": "b.*", "acceptFilterChange": "true"}, kv_reading.SCHEMA)
     assert changes(other, start, end) == [("a.1", b"1", "put")]
     bucket.put("b.2", b"1")
     following = other.latestOffset(end, ReadAllAvailable())
     assert changes(other, end, following) == [("b.2", b"1", "put")]
-    elsewhere = kv.stream_reader(options | {"bucket": new_bucket(js).bucket, "keys": "a.*"}, kv.SCHEMA)
+    elsewhere = kv_reading.stream_reader(options | {"bucket": new_bucket(js).bucket, "keys": "a.*"}, kv_reading.SCHEMA)
     with pytest.raises(ConfigError, match=f"the checkpoint is of '{bucket.bucket}'; start with a new checkpoint"):
         elsewhere.latestOffset(start, ReadAllAvailable())
 
@@ -581,31 +615,31 @@ def test_a_query_of_other_keys_is_refused_and_one_of_another_bucket_too(
 def test_changes_from_earliest_are_those_a_busy_bucket_still_has(bucket: KeyValue, options: dict[str, str]) -> None:
     for _ in range(3):
         bucket.put("a", b"1")
-    reader = kv.stream_reader(options, kv.SCHEMA)
+    reader = kv_reading.stream_reader(options, kv_reading.SCHEMA)
     start = reader.initialOffset()
     for _ in range(3):
         bucket.put("a", b"2")
-    end = kv.stream_reader(options, kv.SCHEMA).latestOffset(start, ReadAllAvailable())
+    end = kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(start, ReadAllAvailable())
     for _ in range(3):
         bucket.put("a", b"3")
     assert changes(reader, start, end) == []
-    following = kv.stream_reader(options, kv.SCHEMA).latestOffset(end, ReadAllAvailable())
+    following = kv_reading.stream_reader(options, kv_reading.SCHEMA).latestOffset(end, ReadAllAvailable())
     assert changes(reader, end, following) == [("a", b"3", "put")]
 
 
 # ---- writing, task by task -------------------------------------------------------------------------------------------
 
 
-def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv.Written:
+def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv_writing.Written:
     """One task of a batch write."""
     batch = pa.RecordBatch.from_pydict(columns)
-    writer = kv.BatchWriter(kv.read_options(kv.WriteOptions, "jetstream_kv", options | more))
+    writer = kv_writing.BatchWriter(read_options(kv_options.WriteOptions, "jetstream_kv", options | more))
     return writer.write(iter([batch]))
 
 
 def test_the_last_row_of_a_key_wins(bucket: KeyValue, options: dict[str, str]) -> None:
     columns = {"key": ["a", "b", "a"], "value": ["1", "2", "3"], "operation": [None, "put", "put"]}
-    assert written(options, columns) == kv.Written(3, 2, 0, 0, ())
+    assert written(options, columns) == kv_writing.Written(3, 2, 0, 0, ())
     assert bucket.get("a").value == b"3"
     for size in ("1", "100"):
         columns = {"key": ["c", "c", "c"], "value": [b"1", b"3", b"2"], "sequence": [1, 3, 2]}

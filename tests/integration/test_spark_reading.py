@@ -37,16 +37,20 @@ from jetspark import (
 from jetspark.blocking import JetStream, Stream, connect
 from jetspark.errors import DataLoss, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer
-from jetspark.spark import connections, following, kv, reading, source
-from jetspark.spark.kv import ChangeReader
-from jetspark.spark.lookups import head_of
-from jetspark.spark.offsets import Offset, Position, Range
+from jetspark.spark import connections, following
+from jetspark.spark.kv import options as kv_options
+from jetspark.spark.kv import reading as kv_reading
+from jetspark.spark.kv.reading import ChangeReader
+from jetspark.spark.offsets import Offset, Position
 from jetspark.spark.options import read_options
 from jetspark.spark.progress import Lag, lag
-from jetspark.spark.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.source import BatchReader, StreamReader
-from jetspark.spark.source_options import SourceOptions
+from jetspark.spark.stream import source
+from jetspark.spark.stream.reading import RangeReader
+from jetspark.spark.stream.source import BatchReader, StreamReader
+from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.state import scan
+from jetspark.state.scan import Range, head_of
 
 pytest_plugins = ["support.sparks"]
 
@@ -130,7 +134,7 @@ def test_the_server_filters(server: NatsServer, stream: Stream, filters: list[st
 def test_a_filter_that_matches_nothing_has_no_rows_and_takes_no_time(server: NatsServer, stream: Stream) -> None:
     started = time.monotonic()
     assert sequences(reader_of(server, stream, 1, 101, subjects=f"{stream.name.lower()}.none").batches()) == []
-    assert time.monotonic() - started < reading.SILENCE_S
+    assert time.monotonic() - started < scan.SILENCE_S
 
 
 def test_a_filter_the_stream_does_not_store_has_no_rows(server: NatsServer, stream: Stream) -> None:
@@ -157,12 +161,12 @@ def test_messages_published_meanwhile_are_not_in_the_range(server: NatsServer, j
 def test_batches_are_bounded_by_rows_and_by_bytes(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 7)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 20)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 7)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 20)
     sizes = [batch.num_rows for batch in reader_of(server, stream, 1, 101).batches()]
     assert sum(sizes) == 100
     assert max(sizes) < 20 + 2 * 7
-    monkeypatch.setattr(reading, "BATCH_BYTES", 1)
+    monkeypatch.setattr(scan, "PIECE_BYTES", 1)
     assert all(batch.num_rows <= 2 * 7 for batch in reader_of(server, stream, 1, 101).batches())
 
 
@@ -184,8 +188,8 @@ def test_data_that_nobody_wants_is_not_sent(
     size: int,
     is_left_out: bool,
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 5)
     fill(js, stream, 100, data=b"x" * size)
     read = options(server, stream.name)
     part = Range(stream.name, head_of(stream.cached_info).created, 1, 201)
@@ -213,11 +217,11 @@ def test_data_loss_that_is_allowed_is_counted_and_logged_once(
 ) -> None:
     stream.purge(up_to_sequence=30)
     reader = reader_of(server, stream, 10, 50, failOnDataLoss="false")
-    with caplog.at_level(logging.WARNING, "jetspark.spark"):
+    with caplog.at_level(logging.WARNING, "jetspark.state"):
         assert sequences(reader.batches()) == list(range(31, 50))
     assert reader.lost_sequences == 21
-    assert [record.getMessage() for record in caplog.records if record.name == "jetspark.spark"] == [
-        f"stream {stream.name}: 21 sequences from 10 on are gone, the first there is is 31; failOnDataLoss is false"
+    assert [record.getMessage() for record in caplog.records if record.name == "jetspark.state"] == [
+        f"stream {stream.name}: 21 sequences from 10 on are gone, the first there is is 31; data loss is allowed"
     ]
 
 
@@ -232,8 +236,8 @@ def test_a_range_that_is_gone_whole_is_data_loss(server: NatsServer, stream: Str
 def test_a_purge_while_reading_is_data_loss(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch, subjects: str
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 5)
     given = {"subjects": f"{stream.name.lower()}.>"} if subjects else {}
     batches = reader_of(server, stream, 1, 101, **given).batches()
     rows = sequences(iter([next(batches)]))
@@ -247,8 +251,8 @@ def test_a_purge_while_reading_is_data_loss(
 def test_eviction_behind_the_reader_is_no_loss(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 20)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 20)
     batches = reader_of(server, stream, 1, 101).batches()
     rows = sequences(iter([next(batches)]))
     stream.purge(up_to_sequence=len(rows))
@@ -297,8 +301,8 @@ def test_a_batch_from_earliest_of_which_nothing_is_left_has_no_rows(
 def test_a_filtered_batch_from_earliest_of_a_stream_that_evicts_while_it_is_read_has_no_loss(
     server: NatsServer, js: JetStream, full: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 5)
     reader = BatchReader(options(server, full.name, subjects=f"{full.name.lower()}.1"), SCHEMA)
     [part] = reader.partitions()
     found: list[int] = []
@@ -380,12 +384,12 @@ def test_no_consumer_is_left_behind(server: NatsServer, stream: Stream) -> None:
 def test_a_reader_that_is_left_early_leaves_no_consumer(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 5)
     batches = reader_of(server, stream, 1, 101).batches()
     next(batches)
     [consumer] = stream.consumers()
-    assert consumer.config.inactive_threshold_s == reading.EPHEMERAL_S  # all that is left to a task that is killed
+    assert consumer.config.inactive_threshold_s == scan.EPHEMERAL_S  # all that is left to a task that is killed
     batches.close()  # type: ignore[attr-defined]
     assert list(stream.consumer_names()) == []
 
@@ -393,8 +397,8 @@ def test_a_reader_that_is_left_early_leaves_no_consumer(
 def test_a_consumer_that_is_deleted_meanwhile_is_replaced(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 5)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 5)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 5)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 5)
     found: list[int] = []
     for batch in reader_of(server, stream, 1, 101).batches():
         found += batch.column("sequence").to_pylist()
@@ -434,8 +438,8 @@ def test_a_stream_that_is_consumed_is_read_without_changing_it(
 def test_a_restart_of_the_server_while_reading_loses_and_repeats_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 500)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 500)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 500)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 500)
     with NatsServer(store_dir=tmp_path) as own:
         with connect(own.url) as client:
             js = client.jetstream()
@@ -467,8 +471,8 @@ def test_a_server_that_stays_away_ends_the_task_in_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_change_of_leaders_while_reading_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 200)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 1_000)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 200)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 1_000)
     with NatsCluster(3) as cluster, connect(cluster.urls) as client:
         js = client.jetstream(timeout=5)
         stream = js.create_stream(StreamConfig(name="S", subjects=["s.>"], replicas=3, allow_batched=True))
@@ -510,11 +514,11 @@ def _leader(stream: Stream) -> str:
 
 _MEMORY = """
 import resource, sys
-from jetspark.spark.offsets import Range
 from jetspark.spark.options import read_options
-from jetspark.spark.reading import RangeReader
+from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.source_options import SourceOptions
+from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.state.scan import Range
 
 url, created, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 read = read_options(SourceOptions, "jetstream", {"servers": url, "stream": "BIG"})
@@ -599,7 +603,7 @@ def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: Jet
         js.create_kv(KVConfig(bucket="requests", history=5))
         given = {"servers": server.url, "bucket": "requests", "numPartitions": "2"}
         reader: StreamReader | ChangeReader = ChangeReader(
-            read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA
+            read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA
         )
         prefix = "$KV.requests"
     else:
@@ -673,7 +677,9 @@ def followed(kind: str, own: NatsServer, js: JetStream) -> Followed:
             for number in range(count):
                 batch.add(f"$KV.b.k{number % 5_000}", b"x")
 
-    return Followed(lambda: ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA), feed)
+    return Followed(
+        lambda: ChangeReader(read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA), feed
+    )
 
 
 KINDS = pytest.mark.parametrize("kind", ["stream", "bucket"])
@@ -705,8 +711,8 @@ def test_an_outage_does_not_end_the_query(kind: str, tmp_path: Path, monkeypatch
 
 @KINDS
 def test_a_task_survives_a_restart_of_the_server(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "REQUEST_ROWS", 500)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 500)
+    monkeypatch.setattr(scan, "REQUEST_MESSAGES", 500)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 500)
     with NatsServer(store_dir=tmp_path) as own:
         with connect(own.url) as client:
             what = followed(kind, own, client.jetstream())
@@ -728,8 +734,8 @@ def test_a_task_survives_a_restart_of_the_server(kind: str, tmp_path: Path, monk
 
 def test_an_idle_reader_of_a_bucket_leaves_the_server_in_peace(server: NatsServer, js: JetStream) -> None:
     js.create_kv(KVConfig(bucket="idle"))
-    given = read_options(kv.StreamOptions, "jetstream_kv", {"servers": server.url, "bucket": "idle"})
-    reader = ChangeReader(given, kv.SCHEMA)
+    given = read_options(kv_options.StreamOptions, "jetstream_kv", {"servers": server.url, "bucket": "idle"})
+    reader = ChangeReader(given, kv_reading.SCHEMA)
     start = reader.initialOffset()
     reader.latestOffset(start, ReadAllAvailable())
     before = js.account_info().api["total"]
@@ -748,8 +754,8 @@ def test_an_idle_reader_of_a_bucket_leaves_the_server_in_peace(server: NatsServe
         lambda url: source.stream_reader({"servers": url, "stream": "S"}, SCHEMA).latestOffset(
             Offset({"S": Position("", 1)}).to_json(), ReadAllAvailable()
         ),
-        lambda url: kv.batch_reader({"servers": url, "bucket": "b"}, kv.SCHEMA).partitions(),
-        lambda url: kv.stream_reader({"servers": url, "bucket": "b"}, kv.SCHEMA).initialOffset(),
+        lambda url: kv_reading.batch_reader({"servers": url, "bucket": "b"}, kv_reading.SCHEMA).partitions(),
+        lambda url: kv_reading.stream_reader({"servers": url, "bucket": "b"}, kv_reading.SCHEMA).initialOffset(),
     ],
     ids=["batch", "query", "query with a checkpoint", "table", "changes"],
 )
@@ -820,7 +826,9 @@ def test_of_messages_that_a_query_leaves_out_none_waits(server: NatsServer, js: 
 def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: JetStream) -> None:
     bucket = js.create_kv(KVConfig(bucket="behind"))
     given = {"servers": server.url, "bucket": "behind", "keys": "a.*"}
-    start = ChangeReader(read_options(kv.StreamOptions, "jetstream_kv", given), kv.SCHEMA).initialOffset()
+    start = ChangeReader(
+        read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA
+    ).initialOffset()
     bucket.put("a.1", b"")
     bucket.put("b.1", b"")
     found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)["KV_behind"]

@@ -20,8 +20,8 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jetspark.spark.sink import Place, SinkOptions, Task
-from jetspark.spark.writing import Layout
+from jetspark.spark.stream.sink import Place, SinkOptions, Task
+from jetspark.spark.stream.writing import Layout
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

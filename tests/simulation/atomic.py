@@ -1,100 +1,23 @@
-"""Atomic batches in virtual time: the operations' driver, the part of the JetStream API they ask, and their checker.
-
-The API is that of a leader: it tells what is in the stream and when, and is silent while there is none.
-"""
+"""Atomic batches in virtual time: the operations' driver, and their checker. The API they ask is in :mod:`api`."""
 
 from __future__ import annotations
 
-import base64
-import datetime
-import json
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from simulation.checkers import Violation
+from simulation.checkers import Judge, Violation
 from simulation.world import STREAM, Burst, Run, World
 
-from jetspark.core.headers import encode
 from jetspark.core.message import CoreMessage
-from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, BufferFull, JetSparkError, JetStreamUnavailable, NoResponders, RequestTimeout
-from jetspark.jetstream import wire
 from jetspark.jetstream.operations import LEADERLESS_RETRIES, LEADERLESS_WAIT_S, Api, Pause, Request
 from jetspark.publish.atomic import AtomicMachine
-from jetspark.testing import Delivery, StoredMessage
-from jetspark.testing.network import Front, Published
+from jetspark.testing.network import NODES, Published
 
-_INFO, _GET = f"$JS.API.STREAM.INFO.{STREAM}", f"$JS.API.STREAM.MSG.GET.{STREAM}"
-
-
-class FrontWithApi(Front):
-    """Answers what is needed to find out about a batch."""
-
-    def process(self, message: Published) -> None:
-        if message.subject not in (_INFO, _GET):
-            super().process(message)
-            return
-        stream = self.model._stream(STREAM)
-        self.say(self.model.on_time(self.clock.now))
-        if not stream.has_leader:
-            return
-        answer = self._stream_info() if message.subject == _INFO else self._get(json.loads(message.data))
-        self.say([Delivery(message.reply, json.dumps(answer).encode())])
-
-    def _stream_info(self) -> dict[str, Any]:
-        stream = self.model._stream(STREAM)
-        messages = self.model.messages(STREAM)
-        replicas = stream.config.replicas or 1
-        return {
-            "config": {"name": STREAM, "subjects": stream.config.subjects, "num_replicas": replicas},
-            "state": {
-                "messages": len(messages),
-                "first_seq": messages[0].sequence if messages else 0,
-                "last_seq": self.model.last_sequence(STREAM),
-            },
-            "cluster": {
-                "leader": "one",
-                "replicas": [{"name": f"other{number}", "active": 0, "lag": 0} for number in range(1, replicas)],
-            },
-            "ts": _time(self.clock.now),
-        }
-
-    def _get(self, body: dict[str, Any]) -> dict[str, Any]:
-        found = _find(self.model.messages(STREAM), body)
-        if found is None:
-            return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
-        message = {
-            "subject": found.subject,
-            "seq": found.sequence,
-            "data": base64.b64encode(found.data).decode(),
-            "time": _time(found.time),
-        }
-        if found.headers is not None:
-            message["hdrs"] = base64.b64encode(encode(found.headers)).decode()
-        return {"message": message}
-
-
-def _find(messages: Any, body: dict[str, Any]) -> StoredMessage | None:
-    if "last_by_subj" in body:
-        messages, wanted = reversed(messages), body["last_by_subj"]
-    else:
-        wanted = body.get("next_by_subj", ">")
-    first = body.get("seq", 0)
-    since = wire.parse_time(body["start_time"]) if "start_time" in body else None
-    for message in messages:
-        is_late_enough = since is None or _moment(message.time) >= since
-        if message.sequence >= first and is_late_enough and matches(wanted, message.subject):
-            return message  # type: ignore[no-any-return]
-    return None
-
-
-def _moment(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-
-
-def _time(seconds: float) -> str:
-    return wire.time_text(_moment(seconds))
+# So long after the last fault every session is up, a leader is heard, and what is applied late is applied.
+CALM_AFTER_S = 30.0
 
 
 @dataclass(slots=True)
@@ -103,6 +26,7 @@ class Sent:
 
     machine: AtomicMachine
     numbers: range
+    began: float
     failure: Exception | None = None
 
 
@@ -145,7 +69,7 @@ class AtomicRun(Run):
                 jitter=die.random,
             )
             began = self.clock.now
-            batch = Sent(machine, range(number, number + burst.messages))
+            batch = Sent(machine, range(number, number + burst.messages), began)
             self.batches.append(batch)
             try:
                 yield from self._send(machine, batch.numbers, ends_with_message=die.random() < 0.5)
@@ -153,14 +77,22 @@ class AtomicRun(Run):
                 batch.failure = error
                 yield from machine.leave(failed=True)
             number += burst.messages
-            for _ in range(12):
+            for _ in range(8):
                 if machine.outcome != "unknown":
                     break
-                yield Pause(2.0)
-                try:
-                    yield from machine.resolve(self.clock.now - began)
-                except BatchInDoubt:
-                    pass  # not now, or never: 24 seconds are longer than most outages
+                # Before the commit has arrived perhaps, and while leaders change.
+                yield Pause(die.choice([0.0, 0.01, 0.5, 3.0]))
+                yield from self._resolve(machine, began)
+        yield Pause(max(0.0, self.world.faults.over_at + CALM_AFTER_S - self.clock.now))
+        for batch in self.batches:
+            if batch.machine.outcome == "unknown":
+                yield from self._resolve(batch.machine, batch.began)
+
+    def _resolve(self, machine: AtomicMachine, began: float) -> Generator[Request | Pause, Any, None]:
+        try:
+            yield from machine.resolve(self.clock.now - began)
+        except BatchInDoubt:
+            pass  # not now, or never
 
     def _send(
         self, machine: AtomicMachine, numbers: range, *, ends_with_message: bool
@@ -260,11 +192,100 @@ class AtomicRun(Run):
         )
 
 
-class AllOrNothing:
-    """A batch is stored as a whole, in one piece and in order, or not at all; and as its outcome says, for ever."""
+class Saboteur:
+    """Lets leaders and sessions move at the worst moments: at a commit, and while somebody finds out about one."""
 
-    def look(self, world: World, run: Run) -> None:
-        """Nothing to see before the end."""
+    def __init__(self, world: World, *, at_commits: float, at_questions: float) -> None:
+        """The chances that something happens."""
+        self._world, self._at_commits, self._at_questions = world, at_commits, at_questions
+        world.front.watchers.append(self.on_published)
+
+    def on_published(self, message: Published) -> None:
+        faults, clock, die = self._world.faults, self._world.clock, self._world.die
+        headers = message.headers or {}
+        is_question = "Nats-Expected-Last-Sequence" in headers or message.subject.startswith("$JS.API.")
+        is_commit = "Nats-Batch-Commit" in headers and not is_question
+        chance = self._at_commits if is_commit else self._at_questions if is_question else 0.0
+        front = self._world.front
+        if is_question and chance and front.is_parted(message.client):
+            chance = 0.1 if message.subject.startswith("$JS.API.") else 0.5
+        if not chance or clock.now >= faults.over_at or die.random() >= chance:
+            return
+        kinds = [("cut",), ("part",), ("slow", "cut"), ("slow", "part"), ("cut", "part")]
+        if front.fork is not None and is_question:
+            kinds = [("join",), ("join",), ("cut", "join"), ("cut",), ("slow", "part")]  # another answers the next one
+        elif front.fork is not None and not front.is_parted(message.client):
+            kinds = [("cross",), ("slow", "cross")]
+        kind = die.choice(kinds)
+        faults.happened.append((clock.now, " ".join(kind), 0.0))  # type: ignore[arg-type]
+        for each in kind:
+            # A commit meets it; a question is answered before.
+            clock.after(0.0, partial(self._do, each, message.client)) if is_question else self._do(each, message.client)
+
+    def _do(self, kind: str, client: int) -> None:
+        network, clock, die = self._world.network, self._world.clock, self._world.die
+        match kind:
+            case "slow":
+                network.slow_down(STREAM, die.uniform(0.0, 1.0), apply_s=die.choice([1.0, 4.0, 8.0]))
+            case "cut":
+                network.cut_client(client)
+            case "cross":  # over to the side that has not heard of what was just sent
+                network.cut_client(client)
+                self._world.front.next_node = self._world.front.parted_node
+            case "join":
+                self._world.front.join()
+            case "part":
+                seconds, drop = die.choice([2.0, 5.0, 10.0]), die.choice([0, 0, 20])
+                part = partial(network.partition, STREAM, seconds, without_s=die.uniform(0.0, 1.0), drop=drop)
+                clock.after(die.choice([0.0, 0.001, 0.5, 2.0]), part)
+
+
+class Crossing:
+    """One batch is committed on one side of a partition and asked about on the other, or on both in turn.
+
+    The commit may take long to be applied. At some question the partition ends, or the session crosses it.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, die = world, world.die
+        self._starts_over_there = die.random() < 0.7
+        self._apply_s = die.choice([0.0, 4.0, 8.0, 12.0])
+        self._questions = 0
+        self._moves_at = die.choice([1, 2, 3, 4, 5, 6, 7, 8, 1000, 1000, 1000, 1000])
+        self._joins = die.random() < 0.5
+        self._is_committed = False
+        world.front.watchers.append(self.on_published)
+        world.network.partition(STREAM, 20.0, without_s=0.01)
+        if die.random() < 0.3:
+            # The next leader is cut off before it has heard from the first one.
+            world.clock.after(0.3, partial(world.network.partition, STREAM, 20.0, without_s=0.01))
+        world.front.next_node = NODES - 1  # never the one that is cut off
+
+    def on_published(self, message: Published) -> None:
+        world, headers = self._world, message.headers or {}
+        is_question = "Nats-Expected-Last-Sequence" in headers or message.subject.startswith("$JS.API.")
+        if is_question:
+            self._questions += 1
+            if self._questions == self._moves_at:
+                world.clock.after(0.0, world.front.join if self._joins else partial(self._cross, message.client))
+        elif headers.get("Nats-Batch-Commit") in ("1", "eob") and not self._is_committed:
+            self._is_committed = True
+            world.network.slow_down(STREAM, 0.0, apply_s=self._apply_s)
+            if self._starts_over_there:
+                self._cross(message.client)
+            else:
+                world.network.cut_client(message.client)
+                world.front.next_node = (world.front.parted_node + 1) % NODES
+
+    def _cross(self, client: int) -> None:
+        front = self._world.front
+        here = front.is_parted(client)
+        self._world.network.cut_client(client)
+        front.next_node = (front.parted_node + 1) % NODES if here else front.parted_node
+
+
+class AllOrNothing(Judge):
+    """A batch is stored as a whole, in one piece and in order, or not at all; and as its outcome says, for ever."""
 
     def finish(self, world: World, run: Run) -> None:
         assert isinstance(run, AtomicRun)
@@ -288,3 +309,7 @@ class AllOrNothing:
                 raise Violation(f"{run.name}: said not to be stored: {batch.numbers} at {stored}; {run.describe()}")
             elif outcome == "open":
                 raise Violation(f"{run.name}: never ended: {batch.numbers}; {run.describe()}")
+            elif outcome == "unknown" and batch.machine._first_has_arrived:
+                raise Violation(
+                    f"{run.name}: unknown, long after everything was well: {batch.numbers}; {run.describe()}"
+                )

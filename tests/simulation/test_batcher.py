@@ -1,7 +1,8 @@
 """The batcher among impatient producers and unreliable sinks: thousands of courses of events, each of them a seed.
 
 It is the real asyncio driver in virtual time. After every step of the event loop the accounting is compared with an
-independent count; at the end every item's story is compared with what the sink saw. One seed alone::
+independent count; at the end every item's story is compared with what the sink saw. Seeds are those of
+:mod:`support.seeds`; one alone::
 
     JETSPARK_SEED=1234 .venv/bin/python -m pytest tests/simulation/test_batcher.py -k in_order
 """
@@ -9,18 +10,20 @@ independent count; at the end every item's story is compared with what the sink 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from support import seeds
 from support.virtual_time import VirtualLoop, run
 
 from jetspark.batcher import Batcher, BatcherConfig, BatcherTimeout, Closed, DroppedOnShutdown, FlushTimeout
 
 BLOCKS = 4
 SEEDS_IN_A_BLOCK = 300
+FRESH_SEEDS = 40
 FLUSH_TIMEOUT_S = 0.5
 # A sink that does not obey its cancellation goes on for at most this long.
 STUBBORN_S = 2.0
@@ -154,7 +157,9 @@ def check(loop: VirtualLoop, batcher: Batcher[Item]) -> None:
     assert stats.dropped_on_shutdown == 0 or stats.is_closed
 
 
-async def course(loop: VirtualLoop, seed: int, *, slots: int, temper: list[str]) -> Story:
+async def course(
+    loop: VirtualLoop, seed: int, *, slots: int, temper: list[str], kind: type[Batcher[Item]] = Batcher
+) -> Story:
     die, story = random.Random(seed), Story()
     is_patient = die.random() < 0.2
     """Then time is no trigger: only size, bytes, flush and shutdown make batches go."""
@@ -163,7 +168,7 @@ async def course(loop: VirtualLoop, seed: int, *, slots: int, temper: list[str])
         "max_batch_size": max_batch_size,
         "max_batch_bytes": die.choice([None, None, 40, 100]),
     }
-    batcher = Batcher[Item](
+    batcher = kind(
         BatcherConfig(
             sink=Sink(die, story, limits, temper),
             max_batch_size=max_batch_size,
@@ -186,9 +191,10 @@ async def course(loop: VirtualLoop, seed: int, *, slots: int, temper: list[str])
         accepted = len(story.accepted)
         try:
             await batcher.flush(timeout=die.choice([None, 0.01, 1.0]))
-            assert set(story.accepted[:accepted]) <= set(story.passed), "flush returned too early"
         except BatcherTimeout:
             pass
+        else:
+            check_flushed(story, accepted)
     if die.random() < 0.5:
         await asyncio.sleep(die.choice([0, 0.01, 0.1, 1.0]))
     else:
@@ -200,6 +206,10 @@ async def course(loop: VirtualLoop, seed: int, *, slots: int, temper: list[str])
     loop.on_step = lambda: None
     tell(batcher, story, slots)
     return story
+
+
+def check_flushed(story: Story, accepted: int) -> None:
+    assert set(story.accepted[:accepted]) <= set(story.passed), "flush returned too early"
 
 
 async def end(batcher: Batcher[Item], story: Story, timeout: float | None) -> None:
@@ -239,10 +249,37 @@ def tell(batcher: Batcher[Item], story: Story, slots: int) -> None:
         story.outcomes["acked" if error is None else type(error).__name__] += 1
 
 
+CHECKERS: list[Callable[..., object]] = [check, check_flushed, end, tell]
+
 TEMPERS = {
     "quick": ["quick", "quick", "yielding", "slow"],
     "unreliable": ["quick", "yielding", "slow", "failing", "hanging", "stubborn", "dying"],
 }
+
+
+def happen(chosen: Iterable[int], slots: int, temper: str, batcher: type[Batcher[Item]] = Batcher) -> Counter[str]:
+    """Let the courses of some seeds happen, and say what was seen in them."""
+    totals: Counter[str] = Counter()
+    for seed in chosen:
+
+        async def main(loop: VirtualLoop, seed: int = seed) -> None:
+            story = await course(loop, seed, slots=slots, temper=TEMPERS[temper], kind=batcher)
+            totals.update(story.outcomes)
+            totals["cancelled adds"] += story.cancelled_adds
+
+        try:
+            run(main)
+        except BaseException as error:
+            error.add_note(f"again: {seeds.again(seed)} .venv/bin/python -m pytest tests/simulation/test_batcher.py")
+            raise
+    return totals
+
+
+@pytest.mark.parametrize("temper", TEMPERS)
+@pytest.mark.parametrize("slots", [1, 3], ids=["in_order", "side_by_side"])
+def test_it_holds_for_seeds_nobody_has_tried(slots: int, temper: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", logger="jetspark.batcher")
+    happen(seeds.fresh(FRESH_SEEDS), slots, temper)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -252,22 +289,10 @@ def test_every_accepted_item_is_passed_on_once_and_accounted_for_at_any_moment(
     slots: int, temper: str, block: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL", logger="jetspark.batcher")
-    totals: Counter[str] = Counter()
-    given = os.environ.get("JETSPARK_SEED")
-    seeds = [int(given)] if given else range(block * SEEDS_IN_A_BLOCK, (block + 1) * SEEDS_IN_A_BLOCK)
-    for seed in seeds:
-
-        async def main(loop: VirtualLoop, seed: int = seed) -> None:
-            story = await course(loop, seed, slots=slots, temper=TEMPERS[temper])
-            totals.update(story.outcomes)
-            totals["cancelled adds"] += story.cancelled_adds
-
-        try:
-            run(main)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-    if given:
+    given = seeds.given()
+    chosen = range(block * SEEDS_IN_A_BLOCK, (block + 1) * SEEDS_IN_A_BLOCK) if given is None else given
+    totals = happen(chosen, slots, temper)
+    if given is not None:
         return
     # What a block has to have seen, or it proves little.
     wanted = ["acked", "shutdown was clean", "shutdown timed out", "cancelled adds", "DroppedOnShutdown"]

@@ -17,11 +17,11 @@ from jetspark.core.events import ConnectionEvent, Disconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.publish.endless import CHUNK_MESSAGES, Endless, FastPublisherOptions
 from jetspark.publish.fast import FastMachine, State
-from jetspark.publish.fast_options import FastBatchOptions
-from jetspark.publish.items import Item
-from jetspark.testing import BatchLimits, ModelServer
+from jetspark.publish.fast_options import FastBatchOptions, Refusal
+from jetspark.publish.fast_publisher import CHUNK_MESSAGES, FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import Item
+from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Clock, Front, Network, Timer
 from jetspark.testing.simulation import FaultPlan, Faults, Link
 
@@ -154,6 +154,8 @@ class Run:
         self.disconnections = 0
         self.has_own_ids = False
         """Every message has an id of the caller's."""
+        self.has_headers = False
+        """Every third message has a header of the caller's."""
         self.bad: dict[int, str] = {}
         """Numbers of messages the stream will refuse, and why."""
         self._timer: Timer | None = None
@@ -187,6 +189,8 @@ class Run:
                 headers = {"Nats-Expected-Last-Sequence": "999999999"}
                 return subject, b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding), headers
         data = b"%b:%d:%b" % (self.name.encode(), number, b"x" * padding)
+        if self.has_headers and number % 3 == 0:
+            return subject, data, {"Unit": "GiB"}
         return (subject, data, {"Nats-Msg-Id": f"own-{self.name}-{number}"}) if self.has_own_ids else (subject, data)
 
     # ---- what drives it ----------------------------------------------------------------------------------------
@@ -285,6 +289,9 @@ class BatchRun(Run):
         """Messages handed to the machine; equal to the sequence of the last one."""
         self.unheard: list[range] = []
         """Sent, and not acknowledged when a session ended: what was said about them may have been lost on the way."""
+        self.reports = Reports(world)
+        self.told: list[range | Refusal] = []
+        """What the caller's callbacks would have got."""
         self._commits_with_message = commits_with_message
         self._has_left = False
 
@@ -318,6 +325,7 @@ class BatchRun(Run):
         inbox = self.batch.inbox
         for message in inbox.pending if inbox is not None else ():
             reply = json.loads(message.data or b"{}")
+            self.reports.heard += missing_in(message.subject, reply)
             match reply.get("type"):
                 case "ack":
                     self._progress, self._msgs_per_ack = max(self._progress, reply["seq"]), reply["msgs"]
@@ -335,7 +343,8 @@ class BatchRun(Run):
 
     def step(self) -> None:
         batch, now = self.batch, self.clock.now
-        self.batch.news.clear()
+        self.told += batch.news
+        batch.news.clear()
         while not self.is_over and self.available:
             last = self.total - 1 if self._commits_with_message else self.total
             if batch.is_new:
@@ -343,6 +352,8 @@ class BatchRun(Run):
                 if batch.reopen_at is not None and now < batch.reopen_at:
                     return
                 batch.start(self.item(1), now, is_only=self.total == 1 and self._commits_with_message)
+                assert batch.inbox is not None
+                self.reports.follow(batch.inbox.subject)
                 self.sent = 1
                 return
             if batch.is_opening or batch.state is not State.OPEN:
@@ -373,8 +384,45 @@ class BatchRun(Run):
         batch = self.batch
         return (
             f"{self.options.gap} {batch.state.value}, sequence {batch.sequence}, acknowledged {batch.acknowledged}, "
-            f"gaps {batch.gaps}, errors {[each.sequence for each in batch.errors]}, ack {batch.ack}, {batch.failure!r}"
+            f"gaps {batch.gaps}, errors {[each.sequence for each in batch.errors]}, doubts {batch.doubts}, "
+            f"ack {batch.ack}, {batch.failure!r}"
         )
+
+
+# Errors of this kind are about the batch, not about the message they answer.
+_ABOUT_THE_BATCH = frozenset({10185, 10205, 10206, 10207, 10208, 10211})
+
+
+def missing_in(subject: str, reply: dict[str, Any]) -> list[int]:
+    """Which sequences a reply on this subject says are not stored."""
+    match reply:
+        case {"type": "gap", "last_seq": first, "seq": received}:
+            return list(range(first, received))
+        case {"type": "err", "seq": sequence}:
+            return [sequence]
+        case {"error": {"err_code": number}} if number not in _ABOUT_THE_BATCH:
+            return [int(subject.rsplit(".", 3)[1])]
+    return []
+
+
+class Reports:
+    """What the server said about missing messages of one batch, and what of it arrived."""
+
+    def __init__(self, world: World) -> None:
+        self.said: list[int] = []
+        self.heard: list[int] = []
+        self._inbox = ""
+        world.front.reply_watchers.append(self._on_said)
+
+    def follow(self, inbox: str) -> None:
+        """The batch was opened, perhaps again: this is where it listens."""
+        self._inbox = inbox.removesuffix(">")
+        self.said.clear()
+        self.heard.clear()
+
+    def _on_said(self, said: Delivery) -> None:
+        if self._inbox and said.subject.startswith(self._inbox):
+            self.said += missing_in(said.subject, json.loads(said.data or b"{}"))
 
 
 class EndlessRun(Run):
@@ -389,16 +437,20 @@ class EndlessRun(Run):
         *,
         flushes_every: int = 0,
         accepts_one_by_one: bool = True,
-        machine: type[Endless] = Endless,
+        machine: type[FastPublisherMachine] = FastPublisherMachine,
     ) -> None:
         super().__init__(world, name, bursts)
         self.options = options
-        self.paced = self.endless = machine(self.link.machine, self.wake, options, now=self.clock.now)
+        self.set_machine(machine)
         self.refused: dict[int, str] = {}
         # With little room every message may be a batch of its own: two round trips, and a keep-alive before its end.
         self.settles_within_s = Run.settles_within_s + 1.0 * self.total
         self._flushes_every, self._accepts_one_by_one = flushes_every, accepts_one_by_one
         self.has_left = False
+
+    def set_machine(self, machine: type[FastPublisherMachine]) -> None:
+        """Begin with a machine of this kind, and with the present options."""
+        self.paced = self.endless = machine(self.link.machine, self.wake, self.options, now=self.clock.now)
 
     def leave_after(self, seconds: float) -> None:
         """Go before the end, without waiting for anything."""

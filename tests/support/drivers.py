@@ -45,7 +45,7 @@ class Driver:
             runner.run(self._with_threads(test))
 
     async def _with_threads(self, test: Coroutine[Any, Any, None]) -> None:
-        with ThreadPoolExecutor(max_workers=64, thread_name_prefix="test") as threads:
+        with ThreadPoolExecutor(max_workers=128, thread_name_prefix="test") as threads:
             asyncio.get_running_loop().set_default_executor(threads)
             await test
 

@@ -23,7 +23,9 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
-from jetspark.spark import folding, register, session, sink
+from jetspark.spark import register, session
+from jetspark.spark.engine import folding
+from jetspark.spark.stream import sink
 from support.sparks import CONF
 
 # Spark's workers get what is here by value, so the plan has to be known when this module is run.

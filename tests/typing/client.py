@@ -44,3 +44,14 @@ def handle(event: jetspark.ConnectionEvent) -> int:
             return event.dropped
         case _:
             return 0
+
+
+def keywords(nc: jetspark.Client) -> None:
+    jetspark.connect("a", name="billing", ping_interval_s=5)
+    jetspark.connect("a", nmae="billing")  # type: ignore[call-arg]
+    jetspark.connect("a", ping_interval_s="5")  # type: ignore[arg-type]
+    js = nc.jetstream()
+    js.fast_batch("ok", flow=100, on_gap=lambda lost: print(lost.start))
+    js.fast_batch(flow="100")  # type: ignore[arg-type]
+    js.fast_publisher(message_ids=True, patience_s=5)
+    js.fast_publisher(patience=5)  # type: ignore[call-arg]

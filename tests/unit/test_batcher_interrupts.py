@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from support.interruptions import Ended, Interrupt, at_bytecode
+from support.interrupts import Ended, Interrupted, at_bytecode
 
 from jetspark.batcher import BatcherConfig
 from jetspark.batcher.blocking import Batcher
@@ -44,7 +44,7 @@ class Trial:
         batcher.shutdown(timeout=10)
 
     def check(self, ended: Ended) -> None:
-        assert isinstance(ended.error, Interrupt | None), ended.error
+        assert isinstance(ended.error, Interrupted | None), ended.error
         self.batcher.shutdown(timeout=10)
         stats = self.batcher.stats()
         assert stats.enqueued == stats.flushed_ok == len(self.sink.items)

@@ -21,10 +21,13 @@ import pytest
 
 import jetspark.batcher.aio.sinks as aio
 import jetspark.batcher.blocking.sinks as blocking
-from jetspark.batcher import steps
 from jetspark.batcher.blocking.jetstream import FairLock
-from jetspark.batcher.steps import Bucket, Circuit, DeadLetter, Retry, Written, is_retryable
-from jetspark.batcher.stores import ROUNDS, Atomic, Messages, publisher_options
+from jetspark.batcher.circuit import Circuit
+from jetspark.batcher.dead_letters import DeadLetter
+from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, Messages, check_publisher
+from jetspark.batcher.metered import Written
+from jetspark.batcher.rate_limit import TokenBucket
+from jetspark.batcher.retry import Retry, is_retryable
 from jetspark.core.headers import Headers
 from jetspark.errors import (
     AtomicPublishDisabled,
@@ -559,7 +562,7 @@ def test_a_batch_larger_than_the_burst_goes_when_the_bucket_is_full_and_the_next
 
 
 def test_over_time_the_rate_is_kept_whatever_the_batches() -> None:
-    bucket, now, begun = Bucket(items_per_s=100, burst=50), 0.0, 0
+    bucket, now, begun = TokenBucket(items_per_s=100, burst=50), 0.0, 0
     for number in range(1_000):
         size = number * 7919 % 120 + 1
         now += bucket.take(size, now)
@@ -569,12 +572,12 @@ def test_over_time_the_rate_is_kept_whatever_the_batches() -> None:
 
 
 def test_the_burst_is_one_second_by_default_and_at_least_one_item() -> None:
-    assert Bucket(items_per_s=250, burst=None).burst == 250
-    assert Bucket(items_per_s=0.1, burst=None).burst == 1
+    assert TokenBucket(items_per_s=250, burst=None).burst == 250
+    assert TokenBucket(items_per_s=0.1, burst=None).burst == 1
 
 
 def test_a_clock_that_stands_still_or_goes_back_gives_no_tokens() -> None:
-    bucket = Bucket(items_per_s=10, burst=10)
+    bucket = TokenBucket(items_per_s=10, burst=10)
     assert bucket.take(10, 100.0) == 0
     assert bucket.take(10, 50.0) == 1
     assert bucket.take(10, 100.0) == 2
@@ -1175,10 +1178,10 @@ def test_a_sink_has_a_subject_or_to_message() -> None:
 
 def test_ids_that_would_begin_anew_with_each_publisher_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected id_of instead"):
-        publisher_options({"id_prefix": "x"}, message_ids=True)
+        check_publisher(True, {"id_prefix": "x"})
     with pytest.raises(ConfigError, match="unknown fast publisher option speed"):
-        publisher_options({"speed": 1}, message_ids=False)
-    assert publisher_options({"flow": 7}, message_ids=True) == {"flow": 7, "message_ids": True}
+        check_publisher(False, {"speed": 1})
+    check_publisher(True, {"flow": 7})
 
 
 class FakeBatches:
@@ -1371,7 +1374,6 @@ def test_whoever_is_interrupted_while_waiting_for_a_fair_lock_is_in_nobodys_way(
 
 def test_both_drivers_have_the_same_sinks() -> None:
     assert aio.__all__ == blocking.__all__
-    assert steps.__all__ == sorted(steps.__all__)
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------

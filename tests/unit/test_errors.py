@@ -14,11 +14,16 @@ from jetspark.errors import JetSparkError
 # One of each, with every argument given.
 EXAMPLES: list[JetSparkError] = [
     errors.JetSparkError("something"),
+    errors.CallerError("not like this"),
+    errors.NetworkError("nobody there"),
+    errors.ServerFault("it cannot"),
+    errors.DataError("not what was expected"),
     errors.ConfigError("max_messages=0: expected 1 or more"),
     errors.InvalidSubject("a..b", "two dots in a row"),
     errors.InvalidHeader("a:b", "a name may not contain ':'"),
     errors.PayloadTooLarge(2_000_000, 1_048_576),
     errors.UsageError("already started"),
+    errors.NotAwaited("publish: not connected yet"),
     errors.ConnectionClosed("the connection is closed"),
     errors.BatcherClosed("orders"),
     errors.BatcherBroken("orders"),
@@ -38,11 +43,11 @@ EXAMPLES: list[JetSparkError] = [
     errors.PermissionDenied("publish", "orders.created"),
     errors.ServerRefused("127.0.0.1:4222", "Maximum Connections Exceeded"),
     errors.ServerError(400, 10065, "subjects overlap with an existing stream"),
-    errors.StreamNotFound(404, 10059, "stream not found"),
+    errors.StreamNotFound(404, 10059, "stream not found", "ORDERS"),
     errors.StreamNameInUse(400, 10058, "stream name already in use"),
-    errors.ConsumerNotFound(404, 10014, "consumer not found"),
+    errors.ConsumerNotFound(404, 10014, "consumer not found", "ORDERS", "billing"),
     errors.ConsumerNameInUse(400, 10148, "consumer already exists"),
-    errors.MessageNotFound(404, 10037, "no message found"),
+    errors.MessageNotFound(404, 10037, "no message found", "ORDERS", "", "sequence 7"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 7"),
     errors.AtomicPublishDisabled(400, 10174, "atomic publish is disabled"),
     errors.BatchPublishDisabled(400, 10205, "batch publish is disabled"),
@@ -57,12 +62,13 @@ EXAMPLES: list[JetSparkError] = [
     errors.DuplicateMessageId(400, 10201, "atomic publish batch contains duplicate message id"),
     errors.TooManyBatches(429, 10210, "atomic publish too many inflight"),
     errors.JetStreamNotEnabled(503, 10076, "jetstream not enabled"),
+    errors.InsufficientResources(503, 10023, "insufficient resources", "ORDERS"),
     errors.KeyNotFound("orders", "order.1"),
     errors.Conflict("orders", ("order.1", "order.2")),
     errors.KeyExists("orders", ("order.1",)),
     errors.ObjectNotFound("files", "report.pdf"),
     errors.DigestMismatch("files", "report.pdf", "3 of 5 chunks"),
-    errors.JetStreamUnavailable("orders.created"),
+    errors.JetStreamUnavailable("orders.created", "JetStream is off on this server"),
     errors.FeatureUnavailable("allow_batched", "2.14", "2.10.29"),
     errors.EmbeddedServerError("did not start", "[FTL] bad port"),
 ]
@@ -150,3 +156,67 @@ def test_a_timeout_before_anything_was_sent_says_so() -> None:
     assert str(error) == "request to 'a': no room in the send buffer within 2.5 s; nothing was sent"
     assert not _pickled(error).was_sent
     assert errors.RequestTimeout("request to 'a'", 2.5).was_sent
+
+
+# ---- may it pass? ----------------------------------------------------------------------------------------------------
+
+# Every retry in the library asks `may_pass`. So this is the table of what is tried again; all others are final.
+MAY_PASS = {
+    "NetworkError": "the other side may come back",
+    "ConnectionLost": "the client reconnects",
+    "NoServersAvailable": "a server may be started again",
+    "RequestTimeout": "a leader is elected, a server restarted",
+    "BufferFull": "the network may take more",
+    "WindowFull": "acknowledgements come",
+    "NoResponders": "somebody may subscribe; between two leaders nobody has",
+    "JetStreamUnavailable": "between two leaders nobody answers",
+    "BatchInDoubt": "without a cause it was the network",
+    "BatcherTimeout": "the sink may catch up",
+    "FlushTimeout": "the sink may catch up",
+    "CircuitOpen": "it closes",
+    "ServerRefused": "such as too many connections",
+    "BatchCutShort": "another batch may go further",
+    "BatchIncomplete": "nothing of the batch is stored, and another may be whole",
+    "BatchUnknown": "the server was restarted, and knows the next",
+    "TooManyBatches": "others end theirs",
+    "InsufficientResources": "with code 503: what expires or is read makes room",
+}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_what_may_pass_is_decided_by_the_class(error: JetSparkError) -> None:
+    assert error.may_pass is (type(error).__name__ in MAY_PASS)
+
+
+@pytest.mark.parametrize(
+    ("code", "err_code", "description", "may_pass"),
+    [
+        (503, 10008, "JetStream system temporarily unavailable", True),
+        (503, 10077, "maximum messages exceeded", True),  # a reader of a work queue makes room
+        (503, 10023, "insufficient resources", True),
+        (429, 10167, "too many requests", True),
+        (409, 10158, "duplicate message id is in process", True),
+        (408, 0, "Request Timeout", True),
+        (500, 10052, "async persist mode is not supported with atomic batch publish", False),
+        (500, 10111, "rollup not permitted", False),
+        (400, 10054, "message size exceeds maximum allowed", False),
+        (404, 10059, "stream not found", False),
+    ],
+)
+def test_an_answer_of_the_server_may_pass_by_its_code(
+    code: int, err_code: int, description: str, may_pass: bool
+) -> None:
+    assert errors.ServerError(code, err_code, description).may_pass is may_pass
+
+
+@pytest.mark.parametrize(
+    "error", [errors.BatchInDoubt("b", "no answer", 3), errors.BatchCutShort("b", 3, "lost")], ids=["doubt", "cut"]
+)
+def test_a_batch_that_ended_early_may_pass_if_its_cause_may(error: JetSparkError) -> None:
+    assert error.may_pass
+    error.__cause__ = errors.StreamNotFound(404, 10059, "stream not found")
+    assert not error.may_pass
+    error.__cause__ = errors.BatchUnknown(400, 10208, "batch publish ID unknown")
+    assert error.may_pass
+    error.__cause__ = OSError("no route to host")
+    assert error.may_pass

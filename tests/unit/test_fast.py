@@ -34,7 +34,7 @@ from jetspark.errors import (
 from jetspark.publish import fast
 from jetspark.publish.fast import FastMachine, State
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.items import Item, are_plain, take
+from jetspark.publish.outgoing import Item, are_plain, take
 
 NOW = 100.0
 A: Item = ("s.a", b"x")
@@ -53,9 +53,9 @@ class Peer:
         self.connect()
         self.batch = FastMachine(self.connection, self, FastBatchOptions(**options))
 
-    def connect(self) -> None:
+    def connect(self, max_payload: int = 100_000) -> None:
         self.connection.begin(self.connection.pool.next()[0])
-        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":%d}\r\n' % max_payload)
         self.connection.login(None)
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
@@ -626,6 +626,33 @@ def test_a_session_that_is_gone_is_not_pinged_and_the_next_one_is() -> None:
     assert peer.sent() == [(4, 4)]
 
 
+@pytest.mark.parametrize("way", ["add", "add_many", "add_some"])
+def test_the_next_server_bounds_a_message_by_its_own_limit(way: str) -> None:
+    def add(size: int) -> None:
+        items: list[Item] = [("s.a", b"x" * size), ("s.a", b"x" * size, b"NATS/1.0\r\nA: 1\r\n\r\n")]
+        for item in items:
+            if way == "add":
+                batch.add(item, NOW)
+            elif way == "add_many":
+                batch.add_many([item], NOW)
+            else:
+                batch.add_some(iter([item]), NOW)
+
+    peer = Peer(timeout=30.0)
+    batch = peer.open(msgs=10)
+    add(1_000)
+    for limit in (500, 200_000):
+        peer.connection.end("cut")
+        peer.connect(limit)
+        batch.on_event(Reconnected("a"), NOW)
+        before = batch.sequence
+        with pytest.raises(PayloadTooLarge, match=str(limit)):
+            add(limit + 1)
+        assert batch.sequence == before
+        add(limit - 100)
+        assert batch.sequence == before + 2
+
+
 def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
     peer = Peer()
     batch = peer.open()
@@ -636,11 +663,44 @@ def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
     batch.abandon(NOW)  # harmless
 
 
-def test_no_leader_until_the_timeout_is_what_the_caller_is_told() -> None:
-    peer = Peer(timeout=0.04)
+def test_a_first_message_nobody_listens_to_is_sent_again_for_a_second_and_the_caller_told() -> None:
+    peer = Peer(timeout=30.0)
+    now, attempts = NOW, 0
+    while not peer.batch.is_ended:
+        now = peer.batch.reopen_at or NOW
+        peer.batch.start(A, now)
+        peer.say(NO_RESPONDERS, place=(1, 0), now=now)
+        attempts += 1
+    assert isinstance(peer.batch.failure, JetStreamUnavailable)
+    assert attempts == 5
+    assert now == pytest.approx(NOW + 0.75)
+    assert (peer.batch.stored, peer.batch.acknowledged) == (0, 0)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.04])
+def test_how_long_a_stream_is_waited_for_is_an_option(wait_s: float) -> None:
+    peer = Peer(wait_for_stream_s=wait_s)
     peer.batch.start(A, NOW)
     peer.say(NO_RESPONDERS, place=(1, 0))
     assert isinstance(peer.batch.failure, JetStreamUnavailable)
+
+
+def test_the_wait_for_a_stream_begins_with_the_first_message_nobody_listens_to() -> None:
+    peer = Peer(timeout=30.0)
+    peer.batch.start(A, NOW)
+    peer.say(error(10211, 429), place=(1, 0), now=NOW + 9.0)
+    peer.batch.start(A, NOW + 10.0)
+    peer.say(NO_RESPONDERS, place=(1, 0), now=NOW + 10.0)
+    assert peer.batch.state is State.NEW
+
+
+def test_an_open_batch_has_all_its_time_when_nobody_listens_any_more() -> None:
+    peer = Peer(timeout=30.0)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    for seconds in (1.0, 5.0, 20.0):
+        peer.say(NO_RESPONDERS, place=(4, 4), now=NOW + seconds)
+    assert batch.failure is None
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -655,6 +715,8 @@ def test_no_leader_until_the_timeout_is_what_the_caller_is_told() -> None:
         {"max_outstanding_acks": 4},
         {"timeout": 0},
         {"keep_alive_s": -1},
+        {"wait_for_stream_s": -1},
+        {"wait_for_stream_s": float("nan")},
         {"batch_id": "a.b"},
         {"batch_id": ""},
         {"batch_id": "x" * 65},
@@ -662,8 +724,9 @@ def test_no_leader_until_the_timeout_is_what_the_caller_is_told() -> None:
     ],
 )
 def test_options_are_checked_and_unknown_ones_named(options: dict[str, Any]) -> None:
+    gap, others = options.get("gap", "fail"), {name: value for name, value in options.items() if name != "gap"}
     with pytest.raises(ConfigError, match=next(iter(options))):
-        FastBatchOptions.of(options)
+        FastBatchOptions.of(gap, others)
 
 
 # ---- what simulation found -------------------------------------------------------------------------------------------
@@ -676,9 +739,80 @@ def test_a_gap_that_is_reported_twice_is_missing_once() -> None:
     peer.add(5)
     peer.say(gap(3, 5))
     peer.say(gap(3, 6))
+    assert (batch.gaps, batch.news) == ([range(3, 5), range(5, 6)], [range(3, 5), range(5, 6)])
     batch.end(NOW)
     peer.say(final(6))
     assert batch.stored == 3  # 1, 2 and 6
+
+
+@pytest.mark.parametrize("said", [err(3), error(10054)], ids=["refused", "too large"])
+def test_a_refused_message_that_a_gap_covers_is_reported_once(said: dict[str, Any]) -> None:
+    """A message too large for the stream does not reach the batch; a new leader does not know of earlier refusals."""
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(5)
+    peer.say(said, place=(3, 1))
+    peer.say(gap(2, 6))
+    assert [each.sequence for each in batch.errors] == [3]
+    assert batch.gaps == [range(2, 3), range(4, 6)]
+    assert len(batch.news) == 3
+    batch.end(NOW)
+    peer.say(final(6))
+    assert batch.stored == 2  # 1 and 6
+
+
+@pytest.mark.parametrize("said", [err(3), error(10054)], ids=["refused", "too large"])
+def test_a_message_is_refused_once_however_often_the_server_says_so(said: dict[str, Any]) -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(5)
+    peer.say(said, said, place=(3, 1))
+    assert [each.sequence for each in batch.errors] == [3]
+    assert len(batch.news) == 1
+
+
+def test_what_was_reported_in_the_end_is_in_doubt_no_more() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=4)
+    peer.add(6)
+    peer.sent()
+    peer.say(ack(1, 4))
+    batch.on_event(Disconnected("a", "cut", 7, 0, 7), NOW)
+    assert batch.doubts == [range(2, 8)]
+    peer.say(err(3), gap(6, 8), ack(7, 4))
+    assert batch.doubts == [range(2, 3), range(4, 6)]
+    batch.end(NOW)
+    peer.say(final(7))
+    assert (batch.stored, batch.gaps) == (1, [range(6, 8)])
+    assert batch.doubts == [range(2, 3), range(4, 6)]
+
+
+def test_an_end_of_the_batch_is_not_in_doubt() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open(msgs=4)
+    peer.add(1)
+    batch.end(NOW)
+    batch.on_event(Disconnected("a", "cut", 3, 0, 3), NOW)
+    assert batch.doubts == [range(1, 3)]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [[(3, 5)], [(3, 5), (3, 5)], [(2, 8)], [(4, 5), (3, 4)], [(3, 9), (2, 3)], [(6, 8), (2, 3), (6, 8)]],
+    ids=str,
+)
+def test_however_often_and_in_whatever_pieces_gaps_are_reported_each_message_is_missing_once(
+    again: list[tuple[int, int]],
+) -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(9)
+    for first_missing, received in [(3, 5), *again]:
+        peer.say(gap(first_missing, received))
+    missing = [sequence for each in batch.gaps for sequence in each]
+    assert sorted(missing) == sorted(set(missing))
+    assert set(missing) == {3, 4}.union(*(range(*each) for each in again))
+    assert [sequence for each in batch.news if isinstance(each, range) for sequence in each] == missing
 
 
 def test_a_lost_end_in_mode_ok_is_not_counted_as_stored() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, JetStreamUnavailable, ServerError
-from jetspark.jetstream.batchget import BATCH_MESSAGES, BatchGet, LastGet
+from jetspark.jetstream.direct_get import BATCH_MESSAGES, BatchGet, LastGet
 
 
 def stored(sequence: int, before: int, *more: str) -> CoreMessage:

@@ -22,13 +22,24 @@ from jetspark.errors import (
     JetStreamNotEnabled,
     MessageNotFound,
     ProtocolError,
+    RequestTimeout,
     ServerError,
     StreamNameInUse,
     StreamNotFound,
 )
 from jetspark.jetstream.config import ConsumerConfig, ConsumerLimits, Placement, StreamConfig, StreamSource
 from jetspark.jetstream.features import FAST_INGEST
-from jetspark.jetstream.operations import Api, Operation, Pause, Request, api_prefix, message_query
+from jetspark.jetstream.operations import (
+    LEADERLESS_RETRIES,
+    LEADERLESS_WAIT_S,
+    Api,
+    Deadline,
+    Operation,
+    Pause,
+    Request,
+    api_prefix,
+    message_query,
+)
 
 UTC = datetime.UTC
 STAMP = "2026-11-15T10:25:48.893408446Z"
@@ -403,6 +414,15 @@ def test_subjects_are_asked_for_until_all_are_there() -> None:
     assert done.result.state.subjects == {"s.a": 1, "s.b": 2, "s.c": 3, "s.d": 4, "s.e": 5}
 
 
+def test_pages_of_subjects_after_the_first_have_the_whole_time_out() -> None:
+    asking = API.stream_info("S", ">")
+    first = next(asking)
+    second = asking.send(CoreMessage("", json.dumps(_page_of_subjects(3, {"s.a": 1})).encode(), None, None, None))
+    assert isinstance(first, Request)
+    assert isinstance(second, Request)
+    assert (first.is_next_page, second.is_next_page) == (False, True)
+
+
 def test_subjects_that_went_away_between_pages_end_the_asking() -> None:
     done = _ask(API.stream_info("S", ">"), _page_of_subjects(3, {"s.a": 1, "s.b": 2}), _page_of_subjects(2, {}))
     assert done.result.state.subjects == {"s.a": 1, "s.b": 2}
@@ -549,7 +569,7 @@ def test_a_query_names_one_message(arguments: dict[str, Any], body: dict[str, An
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "sequence=None: expected 1 or more"),
+        ({}, "sequence=None: expected a whole number, 1 or more"),
         ({"sequence": 0}, "sequence=0: expected 1 or more"),
         ({"sequence": -1}, "sequence=-1: expected 1 or more"),
         ({"sequence": -1, "next_for": "a"}, "sequence=-1: expected 1 or more"),
@@ -771,13 +791,41 @@ def test_a_consumer_is_looked_up_and_deleted_by_name() -> None:
         _ask(API.delete_consumer("S", "c"), NO_CONSUMER)
 
 
+PAUSED = {"type": "io.nats.jetstream.api.v1.consumer_pause_response", "paused": True, "pause_until": STAMP}
+
+
 def test_a_consumer_is_paused_until_a_time_and_resumed_without_one() -> None:
-    reply = {"type": "io.nats.jetstream.api.v1.consumer_pause_response", "paused": True, "pause_until": STAMP}
-    until = datetime.datetime(2099, 1, 1, tzinfo=UTC)
-    assert _ask(API.pause_consumer("S", "c", until), reply).requests == [
-        ("$JS.API.CONSUMER.PAUSE.S.c", {"pause_until": "2099-01-01T00:00:00Z"})
-    ]
-    assert _ask(API.pause_consumer("S", "c", None), reply).requests == [("$JS.API.CONSUMER.PAUSE.S.c", None)]
+    until = datetime.datetime(2099, 1, 1)  # taken for UTC
+    info = ("$JS.API.CONSUMER.INFO.S.c", None)
+    done = _ask(API.pause_consumer("S", "c", until, 1.0), PAUSED, _consumer(pause_until="2099-01-01T00:00:00Z"))
+    assert done.requests == [("$JS.API.CONSUMER.PAUSE.S.c", {"pause_until": "2099-01-01T00:00:00Z"}), info]
+    done = _ask(API.pause_consumer("S", "c", None, 1.0), PAUSED, _consumer())
+    assert done.requests == [("$JS.API.CONSUMER.PAUSE.S.c", None), info]
+
+
+def test_a_pause_that_was_only_proposed_is_waited_for() -> None:
+    operation = API.pause_consumer("S", "c", datetime.datetime(2099, 1, 1, tzinfo=UTC), 1.0)
+    next(operation)
+    assert isinstance(operation.send(_message(PAUSED)), Request)
+    assert isinstance(operation.send(_message(_consumer())), Pause)
+    assert isinstance(operation.send(_message(b"")), Request)
+    with pytest.raises(StopIteration):
+        operation.send(_message(_consumer(pause_until="2099-01-01T00:00:00Z")))
+
+
+def test_a_pause_that_never_comes_about_ends_in_time() -> None:
+    operation = API.pause_consumer("S", "c", datetime.datetime(2099, 1, 1, tzinfo=UTC), 1.0)
+    waits_s: list[float] = []
+
+    def converse() -> None:
+        step = next(operation)
+        while sum(waits_s) < 10:
+            waits_s.append(step.seconds if isinstance(step, Pause) else 0.0)
+            step = operation.send(_message(_consumer()))
+
+    with pytest.raises(RequestTimeout, match=r"pause of consumer 'c' of stream 'S': no answer within 1 s"):
+        converse()
+    assert sum(waits_s) == pytest.approx(1.0)
 
 
 def test_a_consumer_is_reset_to_a_sequence_or_to_its_start() -> None:
@@ -811,8 +859,8 @@ WITH_BAD_NAMES: list[Callable[[], Operation[Any]]] = [
     lambda: API.consumer_info("S", BAD),
     lambda: API.delete_consumer(BAD, "c"),
     lambda: API.delete_consumer("S", BAD),
-    lambda: API.pause_consumer(BAD, "c", None),
-    lambda: API.pause_consumer("S", BAD, None),
+    lambda: API.pause_consumer(BAD, "c", None, 1.0),
+    lambda: API.pause_consumer("S", BAD, None, 1.0),
     lambda: API.reset_consumer(BAD, "c", None),
     lambda: API.reset_consumer("S", BAD, None),
     lambda: API.unpin_consumer(BAD, "c", "g"),
@@ -851,7 +899,7 @@ OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
     "update_consumer": lambda: API.update_consumer("S", ConsumerConfig(name="c")),
     "consumer_info": lambda: API.consumer_info("S", "c"),
     "delete_consumer": lambda: API.delete_consumer("S", "c"),
-    "pause_consumer": lambda: API.pause_consumer("S", "c", None),
+    "pause_consumer": lambda: API.pause_consumer("S", "c", None, 1.0),
     "reset_consumer": lambda: API.reset_consumer("S", "c", None),
     "unpin_consumer": lambda: API.unpin_consumer("S", "c", "g"),
     "step_down_consumer": lambda: API.step_down_consumer("S", "c"),
@@ -869,8 +917,12 @@ def test_every_operation_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"get_message_direct"}))
 def test_every_operation_raises_the_error_of_a_reply(name: str) -> None:
-    with pytest.raises(ServerError, match=r"^insufficient resources \(code 503, err_code 10023\)$"):
-        _ask(OPERATIONS[name](), _failed(503, 10023, "insufficient resources"))
+    with pytest.raises(ServerError, match=r"out of order \(code 503, err_code 99999\)$") as raised:
+        _ask(OPERATIONS[name](), _failed(503, 99999, "out of order"))
+    # It says what it is about, unless that is the account or all streams.
+    is_about_one = name not in ("account_info", "stream_page", "stream_name_page")
+    assert bool(raised.value.stream) == is_about_one
+    assert bool(raised.value.consumer) == ("consumer" in name and "page" not in name and "create" not in name)
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
@@ -1004,3 +1056,68 @@ def _told(operation: Operation[Any]) -> Any:
     with pytest.raises(StopIteration) as finished:
         next(operation)
     return finished.value.value
+
+
+# ---- the time of an operation --------------------------------------------------------------------------------------
+
+ASK = Request("a")
+
+
+def test_the_requests_of_an_operation_share_one_deadline() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    assert deadline.begin(ASK, 100.0) == 5.0
+    assert deadline.begin(ASK, 103.0) == 2.0
+    assert deadline.begin(ASK, 104.5) == 0.5
+    with pytest.raises(RequestTimeout, match="request to 'a': no answer within 5 s"):
+        deadline.begin(ASK, 105.0)
+
+
+def test_the_first_request_is_sent_even_if_nobody_waits_for_its_answer() -> None:
+    assert Deadline(0.0, now=100.0).begin(ASK, 100.1) == 0.0
+
+
+def test_a_request_without_an_answer_is_sent_however_late() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    deadline.begin(ASK, 100.0)
+    assert deadline.begin(Request("a", is_silent=True), 107.0) == 0.0
+
+
+def test_each_page_of_a_listing_has_the_whole_time() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    page = Request("a", is_next_page=True)
+    assert [deadline.begin(each, now) for each, now in [(ASK, 100.0), (page, 104.0), (page, 108.0)]] == [5.0] * 3
+    assert deadline.begin(ASK, 110.0) == 3.0
+
+
+def test_where_each_request_has_the_whole_time_there_is_no_deadline_of_all() -> None:
+    deadline = Deadline(5.0, now=100.0, for_each=True)
+    assert [deadline.begin(ASK, now) for now in (100.0, 104.0, 200.0)] == [5.0] * 3
+
+
+def test_a_publish_nobody_answers_is_sent_again_while_there_is_time() -> None:
+    request = Request("a", may_be_leaderless=True)
+    deadline = Deadline(5.0, now=100.0)
+    deadline.begin(request, 100.0)
+    assert [deadline.retry_after_s(101.0) for _ in range(LEADERLESS_RETRIES + 1)] == [
+        *[LEADERLESS_WAIT_S] * LEADERLESS_RETRIES,
+        None,
+    ]
+    deadline.begin(request, 102.0)  # each request anew
+    assert deadline.retry_after_s(102.0) == LEADERLESS_WAIT_S
+    assert deadline.retry_after_s(105.0 - LEADERLESS_WAIT_S) is None
+    assert (deadline.left_s(102.25), deadline.left_s(106.0)) == (2.75, 0.0)
+
+
+def test_other_requests_nobody_answers_are_not_sent_again() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    deadline.begin(ASK, 100.0)
+    assert deadline.retry_after_s(100.0) is None
+
+
+def test_a_time_out_names_the_time_the_caller_knows() -> None:
+    deadline = Deadline(5.0, now=100.0)
+    own = RequestTimeout("a", 5.0)
+    assert deadline.of_all(own) is own
+    for was_sent in (True, False):
+        told = deadline.of_all(RequestTimeout("request to 'a'", 1.25, was_sent))
+        assert (told.what, told.timeout_s, told.was_sent) == ("request to 'a'", 5.0, was_sent)

@@ -7,45 +7,59 @@ import json
 import pickle
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jetspark.core.message import CoreMessage
+from jetspark.core.options import ConnectOptions
 from jetspark.errors import (
     ConfigError,
     ConnectionLost,
     ConsumerNotFound,
     JetStreamUnavailable,
     NoServersAvailable,
+    ProtocolError,
     RequestTimeout,
     ServerError,
     StreamNotFound,
     StreamRecreated,
     StreamWentBack,
 )
+from jetspark.jetstream import ordered
+from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy
 from jetspark.jetstream.info import ConsumerInfo, SequencePair
 from jetspark.jetstream.operations import Api, Request
 from jetspark.jetstream.ordered import (
+    OrderedFlow,
     OrderedOptions,
+    OrderedPuller,
     OrderedReader,
     Patience,
-    Verdict,
     heartbeat_for,
     retry_pauses,
-    will_pass,
 )
+from jetspark.jetstream.pull import Ask, Wait
 from jetspark.jetstream.push import answer_to, check_status, silence_s
 
 
-def delivered(stream_sequence: int, consumer_sequence: int, pending: int = 0) -> CoreMessage:
+def delivered(stream_sequence: int, consumer_sequence: int, pending: int = 0) -> AckableMessage:
     reply = b"$JS.ACK.S.c.1.%d.%d.1700000000000000000.%d" % (stream_sequence, consumer_sequence, pending)
-    return CoreMessage("s", b"", reply, None, None)
+    return AckableMessage("s", b"", reply, None, None)
 
 
-def status(line: str, *headers: str, reply: bytes | None = None) -> CoreMessage:
+def status(line: str, *headers: str, to: str = "inbox.1") -> AckableMessage:
     block = "\r\n".join([f"NATS/1.0 {line}", *headers, "", ""]).encode()
-    return CoreMessage("inbox", b"", reply, block, None)
+    return AckableMessage(to, b"", None, block, None)
+
+
+def accept(reader: OrderedReader, message: AckableMessage) -> str:
+    """What becomes of one message."""
+    accepted, looked_at = reader.accept([message])
+    return "deliver" if accepted else "ignore" if looked_at else "gap"
 
 
 def test_the_first_consumer_begins_where_the_options_say() -> None:
@@ -64,11 +78,11 @@ def test_the_first_consumer_begins_where_the_options_say() -> None:
 def test_the_next_consumer_begins_after_the_last_message() -> None:
     reader = OrderedReader(OrderedOptions(start_sequence=40))
     reader.config("one")
-    assert reader.accept(delivered(40, 1)) is Verdict.DELIVER
-    assert reader.accept(delivered(43, 2)) is Verdict.DELIVER
+    assert accept(reader, delivered(40, 1)) == "deliver"
+    assert accept(reader, delivered(43, 2)) == "deliver"
     config = reader.config("two")
     assert (config.deliver_policy, config.start_sequence) == ("by_start_sequence", 44)
-    assert reader.accept(delivered(44, 1)) is Verdict.DELIVER
+    assert accept(reader, delivered(44, 1)) == "deliver"
 
 
 # ---- the last of each subject ----------------------------------------------------------------------------------------
@@ -83,7 +97,7 @@ class Bucket:
     def append(self, subject: str) -> None:
         self.messages.append((len(self.messages) + 1, subject))
 
-    def consume(self, reader: OrderedReader) -> Iterator[tuple[int, str, CoreMessage]]:
+    def consume(self, reader: OrderedReader) -> Iterator[tuple[int, str, AckableMessage]]:
         """A new consumer; its messages are decided as they are taken, as a server does."""
         config = reader.config("inbox")
         if config.deliver_policy == "last_per_subject":
@@ -97,7 +111,7 @@ class Bucket:
         reader.created(SequencePair(stream_sequence=place), pending)
         return self._deliver(sequences, resume)
 
-    def _deliver(self, sequences: list[int], resume: int) -> Iterator[tuple[int, str, CoreMessage]]:
+    def _deliver(self, sequences: list[int], resume: int) -> Iterator[tuple[int, str, AckableMessage]]:
         count = 0
         while sequences or resume < len(self.messages):
             if sequences:
@@ -124,17 +138,20 @@ def test_a_listing_interrupted_anywhere_is_that_of_an_uninterrupted_one_and_neve
         was_caught_up = reader.is_caught_up
         began_at.append(len(bucket.messages) if not was_caught_up else began_at[-1])
         is_lost = False
-        for sequence, subject, message in bucket.consume(reader):
-            if rng.random() < 0.2 and len(bucket.messages) < 120:
+        coming = bucket.consume(reader)
+        while part := list(itertools.islice(coming, 1)):
+            if rng.random() < 0.4 and len(bucket.messages) < 120:
                 bucket.append(rng.choice(names))
+            if rng.random() < 0.7:
+                part += itertools.islice(coming, rng.randint(0, 6))
             if rng.random() < 0.1 and life < 20:
                 is_lost = True
                 break
-            verdict = reader.accept(message)
-            if verdict is Verdict.DELIVER:
-                received.append((sequence, subject))
-            else:
-                assert verdict is Verdict.IGNORE
+            while part:
+                accepted, looked_at = reader.accept([message for _, _, message in part])
+                assert looked_at
+                received += [(sequence, subject) for sequence, subject, message in part if message in accepted]
+                del part[:looked_at]
         if not is_lost:
             break
     sequences = [sequence for sequence, _ in received]
@@ -162,7 +179,7 @@ def test_a_listing_that_is_over_goes_on_by_sequence() -> None:
     bucket = Bucket(["a", "b", "a"])
     messages = bucket.consume(reader)
     for _ in range(2):
-        assert reader.accept(next(messages)[2]) is Verdict.DELIVER
+        assert accept(reader, next(messages)[2]) == "deliver"
     for subject in ("a", "a", "b"):
         bucket.append(subject)
     config = reader.config("two")
@@ -175,7 +192,7 @@ def test_writers_that_never_pause_do_not_prolong_a_listing() -> None:
     messages = bucket.consume(reader)
     for _ in range(2):
         bucket.append("a")
-        assert reader.accept(next(messages)[2]) is Verdict.DELIVER
+        assert accept(reader, next(messages)[2]) == "deliver"
     assert not reader.is_caught_up  # the changes are still to come
     assert reader.config("two").start_sequence == 3
 
@@ -184,10 +201,10 @@ def test_what_is_passed_over_last_ends_a_listing_too() -> None:
     reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
     bucket = Bucket(["a", "b"])
     messages = bucket.consume(reader)
-    reader.accept(next(messages)[2])
+    accept(reader, next(messages)[2])
     del bucket.messages[1:]  # purged while nobody was connected
     (again,) = bucket.consume(reader)
-    assert reader.accept(again[2]) is Verdict.IGNORE
+    assert accept(reader, again[2]) == "ignore"
     assert reader.is_caught_up
     assert reader.config("three").start_sequence == 2
 
@@ -198,16 +215,6 @@ def test_a_bucket_without_a_match_is_listed_at_once_and_its_place_is_kept() -> N
     reader.created(SequencePair(stream_sequence=8), 0)
     assert reader.is_caught_up
     assert reader.config("two").start_sequence == 9
-
-
-def test_a_listing_made_again_is_bounded_by_flow_control_only() -> None:
-    """Otherwise what was delivered before might fill all the room there is, each time."""
-    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
-    assert reader.bounds()["max_pending_messages"] > 1_000_000
-    next(Bucket(["a"]).consume(reader))
-    reader.accept(delivered(1, 1))
-    assert reader.bounds() == {}
-    assert OrderedReader(OrderedOptions()).bounds() == {}
 
 
 # ---- which stream it is ----------------------------------------------------------------------------------------------
@@ -226,7 +233,7 @@ def consumer(pending: int = 0) -> bytes:
 def opened(reader: OrderedReader, *answers: bytes) -> list[str]:
     """Run the operation with these answers; returns what was asked."""
     asked = []
-    operation = reader.open(Api(), "S", "inbox")
+    operation = reader.open(Api(), "S", "name")
     step = next(operation)
     coming = iter(answers)
     with contextlib.suppress(StopIteration):
@@ -242,16 +249,16 @@ def test_the_stream_is_asked_before_the_first_consumer_and_after_every_other() -
     """After: a stream that is still the same then was so when the consumer was made."""
     reader = OrderedReader(OrderedOptions())
     assert not reader.has_begun
-    assert opened(reader, stream(1, 9), consumer(9)) == ["STREAM.INFO.S", "CONSUMER.CREATE.S"]
+    assert opened(reader, stream(1, 9), consumer(9)) == ["STREAM.INFO.S", "CONSUMER.CREATE.S.name"]
     assert reader.has_begun
-    reader.accept(delivered(9, 1))
-    assert opened(reader, consumer(), stream(1, 9)) == ["CONSUMER.CREATE.S", "STREAM.INFO.S"]
+    accept(reader, delivered(9, 1))
+    assert opened(reader, consumer(), stream(1, 9)) == ["CONSUMER.CREATE.S.name", "STREAM.INFO.S"]
 
 
 def test_a_stream_of_the_same_name_is_told_from_the_one_that_was_read() -> None:
     reader = OrderedReader(OrderedOptions())
     opened(reader, stream(1, 9), consumer(9))
-    reader.accept(delivered(9, 1))
+    accept(reader, delivered(9, 1))
     with pytest.raises(
         StreamRecreated, match=r"'S' was deleted and created anew.*the last sequence read is 9: read"
     ) as e:
@@ -265,7 +272,7 @@ def test_a_stream_that_ends_before_our_place_is_an_error_only_if_it_stays_so() -
     """A replica that has just become leader may be a moment behind."""
     reader = OrderedReader(OrderedOptions())
     opened(reader, stream(1, 9), consumer(9))
-    reader.accept(delivered(9, 1))
+    accept(reader, delivered(9, 1))
     verdicts = []
     for _ in range(7):
         with pytest.raises(StreamWentBack, match="sequence 10 is wanted and the stream's next one is 4") as caught:
@@ -305,9 +312,9 @@ def test_a_heartbeat_comes_before_a_listing_is_given_up() -> None:
 def test_a_gap_or_a_repetition_asks_for_a_new_consumer(consumer_sequence: int) -> None:
     reader = OrderedReader(OrderedOptions())
     reader.config("one")
-    reader.accept(delivered(10, 1))
-    reader.accept(delivered(11, 2))
-    assert reader.accept(delivered(20, consumer_sequence)) is Verdict.RESTART
+    accept(reader, delivered(10, 1))
+    accept(reader, delivered(11, 2))
+    assert accept(reader, delivered(20, consumer_sequence)) == "gap"
     assert reader.config("two").start_sequence == 12
 
 
@@ -320,42 +327,14 @@ def test_where_it_begins_is_remembered_before_anything_came(policy: DeliverPolic
     assert reader.config("two").start_sequence == place + 1
 
 
-def test_a_place_that_was_left_before_we_heard_of_it_is_not_taken_for_the_beginning() -> None:
-    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
-    reader.config("one")
-    reader.created(SequencePair(stream_sequence=51, consumer_sequence=1), 0)
-    assert reader.config("two").deliver_policy == "new"
-
-
 def test_only_what_passes_is_waited_for() -> None:
     reader = OrderedReader(OrderedOptions())
     assert reader.may_pass(ConnectionLost("cut while the consumer was made"))
     assert not reader.may_pass(NoServersAvailable({"a": "refused"}))
     for error in (RequestTimeout("x", 1), JetStreamUnavailable("x"), ServerError(503, 10008, "no leader")):
-        assert will_pass(error)
         assert reader.may_pass(error)
     for error in (StreamNotFound(404, 10059, "stream not found"), ServerError(400, 10094, "bad")):
-        assert not will_pass(error)
         assert not reader.may_pass(error)
-
-
-def test_heartbeats_show_what_was_missed() -> None:
-    reader = OrderedReader(OrderedOptions())
-    reader.config("one")
-    reader.accept(delivered(10, 1))
-    assert reader.accept(status("100 Idle Heartbeat", "Nats-Last-Consumer: 1")) is Verdict.IDLE
-    assert reader.accept(status("100 Idle Heartbeat", "Nats-Last-Consumer: 2")) is Verdict.RESTART
-    assert reader.accept(status("409 Consumer Deleted")) is Verdict.RESTART
-
-
-def test_questions_whether_we_keep_up_are_answered() -> None:
-    reader = OrderedReader(OrderedOptions())
-    reader.config("one")
-    assert reader.accept(status("100 FlowControl Request", reply=b"$JS.FC.1")) is Verdict.RESPOND
-    assert reader.respond_to == "$JS.FC.1"
-    stalled = status("100 Idle Heartbeat", "Nats-Last-Consumer: 0", "Nats-Consumer-Stalled: $JS.FC.2")
-    assert reader.accept(stalled) is Verdict.RESPOND
-    assert reader.respond_to == "$JS.FC.2"
 
 
 def test_filters_are_one_or_several() -> None:
@@ -382,8 +361,348 @@ def test_a_push_consumers_statuses_are_told_apart() -> None:
     assert silence_s(info) == 5.0
     assert silence_s(ConsumerInfo(stream_name="S", name="c", config=ConsumerConfig())) is None
     assert answer_to(status("100 Idle Heartbeat")) is None
-    with pytest.raises(ConsumerNotFound, match="'c' of stream 'S' was deleted"):
+    assert (
+        answer_to(CoreMessage("to.us", b"", b"$JS.FC.1", b"NATS/1.0 100 FlowControl Request\r\n\r\n", None))
+        == "$JS.FC.1"
+    )
+    assert answer_to(status("100 Idle Heartbeat", "Nats-Consumer-Stalled: $JS.FC.2")) == "$JS.FC.2"
+    with pytest.raises(ConsumerNotFound, match="'c' of stream 'S': it was deleted"):
         check_status(info, 409, "Consumer Deleted")
     check_status(info, 409, "Leadership Change")
     with pytest.raises(ServerError, match="odd"):
         check_status(info, 499, "odd")
+
+
+# ---- parts of what came ----------------------------------------------------------------------------------------------
+
+
+def test_a_part_ends_with_what_was_there_in_the_beginning() -> None:
+    """So that one can tell it from what is new, though all of it came together."""
+    reader = OrderedReader(OrderedOptions())
+    reader.config("one")
+    reader.created(SequencePair(), 2)
+    messages = [delivered(1, 1, 1), delivered(2, 2, 0), delivered(3, 3, 0)]
+    assert reader.accept(messages) == (messages[:2], 2)
+    assert reader.is_caught_up
+    assert reader.accept(messages[2:]) == (messages[2:], 1)
+
+
+def test_a_part_with_a_gap_ends_before_it() -> None:
+    reader = OrderedReader(OrderedOptions())
+    reader.config("one")
+    reader.created(SequencePair(), 9)
+    messages = [delivered(1, 1, 8), delivered(2, 2, 7), delivered(4, 4, 5), delivered(5, 5, 4)]
+    assert reader.accept(messages) == (messages[:2], 2)
+    assert reader.accept(messages[2:]) == ([], 0)
+
+
+def test_the_longer_form_of_reply_subjects_is_read_too() -> None:
+    for end in ("", ".more", ".more.still"):
+        reader = OrderedReader(OrderedOptions())
+        reader.config("one")
+        reader.created(SequencePair(), 2)
+        replies = [f"$JS.ACK._.hash.S.c.1.{n + 6}.{n}.1700000000000000000.{2 - n}{end}".encode() for n in (1, 2, 3)]
+        messages = [AckableMessage("s", b"", reply, None, None) for reply in replies]
+        assert reader.accept(messages) == (messages[:2], 2)
+        assert reader.config("two").start_sequence == 9
+
+
+def test_what_is_no_message_of_a_consumer_is_an_error() -> None:
+    reader = OrderedReader(OrderedOptions())
+    with pytest.raises(ProtocolError, match="not the reply subject of a JetStream message"):
+        reader.accept([delivered(1, 1, 5), AckableMessage("s", b"", b"some.reply", None, None)])
+
+
+# ---- one throw-away consumer -----------------------------------------------------------------------------------------
+
+
+def flow_of(
+    reader: OrderedReader, pending: int = 0, **options: Any
+) -> tuple[OrderedPuller[AckableMessage], OrderedFlow[AckableMessage]]:
+    reader.config("one")
+    reader.created(SequencePair(), pending)
+    puller: OrderedPuller[AckableMessage] = OrderedPuller("inbox", "next", reader)
+    return puller, OrderedFlow(puller, reader, ConnectOptions(**options), 1 << 20)
+
+
+def asked(step: object) -> dict[str, Any]:
+    assert isinstance(step, Ask)
+    fields: dict[str, Any] = json.loads(step.body)
+    return fields
+
+
+def test_it_asks_within_the_bounds_of_the_connection() -> None:
+    _, flow = flow_of(OrderedReader(OrderedOptions()), max_pending_messages=20, max_pending_bytes=5000)
+    fields = asked(flow.step(0.0, 1))
+    assert (fields["batch"], fields["max_bytes"], fields["idle_heartbeat"]) == (20, 5000, 5_000_000_000)
+    _, flow = flow_of(OrderedReader(OrderedOptions()))
+    fields = asked(flow.step(0.0, 1))
+    assert (fields["batch"], fields["max_bytes"]) == (ordered.MAX_MESSAGES, ordered.MAX_BYTES // 16)
+
+
+@pytest.mark.parametrize(
+    "line", ["409 Consumer Deleted", "409 Leadership Change", "409 Server Shutdown", "409 Something New", "503"]
+)
+def test_these_are_the_end_of_a_consumer(line: str) -> None:
+    reader = OrderedReader(OrderedOptions())
+    puller, flow = flow_of(reader, 9)
+    asked(flow.step(0.0, 1))
+    puller.absorb([delivered(1, 1, 8), status(line)], 0.1)
+    assert puller.wants_wake()
+    assert flow.step(0.1, 1) == 1  # what came counts
+    assert len(flow.take(1)) == 1
+    assert flow.step(0.1, 1) is None
+    assert reader.config("two").start_sequence == 2
+
+
+@pytest.mark.parametrize("line", ["408 Request Timeout", "409 Batch Completed"])
+def test_these_are_not(line: str) -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    asked(flow.step(0.0, 1))
+    puller.absorb([status(line, "Nats-Pending-Messages: 4096")], 0.1)
+    assert asked(flow.step(0.1, 1))["batch"] == ordered.MAX_MESSAGES
+
+
+def test_two_missing_heartbeats_are_the_end_of_a_consumer() -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    asked(flow.step(0.0, 1))
+    puller.absorb([status("100 Idle Heartbeat", "Nats-Last-Consumer: 0")], 5.0)
+    assert flow.step(5.0, 1) == Wait(15.0)
+    puller.on_time(14.9)
+    assert flow.step(14.9, 1) == Wait(15.0)
+    puller.on_time(15.0)
+    assert flow.step(15.0, 1) is None
+
+
+def test_another_session_is_the_end_of_a_consumer() -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    asked(flow.step(0.0, 3))
+    assert flow.step(0.1, None) == Wait(None)  # for as long as it takes
+    puller.on_time(100.0)
+    assert flow.step(100.0, None) == Wait(None)
+    assert flow.step(100.0, 4) is None
+
+
+def test_a_new_consumer_that_cannot_be_asked_yet_is_asked_again() -> None:
+    """In a cluster its creation may be known here before its name is."""
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    now, asks = 0.0, 0
+    while (step := flow.step(now, 1)) is not None:
+        if isinstance(step, Ask):
+            asks += 1
+            puller.absorb([status("503", to=step.reply)], now)
+        else:
+            assert isinstance(step, Wait)
+            assert step.until is not None
+            now = step.until
+    assert asks == ordered.MAX_REFUSALS_AT_FIRST + 1
+    assert 1.0 < now < 2.0
+
+
+def test_a_heartbeat_shows_what_was_missed() -> None:
+    for received, last, is_lost in ((1, 1, False), (1, 2, True), (0, 0, False), (0, 1, True)):
+        for is_taken in (True, False):
+            reader = OrderedReader(OrderedOptions())
+            puller, flow = flow_of(reader, 9)
+            asked(flow.step(0.0, 1))
+            puller.absorb([delivered(n, n, 9 - n) for n in range(1, received + 1)], 0.1)
+            if is_taken and received:
+                flow.take(received)
+            puller.absorb([status("100 Idle Heartbeat", f"Nats-Last-Consumer: {last}")], 5.0)
+            if not is_taken and received:
+                assert flow.step(5.0, 1) == received
+                flow.take(received)
+            assert (flow.step(5.0, 1) is None) == is_lost
+
+
+def test_a_heartbeat_says_that_nothing_is_left_of_what_was_counted() -> None:
+    reader = OrderedReader(OrderedOptions())
+    puller, flow = flow_of(reader, 9)
+    asked(flow.step(0.0, 1))
+    puller.absorb([delivered(1, 1, 8)], 0.1)
+    puller.absorb([status("100 Idle Heartbeat", "Nats-Last-Consumer: 1")], 5.0)
+    assert puller.wants_wake()
+    assert flow.step(5.0, 1) == 1
+    flow.take(1)
+    flow.step(5.0, 1)
+    assert not reader.is_caught_up  # something was here when it was said
+    puller.absorb([status("100 Idle Heartbeat", "Nats-Last-Consumer: 1")], 10.0)
+    flow.step(10.0, 1)
+    assert reader.is_caught_up
+
+
+def test_what_comes_behind_a_gap_is_thrown_away() -> None:
+    reader = OrderedReader(OrderedOptions())
+    puller, flow = flow_of(reader, 9)
+    asked(flow.step(0.0, 1))
+    puller.absorb([delivered(1, 1, 8), delivered(3, 3, 6), delivered(4, 4, 5)], 0.1)
+    step = flow.step(0.1, 1)
+    assert isinstance(step, int)
+    assert [message.metadata.stream_sequence for message in flow.take(3)] == [1]
+    assert flow.step(0.1, 1) == 2
+    assert flow.take(2) == []
+    assert flow.step(0.1, 1) is None
+    assert reader.config("two").start_sequence == 2
+
+
+def test_a_message_larger_than_all_there_is_room_for_comes_alone() -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()), 9, max_pending_bytes=1000)
+    fields = asked(flow.step(0.0, 1))
+    refused = ("409 Message Size Exceeds MaxBytes", f"Nats-Pending-Messages: {fields['batch']}")
+    puller.absorb([status(*refused)], 0.1)
+    fields = asked(flow.step(0.1, 1))
+    assert (fields["batch"], fields.get("max_bytes")) == (1, None)
+    puller.absorb([delivered(1, 1, 8)], 0.2)
+    flow.take(1)
+    assert asked(flow.step(0.2, 1))["max_bytes"] == 1000
+
+
+def test_a_listing_asks_for_as_many_as_surely_fit() -> None:
+    """A request that ends for its bytes may cost the listing a message."""
+    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+    puller, flow = flow_of(reader, 5000)
+    first = asked(flow.step(0.0, 1))
+    assert (first["batch"], first.get("max_bytes")) == (16, None)  # 16 MiB, if they are as large as can be
+    puller.absorb([delivered(n, n, 5000 - n) for n in range(1, 17)], 0.1)
+    second = asked(flow.step(0.1, 1))
+    assert second["batch"] + 16 == ordered.MAX_MESSAGES
+    assert second["max_bytes"] > second["batch"] * 60  # these have some 50
+    large = delivered(17, 17, 4983)
+    large.data = b"x" * 50_000
+    puller.absorb([large], 0.2)
+    flow.take(17)
+    window = ordered.MAX_BYTES // (4 * 50_060)
+    assert flow.step(0.2, 1) == Wait(10.2)  # of such messages too many are owed already
+    assert reader.listing_window(flow._limits, 1 << 20)[0] == window
+
+
+def test_a_listing_is_made_again_when_a_message_of_it_may_be_lost() -> None:
+    for line in ("409 Message Size Exceeds MaxBytes", "408 Request Timeout"):
+        reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+        puller, flow = flow_of(reader, 100)
+        asked(flow.step(0.0, 1))
+        puller.absorb([delivered(1, 1, 99), status(line, "Nats-Pending-Messages: 15"), delivered(3, 2, 98)], 0.1)
+        assert flow.step(0.1, 1) == 1
+        assert [message.metadata.stream_sequence for message in flow.take(1)] == [1]
+        puller.absorb([delivered(4, 3, 97)], 0.2)  # what comes now has a hole before it
+        assert flow.step(0.2, 1) is None
+        assert reader.config("two").deliver_policy == "last_per_subject"
+        puller, flow = flow_of(reader, 100)
+        puller.absorb([delivered(1, 1, 99), delivered(2, 2, 98)], 0.3)
+        assert [message.metadata.stream_sequence for message in flow.take(2)] == [2]
+        fields = asked(flow.step(0.3, 1))
+        is_careful = "max_bytes" not in fields
+        assert (is_careful, fields["batch"] <= 16) == ((True, True) if "Size" in line else (False, False))
+
+
+def test_a_server_that_has_nothing_to_send_has_ended_the_listing() -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+    puller, flow = flow_of(reader, 3)
+    asked(flow.step(0.0, 1))
+    puller.absorb([delivered(7, 1, 2)], 0.1)
+    flow.take(1)
+    puller.absorb([status("100 Idle Heartbeat", "Nats-Last-Consumer: 1")], 5.0)
+    flow.step(5.0, 1)
+    assert (reader.is_caught_up, reader.is_listing) == (True, False)
+    assert reader.config("two").start_sequence == 8
+
+
+def test_no_wait_is_longer_than_its_deadline() -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    flow.deadline = 2.0
+    assert flow.step(0.0, None) == Wait(2.0)
+    asked(flow.step(0.0, 1))
+    assert flow.step(0.0, 1) == Wait(2.0)
+    puller.absorb([status("408 Request Timeout")], 2.0)
+    assert flow.step(2.0, 1) == Wait(2.0)  # it does not ask any more
+    flow.deadline = None
+    asked(flow.step(2.0, 1))
+
+
+def test_only_consumers_that_are_good_for_nothing_are_waited_before() -> None:
+    reader = OrderedReader(OrderedOptions())
+    pauses = []
+    for _ in range(8):
+        pauses.append(reader.pause_s())
+        reader.lost()
+    assert pauses == [0.0, 0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+    reader.config("one")
+    accept(reader, delivered(1, 1))
+    assert reader.pause_s() == 0.0
+
+
+class _Stream:
+    """As many messages as one likes, read by one consumer after the other, each with the requests it was sent."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.next = 1
+        self.consumer_sequence = 0
+        self.requests: dict[str, int] = {}
+
+    def create(self, config: ConsumerConfig) -> None:
+        self.next, self.consumer_sequence = config.start_sequence or 1, 0
+        self.requests.clear()
+
+    def send(self, most: int) -> list[AckableMessage]:
+        messages = []
+        while self.requests and len(messages) < most and self.next <= self.count:
+            self.consumer_sequence += 1
+            messages.append(delivered(self.next, self.consumer_sequence, self.count - self.next))
+            self.next += 1
+            reply = next(iter(self.requests))
+            self.requests[reply] -= 1
+            if not self.requests[reply]:
+                del self.requests[reply]
+        return messages
+
+
+_FAULTS = st.sampled_from(["none", "lose some", "lose the last", "swap", "double", "delete", "session", "forget"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 60), st.lists(st.tuples(_FAULTS, st.integers(1, 12)), max_size=40), st.integers(1, 20))
+def test_whatever_happens_everything_comes_once_and_in_order(
+    count: int, events: list[tuple[str, int]], window: int
+) -> None:
+    server, reader = _Stream(count), OrderedReader(OrderedOptions())
+    received: list[int] = []
+    now, session = 0.0, 1
+    coming = iter([*events, *[("none", 12)] * (2 * count + 60)])
+    while len(received) < count:
+        server.create(reader.config("name"))
+        reader.created(SequencePair(), count - server.next + 1)
+        puller: OrderedPuller[AckableMessage] = OrderedPuller("inbox", "next", reader)
+        flow = OrderedFlow(puller, reader, ConnectOptions(max_pending_messages=window), 1 << 20)
+        while (step := flow.step(now, session)) is not None:
+            if isinstance(step, Ask):
+                server.requests[step.reply] = json.loads(step.body)["batch"]
+            elif isinstance(step, int):
+                received += [message.metadata.stream_sequence for message in flow.take(step)]
+            elif len(received) == count:
+                break
+            else:
+                fault, size = next(coming)
+                messages = server.send(size)
+                if fault == "lose some":
+                    del messages[::3]
+                elif fault == "lose the last":
+                    del messages[-1:]
+                elif fault == "swap":
+                    messages.reverse()
+                elif fault == "double":
+                    messages = [message for message in messages for _ in range(2)]
+                if fault == "delete":
+                    messages.append(status("409 Consumer Deleted"))
+                session += fault == "session"
+                if fault == "forget":
+                    now += 100.0
+                    puller.on_time(now)
+                elif messages:
+                    puller.absorb(messages, now)
+                else:
+                    puller.absorb(
+                        [status("100 Idle Heartbeat", f"Nats-Last-Consumer: {server.consumer_sequence}")], now
+                    )
+    assert received == list(range(1, count + 1))
+    assert reader.is_caught_up

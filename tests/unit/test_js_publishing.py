@@ -143,7 +143,7 @@ def test_a_message_never_goes_before_its_ttl(ttl_s: float, text: str) -> None:
 
 @pytest.mark.parametrize("ttl_s", [0, 0.0, 0.5, 0.999, -1, -5.5, float("-inf")])
 def test_a_ttl_below_one_second_is_refused(ttl_s: float) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"ttl={ttl_s}: expected 1 second or more")):
+    with pytest.raises(ConfigError, match=re.escape(f"ttl={ttl_s}: expected seconds of 1 or more")):
         publish_headers(None, None, None, ttl_s)
 
 

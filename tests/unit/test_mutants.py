@@ -27,9 +27,17 @@ def changes(source: str) -> list[tuple[str, str]]:
         ("a and b", [("a and b", "a or b")]),
         ("x += y", [("x += y", "x -= y")]),
         ("f(x)", [("f(x)", "pass")]),
-        ("x = True", [("x = True", "pass"), ("True", "False")]),
+        ("x = True", [("x = True", "pass"), ("x = True", "x = False")]),
         ("def f(): return x", [("return x", "return None")]),
+        ("if a:\n    f(1, b)", [("if a:", "if not a:"), ("f(1, b)", "pass"), ("f(1, b)", "f(2, b)")]),
+        (
+            "match a:\n    case 1 if b > c:\n        pass",
+            [("case 1 if b > c:", f"case {after}:") for after in ("1 if b >= c", "1 if b <= c", "2 if b > c")],
+        ),
         ("raise ValueError(1)", []),
+        ("__all__ = ['f', 1]", []),
+        ("T = TypeVar('T', bound=f(1))", []),
+        ("Mode = Literal['a', 1]", []),
         ("@d(1)\ndef f(x: List[1]): pass", []),
     ],
 )

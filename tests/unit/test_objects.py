@@ -44,7 +44,7 @@ from jetspark.jetstream.objects import (
     write_chunks,
 )
 from jetspark.jetstream.operations import Api, Operation, Request
-from jetspark.publish.endless import FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherOptions
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 META = ObjectMeta(name="report.pdf")
@@ -73,7 +73,7 @@ def test_a_new_bucket_allows_fast_ingest_where_the_server_has_it() -> None:
 def test_the_chunks_in_flight_fit_into_a_window_whatever_their_size() -> None:
     config = StreamConfig(name="OBJ_files", allow_batched=True)
     for chunk_bytes in (1, 1000, 128 * 1024, 1 << 20, 8 << 20, 60 << 20):
-        options = FastPublisherOptions.of(dict(fast_options(config, Upload("N1", chunk_bytes), 64 << 20, 60.0) or {}))
+        options = FastPublisherOptions(**fast_options(config, Upload("N1", chunk_bytes), 64 << 20, 60.0) or {})
         in_flight_bytes = options.flow * options.max_outstanding_acks * chunk_bytes
         assert in_flight_bytes <= max(FAST_WINDOW_BYTES, 2 * chunk_bytes)
         assert options.flow == 1 or options.flow * (chunk_bytes + 300) < options.max_pending_bytes
@@ -85,6 +85,7 @@ def test_the_chunks_in_flight_fit_into_a_window_whatever_their_size() -> None:
         "flow": 32,
         "patience_s": 60.0,
         "batch_timeout_s": 15.0,
+        "wait_for_stream_s": 60.0,
     }
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 
-from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.errors import ConfigError
+from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions
+from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 
 SECONDS = [
     "connect_timeout_s",
@@ -30,14 +33,14 @@ def test_durations_are_seconds_above_zero(name: str, value: Any) -> None:
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None])
 def test_counts_and_sizes_are_one_or_more(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name}={value!r}: expected 1 or more"):
+    with pytest.raises(ConfigError, match=f"{name}={value!r}: expected (a whole number, )?1 or more"):
         ConnectOptions(**{name: value})
     assert getattr(ConnectOptions(**{name: 1}), name) == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, "3", 1.5])
 def test_reconnect_attempts_are_one_or_more_or_without_end(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"max_reconnect_attempts=.*: expected 1 or more, or None"):
+    with pytest.raises(ConfigError, match=r"max_reconnect_attempts=.*: expected (a whole number, )?1 or more, or None"):
         ConnectOptions(max_reconnect_attempts=value)
     assert ConnectOptions(max_reconnect_attempts=1).max_reconnect_attempts == 1
     assert ConnectOptions().max_reconnect_attempts is None
@@ -92,3 +95,18 @@ def test_the_key_password_is_not_shown() -> None:
     config = TLSConfig(cert_file="cert.pem", key_file="key.pem", key_password="hunter2")
     assert "hunter2" not in repr(config)
     assert "cert.pem" in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords", "named"),
+    [
+        (ConnectOptions, ConnectKeywords, set()),
+        (FastBatchOptions, FastBatchKeywords, {"gap"}),
+        (FastPublisherOptions, FastPublisherKeywords, {"message_ids"}),
+    ],
+)
+def test_keywords_are_the_fields_of_their_options(options: type[Any], keywords: type[Any], named: set[str]) -> None:
+    """``named`` are arguments of their own in the signature."""
+    expected = {field.name: field.type for field in dataclasses.fields(options) if field.name not in named}
+    # The annotations of a typed dict are forward references, which keep their text.
+    assert {name: hint.__forward_arg__ for name, hint in keywords.__annotations__.items()} == expected

@@ -781,6 +781,36 @@ def test_a_run_to_a_removed_route_is_dropped() -> None:
     assert parser._run is None
 
 
+def between(statuses: int, messages: int = 20) -> list[Frame]:
+    """Messages, and after each ``messages`` of them a status."""
+    frames = []
+    for number in range(statuses):
+        frames += stream_messages(messages, 2, first=number * messages)
+        frames.append(message_frame("a", 1, None, BLOCK, b""))
+    return frames + stream_messages(messages, 2, first=statuses * messages)
+
+
+def test_a_run_goes_on_behind_a_few_statuses() -> None:
+    """A server sends one after each pull request with a bound of bytes."""
+    most = parser_module.MAX_INTERRUPTIONS
+    for statuses in (1, most, most + 1):
+        frames = between(statuses)
+        parser, came = read_in_a_run(2, b"".join(frame.wire for frame in frames))
+        assert came == meaning(frames)
+        assert parser.read_in_runs == 20 * min(statuses + 1, most + 1)
+
+
+def test_a_run_is_expected_though_statuses_come_between() -> None:
+    routes = {b"1": Destination(), b"2": Destination()}
+    parser = WatchedParser(routes)
+    frames = between(1, 200)
+    for _ in range(6):
+        parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert parser._run is not None
+    assert parser.read_in_runs
+    assert routes[b"1"].seen == [frame.seen for frame in frames] * 6
+
+
 def test_a_run_ends_when_others_fill_the_chunks() -> None:
     parser, routes = parser_in_a_run(2)
     run = parser._run
@@ -898,6 +928,41 @@ def test_nothing_else_is_part_of_a_handshake(line: bytes, words: str, cuts: str)
     stream = b"PING\r\n" + line
     read = read_handshake(stream, range(1, len(stream)) if cuts == "every" and len(line) < 100 else ())
     assert read == ([Ping()], words, b"")
+
+
+@pytest.mark.parametrize(
+    ("greeting", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP (b'HTTP/1.1 400 Bad Request'), as a web server"),
+        (b"\x15\x03\x01\x00\x02\x02F", "it speaks TLS from the first byte (b'\\x15\\x03"),
+        (b"\x16\x03\x03\x00P", "it speaks TLS from the first byte (b'\\x16\\x03"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "it begins with b'SSH-2.0-OpenSSH_9.6'; check host and port"),
+        (b"+OK POP3 ready\r\n", "it begins with b'+OK POP3 ready'; check host and port"),
+        (b"INFO nonsense\r\n", "it begins with b'INFO nonsense'; check host and port"),
+        (b"PUB a 1\r\nx\r\n", "it begins with b'PUB a 1'; check host and port"),
+        (b"\x13\r\n", "it begins with b'\\x13'; check host and port"),
+        (b"\x18\r\n", "it begins with b'\\x18'; check host and port"),
+        (b"\r\n", "it begins with b''; check host and port"),
+        (b"I" * (MAX_LINE_BYTES + 2), "it begins with b'IIII"),
+    ],
+)
+def test_whoever_does_not_greet_as_nats_does_is_told_by_its_first_bytes(greeting: bytes, said: str) -> None:
+    reader = HandshakeReader()
+    reader.receive_data(greeting)
+    with pytest.raises(ProtocolError) as raised:
+        reader.next_frame()
+    assert str(raised.value).startswith(f"not a NATS server: {said}")
+    assert len(str(raised.value)) < 300
+
+
+def test_the_first_letter_of_http_is_not_judged_alone() -> None:
+    reader = HandshakeReader()
+    for piece in (b"H", b"TT", b"P"):
+        reader.receive_data(piece)
+        assert reader.next_frame() is None
+    reader.receive_data(b"/1.1 200 OK")
+    with pytest.raises(ProtocolError, match=r"it speaks HTTP \(b'HTTP/1\.1 200 OK'\)"):
+        reader.next_frame()
 
 
 def test_the_longest_line_of_a_handshake_is_read_in_any_pieces() -> None:

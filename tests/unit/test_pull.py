@@ -365,6 +365,32 @@ def test_requests_end_with_their_session() -> None:
     assert isinstance(flow.step(5.0, 2), Wait)
 
 
+def test_a_fetch_and_a_flow_with_a_bound_of_bytes_ask_again_in_the_next_session() -> None:
+    machine = puller()
+    reader = fetch(machine, 3, timeout_s=30)
+    asked(reader.step(0.0, 1))
+    assert isinstance(reader.step(0.1, 1), Wait)
+    assert body(reader.step(0.2, 2))["batch"] == 3
+    assert (machine.owed, machine.outstanding) == (3, 1)
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=5, max_bytes=1000))
+    asked(flow.step(0.0, 1))
+    assert isinstance(flow.step(0.1, 1), Wait)
+    assert body(flow.step(0.2, 2))["batch"] == 5
+    assert (machine.owed, machine.outstanding) == (5, 1)
+
+
+def test_a_consumer_that_was_deleted_and_made_again_is_asked_anew() -> None:
+    machine = puller()
+    reader = fetch(machine, 3, timeout_s=30)
+    machine.absorb([status(asked(reader.step(0.0, 1)), "409 Consumer Deleted", 3)], 0.1)
+    assert (machine.wants_wake(), machine.owed, machine.outstanding) == (True, 0, 0)
+    with pytest.raises(ConsumerNotFound):
+        reader.step(0.1, 1)
+    reader.leave(is_cancelled=False)
+    assert body(fetch(machine, 2, now=0.2, timeout_s=30).step(0.2, 1))["batch"] == 2
+
+
 def test_nothing_is_asked_while_there_is_no_session() -> None:
     machine = puller()
     assert fetch(machine, 1, timeout_s=1.0).step(0.0, None) == Wait(1.0)
@@ -426,6 +452,126 @@ def test_bytes_bound_a_flow() -> None:
         flow.step(0.6, 1)
 
 
+def test_a_flow_believes_what_a_status_says_is_undelivered_and_asks_for_that_only() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=10))
+    first = asked(flow.step(0.0, 1))
+    machine.absorb([message(number) for number in range(6)], 0.1)
+    assert flow.step(0.1, 1) == 5
+    machine.buffer.clear()
+    second = asked(flow.step(0.1, 1))
+    assert (body(first)["batch"], body(second)["batch"], machine.owed) == (10, 6, 10)
+    machine.absorb([status(first, "408 Request Timeout", 4)], 30.0)
+    assert (machine.owed, machine.outstanding) == (6, 1)
+    assert isinstance(flow.step(30.0, 1), Wait)
+    machine.absorb([message(number) for number in range(2)], 30.1)
+    machine.buffer.clear()
+    assert body(flow.step(30.1, 1))["batch"] == 6
+
+
+def test_a_request_that_used_its_bytes_to_the_last_is_over() -> None:
+    """The server says nothing about it (2.15)."""
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=1000))
+    asked(flow.step(0.0, 1))
+    one = message(1, 500 - len(message(1, 0).raw_reply or b"") - 1)
+    machine.absorb([one], 0.1)
+    assert machine.outstanding == 1
+    machine.absorb([one], 0.2)
+    assert (machine.owed, machine.owed_bytes, machine.outstanding) == (0, 0, 0)
+    machine.buffer.clear()
+    assert body(flow.step(0.3, 1))["max_bytes"] == 1000
+
+
+def test_bytes_are_counted_as_the_server_does() -> None:
+    """In bytes: a subject may have characters of several."""
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=1000))
+    asked(flow.step(0.0, 1))
+    machine.absorb([AckableMessage("ü", b"12345", b"$JS.ACK", b"NATS/1.0\r\n\r\n", None)], 0.1)
+    assert machine.owed_bytes == 1000 - 2 - 5 - 7 - 12
+
+
+def test_small_messages_do_not_make_a_request_wait_for_the_bytes_of_another() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=64 << 20))
+    assert body(flow.step(0.0, 1))["max_bytes"] == 4 << 20
+    for _ in range(4):
+        for _ in range(2):
+            machine.absorb([message(number) for number in range(25)], 0.1)
+            assert flow.step(0.1, 1) == 25
+            machine.buffer.clear()
+        assert body(flow.step(0.1, 1))["batch"] == 50
+        assert machine.outstanding >= 2
+
+
+class _BoundedServer:
+    """Delivers what fits; says what it leaves, but nothing when there is not a byte left (2.15)."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[int]] = {}
+
+    def accept(self, ask: Ask) -> None:
+        fields = json.loads(ask.body)
+        self.waiting[ask.reply] = [fields["batch"], fields["max_bytes"]]
+
+    def send(self, data_bytes: int) -> list[AckableMessage]:
+        """The next message to the request that waits longest, or what ends that one."""
+        for reply, left in list(self.waiting.items()):
+            one = message(1, data_bytes)
+            size = pull.size_bytes(one)
+            sent = [one] if size <= left[1] else []
+            if sent:
+                left[0] -= 1
+                left[1] -= size
+            if not sent or not left[0] or not left[1]:
+                del self.waiting[reply]
+            if sent and (left[0] or not left[1]):
+                return sent
+            pending = f"Nats-Pending-Messages: {left[0]}\r\nNats-Pending-Bytes: {left[1]}\r\n\r\n"
+            line = "Batch Completed" if sent else "Message Size Exceeds MaxBytes"
+            return [*sent, AckableMessage(reply, b"", None, f"NATS/1.0 409 {line}\r\n{pending}".encode(), None)]
+        return []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(400, 4000),
+    st.lists(st.one_of(st.integers(0, 300), st.sampled_from([0, 155, 200])), min_size=1, max_size=200),
+    st.integers(1, 30),
+)
+def test_a_flow_never_has_more_than_its_bounds_and_gets_everything(
+    max_messages: int, max_bytes: int, sizes: list[int], at_once: int
+) -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=max_messages, max_bytes=max_bytes))
+    server = _BoundedServer()
+    coming, taken = list(sizes), 0
+    for _ in range(20 * len(sizes)):
+        if taken == len(sizes):
+            return
+        step = flow.step(0.0, 1)
+        if isinstance(step, Ask):
+            server.accept(step)
+        elif isinstance(step, int):
+            taken += step
+            for _ in range(step):
+                machine.buffer.popleft()
+        else:
+            assert server.waiting, "it waits for nothing"
+            arrived: list[AckableMessage] = []
+            for _ in range(at_once):
+                some = server.send(coming[0]) if coming else []
+                del coming[: len([each for each in some if each.raw_reply])]
+                arrived += some
+            machine.absorb(arrived, 0.0)
+        owed, owed_bytes = (sum(each[place] for each in server.waiting.values()) for place in (0, 1))
+        assert len(machine.buffer) + owed <= max_messages
+        assert sum(map(pull.size_bytes, machine.buffer)) + owed_bytes <= max_bytes
+    raise AssertionError("it came to a standstill")
+
+
 def test_release_tells_what_to_give_back() -> None:
     machine = puller()
     asked(Flow(machine, PullLimits()).step(0.0, 1))
@@ -451,6 +597,85 @@ def test_a_pin_is_remembered_and_forgotten() -> None:
     assert (body(ask)["group"], body(ask)["id"]) == ("g", "p1")
     machine.absorb([status(ask, "423 Nats-Wrong-Pin-Id", 1)], 1.1)
     assert "id" not in body(reader.step(1.2, 1))
+
+
+def test_priorities_and_limits_may_be_as_low_and_as_high_as_they_say() -> None:
+    for priority in (0, 9):
+        assert Priority(group="g", min_pending=1, min_ack_pending=1, priority=priority).priority == priority
+    limits = PullLimits(max_messages=1, max_bytes=1, expires_s=4.0, heartbeat_s=2.0)
+    assert (limits.max_bytes, limits.heartbeat_s) == (1, 2.0)
+    fetch(puller(), 1, max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_messages": 0}, {"max_bytes": 0}, {"expires_s": 0.0}, {"heartbeat_s": 0.0}, {"heartbeat_s": 15.01}],
+    ids=str,
+)
+def test_limits_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong)).removesuffix('_s')}="):
+        PullLimits(**wrong)
+
+
+@pytest.mark.parametrize(("timeout_s", "expires_ns"), [(0.2, 180_000_000), (0.4, 360_000_000), (4.0, 3_950_000_000)])
+def test_a_request_ends_a_tenth_before_a_short_fetch_and_a_moment_before_a_long_one(
+    timeout_s: float, expires_ns: int
+) -> None:
+    assert body(fetch(puller(), 1, timeout_s=timeout_s).step(0.0, 1))["expires"] == pytest.approx(expires_ns, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("expires_s", "heartbeat_ns"),
+    [(30.0, 5_000_000_000), (8.0, 2_000_000_000), (2.0, 500_000_000), (1.99, None)],
+)
+def test_a_request_that_is_not_short_has_four_heartbeats_or_one_in_five_seconds(
+    expires_s: float, heartbeat_ns: int | None
+) -> None:
+    flow = Flow(puller(), PullLimits(expires_s=expires_s))
+    assert body(flow.step(0.0, 1)).get("idle_heartbeat") == heartbeat_ns
+    own = Flow(puller(), PullLimits(expires_s=expires_s, heartbeat_s=0.25))
+    assert body(own.step(0.0, 1))["idle_heartbeat"] == 250_000_000
+
+
+@pytest.mark.parametrize(
+    "line", ["404 No Messages", "408 Request Timeout", "409 Batch Completed", "409 Message Size Exceeds MaxBytes"]
+)
+def test_an_answer_that_is_no_refusal_ends_the_pause_of_those_before(line: str) -> None:
+    machine = puller()
+    refused = asked(fetch(machine, 2, timeout_s=30).step(0.0, 1))
+    machine.absorb([status(refused, "409 Leadership Change")], 0.1)
+    assert machine.may_ask_at() > 0.1
+    machine.fetches.clear()
+    reader = fetch(machine, 2, now=0.2, timeout_s=30, no_wait=line.startswith("404"), max_bytes=1000)
+    ask = asked(reader.step(0.2, 1))
+    machine.absorb([status(ask, line, 1)], 0.21)
+    assert machine.may_ask_at() < 0
+    again = asked(fetch(machine, 2, now=0.3, timeout_s=30).step(0.3, 1))
+    machine.absorb([status(again, "409 Leadership Change")], 0.3)
+    assert machine.may_ask_at() == pytest.approx(0.3 + pull.PAUSE.first_s)  # the first again, not the second
+
+
+def test_a_message_ends_the_pause_too_and_pauses_grow_up_to_a_bound() -> None:
+    machine = puller()
+    pauses = []
+    for number in range(8):
+        now = 2.0 * number
+        machine.absorb([status(asked(fetch(machine, 2, now=now, timeout_s=5).step(now, 1)), "503")], now)
+        machine.fetches.clear()
+        pauses.append(round(machine.may_ask_at() - now, 3))
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert machine.is_unavailable
+    asked(fetch(machine, 2, now=100.0, timeout_s=5).step(100.0, 1))
+    machine.absorb([message(1)], 100.1)
+    assert (machine.may_ask_at() < 0, machine.is_unavailable) == (True, False)
+
+
+def test_one_message_is_worth_waking_a_flow_for() -> None:
+    machine = puller()
+    asked(Flow(machine, PullLimits()).step(0.0, 1))
+    assert not machine.wants_wake()
+    machine.absorb([message(1)], 0.1)
+    assert machine.wants_wake()
 
 
 def test_priorities_are_passed_on() -> None:
@@ -577,3 +802,27 @@ def test_nobody_ever_waits_for_nothing(is_flow: bool, events: list[tuple[str, An
         now = max(now, wait.until)
         machine.on_time(now)
     raise AssertionError("no request ever came")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 5)), max_size=60), st.integers(1, 50))
+def test_a_flow_never_has_more_than_its_window_asked_for_and_buffered(
+    events: list[tuple[bool, int, int]], window: int
+) -> None:
+    """With a server that says how much an ended request leaves undelivered."""
+    machine = puller()
+    server = _Server()
+    flow = Flow(machine, PullLimits(max_messages=window))
+    for is_end, count, which in events:
+        while not isinstance(step := flow.step(0.0, 1), Wait):
+            if isinstance(step, Ask):
+                server.accept(step)
+            else:
+                for _ in range(step):
+                    machine.buffer.popleft()
+            assert sum(server.waiting.values()) + len(machine.buffer) <= window
+        reply = list(server.waiting)[which % len(server.waiting)]
+        if is_end:
+            machine.absorb([status(Ask(reply, b""), "408 Request Timeout", server.waiting.pop(reply))], 0.0)
+        else:
+            machine.absorb(server.deliver(reply, count), 0.0)

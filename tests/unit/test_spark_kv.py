@@ -1,9 +1,8 @@
-"""What buckets need to know before they connect: options, columns, rows, and what one answer of the server says."""
+"""What buckets need to know before they connect: options, columns and rows."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import pickle
 from array import array
 from pathlib import Path
@@ -21,12 +20,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jetspark.blocking.jsmessage import JetStreamMessage
-from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, JetStreamUnavailable, ServerError
-from jetspark.spark import kv, kv_reading, kv_writing
-from jetspark.spark.kv_writing import Change, Current, Lookup, Stored
+from jetspark.blocking.stream_message import JetStreamMessage
+from jetspark.errors import ConfigError
+from jetspark.spark.kv import options as kv_options
+from jetspark.spark.kv import reading as kv_reading
+from jetspark.spark.kv import rows as kv_rows
+from jetspark.spark.kv import writing as kv_writing
 from jetspark.spark.options import Connecting, describe, read_options
+from jetspark.state.changes import Change
 
 BUCKET = {"bucket": "orders"}
 
@@ -51,18 +52,18 @@ def schema_of(columns: str) -> StructType:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (kv.ReadOptions, {}, "bucket: expected the name of one"),
-        (kv.ReadOptions, {"bucket": "a.b"}, "bucket='a.b'"),
-        (kv.ReadOptions, {"keys": "order:1"}, "'order.1' would do"),
-        (kv.ReadOptions, {"guard": "revision"}, "unknown option 'guard'"),
-        (kv.ReadOptions, {"asOf": "0"}, "asOf='0': expected 1 or more"),
-        (kv.ReadOptions, {"startingOffsets": "latest"}, "unknown option 'startingOffsets'"),
-        (kv.StreamOptions, {"asOf": "4"}, "unknown option 'asOf'"),
-        (kv.StreamOptions, {"startingOffsets": "0"}, "expected earliest, latest or a revision"),
-        (kv.StreamOptions, {"startingOffsets": "soon"}, "expected earliest, latest or a revision"),
-        (kv.WriteOptions, {"guard": "both"}, "guard='both': expected none, revision or sequence"),
-        (kv.WriteOptions, {"onConflict": "skip"}, "onConflict=skip with guard=none: expected guard=revision"),
-        (kv.WriteOptions, {"keys": "a"}, "unknown option 'keys'"),
+        (kv_options.ReadOptions, {}, "bucket: expected the name of one"),
+        (kv_options.ReadOptions, {"bucket": "a.b"}, "bucket='a.b'"),
+        (kv_options.ReadOptions, {"keys": "order:1"}, "'order.1' would do"),
+        (kv_options.ReadOptions, {"guard": "revision"}, "unknown option 'guard'"),
+        (kv_options.ReadOptions, {"asOf": "0"}, "asOf='0': expected 1 or more"),
+        (kv_options.ReadOptions, {"startingOffsets": "latest"}, "unknown option 'startingOffsets'"),
+        (kv_options.StreamOptions, {"asOf": "4"}, "unknown option 'asOf'"),
+        (kv_options.StreamOptions, {"startingOffsets": "0"}, "expected earliest, latest or a revision"),
+        (kv_options.StreamOptions, {"startingOffsets": "soon"}, "expected earliest, latest or a revision"),
+        (kv_options.WriteOptions, {"guard": "both"}, "guard='both': expected none, revision or sequence"),
+        (kv_options.WriteOptions, {"onConflict": "skip"}, "onConflict=skip with guard=none: expected guard=revision"),
+        (kv_options.WriteOptions, {"keys": "a"}, "unknown option 'keys'"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, str], message: str) -> None:
@@ -72,7 +73,7 @@ def test_options_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, 
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("kind", [kv.ReadOptions, kv.StreamOptions, kv.WriteOptions])
+@pytest.mark.parametrize("kind", [kv_options.ReadOptions, kv_options.StreamOptions, kv_options.WriteOptions])
 def test_every_option_is_in_the_guide(kind: Any) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "spark-kv.md").read_text(encoding="utf-8")
     own = {entry.name for entry in describe(kind)} - {entry.name for entry in describe(Connecting)}
@@ -80,7 +81,7 @@ def test_every_option_is_in_the_guide(kind: Any) -> None:
 
 
 def test_connections_are_kept_by_what_is_needed_to_connect() -> None:
-    one, other = (read_options(kv.ReadOptions, "jetstream_kv", BUCKET | {"asOf": text}) for text in ("1", "2"))
+    one, other = (read_options(kv_options.ReadOptions, "jetstream_kv", BUCKET | {"asOf": text}) for text in ("1", "2"))
     assert one.connecting() == other.connecting()
     assert hash(one.connecting()) == hash(other.connecting())
 
@@ -99,7 +100,7 @@ def test_connections_are_kept_by_what_is_needed_to_connect() -> None:
     ],
 )
 def test_a_frame_without_what_is_needed_is_refused(schema: str, options: dict[str, str], message: str) -> None:
-    for make in (kv.batch_writer, kv.stream_writer):
+    for make in (kv_writing.batch_writer, kv_writing.stream_writer):
         with pytest.raises(ConfigError) as raised:
             make(BUCKET | options, schema_of(schema), False)
         assert message in str(raised.value)
@@ -114,24 +115,24 @@ def test_a_frame_without_what_is_needed_is_refused(schema: str, options: dict[st
     ],
 )
 def test_a_frame_with_what_is_needed_is_taken(schema: str) -> None:
-    kv.batch_writer(BUCKET, schema_of(schema), False)
-    kv.stream_writer(BUCKET, schema_of(schema), True)
+    kv_writing.batch_writer(BUCKET, schema_of(schema), False)
+    kv_writing.stream_writer(BUCKET, schema_of(schema), True)
     with pytest.raises(ConfigError, match="overwrite"):
-        kv.batch_writer(BUCKET, schema_of(schema), True)
+        kv_writing.batch_writer(BUCKET, schema_of(schema), True)
 
 
 def test_a_schema_with_other_columns_or_types_is_refused() -> None:
     for ddl, message in (("key string, price bigint", "column 'price'"), ("revision int", "expected bigint")):
         with pytest.raises(ConfigError, match=message):
-            kv.batch_reader(BUCKET, schema_of(ddl))
+            kv_reading.batch_reader(BUCKET, schema_of(ddl))
         with pytest.raises(ConfigError, match=message):
-            kv.stream_reader(BUCKET, schema_of(ddl))
+            kv_reading.stream_reader(BUCKET, schema_of(ddl))
 
 
 def test_what_spark_carries_between_processes_survives_it() -> None:
-    reader = kv.batch_reader(BUCKET | {"password": "x", "user": "u"}, kv.SCHEMA)
+    reader = kv_reading.batch_reader(BUCKET | {"password": "x", "user": "u"}, kv_reading.SCHEMA)
     assert "password='x'" not in repr(vars(pickle.loads(pickle.dumps(reader))))
-    part = kv.Revisions("then", 7, array("Q", [1, 5]))
+    part = kv_reading.Revisions("then", 7, array("Q", [1, 5]))
     assert pickle.loads(pickle.dumps(part)) == part
 
 
@@ -143,64 +144,24 @@ def delivered(sequence: int, key: str = "a", data: bytes = b"", headers: bytes |
     return JetStreamMessage(f"$KV.orders.{key}", data, reply, headers, None)
 
 
-@pytest.mark.parametrize(
-    ("headers", "operation"),
-    [
-        (None, "put"),
-        (b"NATS/1.0\r\nJetSpark-Sequence: 4\r\n\r\n", "put"),
-        (b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n", "delete"),
-        (b"NATS/1.0\r\nNats-Rollup: sub\r\nKV-Operation: PURGE\r\n\r\n", "purge"),
-        (b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\n\r\n", "purge"),
-    ],
-)
-def test_headers_tell_what_was_done(headers: bytes | None, operation: str) -> None:
-    assert kv_reading.operation(delivered(1, headers=headers)) == operation
-
-
 def test_messages_become_the_columns_that_are_asked_for() -> None:
     mark = b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"
     messages = [delivered(7, "order.1", b"\xff"), delivered(9, "order.2", headers=mark)]
-    batch = kv_reading.columns(messages, len("$KV.orders."), kv._arrow(kv.SCHEMA))
+    batch = kv_rows.columns(messages, len("$KV.orders."), kv_reading._arrow(kv_reading.SCHEMA))
     moment = datetime.datetime.fromtimestamp(1700000000, datetime.UTC).replace(microsecond=123456)
     assert batch.to_pylist() == [
         {"key": "order.1", "value": b"\xff", "revision": 7, "created": moment, "operation": "put"},
         {"key": "order.2", "value": b"", "revision": 9, "created": moment, "operation": "delete"},
     ]
-    narrow = kv_reading.columns(messages, len("$KV.orders."), pa.schema([("revision", pa.int64())]))
+    narrow = kv_rows.columns(messages, len("$KV.orders."), pa.schema([("revision", pa.int64())]))
     assert narrow.to_pydict() == {"revision": [7, 9]}
-
-
-@pytest.mark.parametrize(
-    ("headers", "is_within"),
-    [
-        (None, False),
-        (b"NATS/1.0\r\nNats-Batch-Id: x\r\nNats-Batch-Sequence: 1\r\n\r\n", True),
-        (b"NATS/1.0\r\nNats-Batch-Id: x\r\nNats-Batch-Sequence: 2\r\nNats-Batch-Commit: 1\r\n\r\n", False),
-    ],
-)
-def test_a_transaction_is_over_with_the_message_that_says_so(headers: bytes | None, is_within: bool) -> None:
-    assert kv_reading.is_within_transaction(headers) is is_within
-
-
-def test_a_piece_is_cut_at_the_last_sequence() -> None:
-    messages = [delivered(sequence) for sequence in (2, 4, 6)]
-    assert [kv_reading.cut(messages, last) for last in range(1, 8)] == [0, 1, 1, 2, 2, 3, 3]
-
-
-@pytest.mark.parametrize(("first", "end", "parts"), [(1, 101, 3), (5, 8, 10), (7, 7, 2), (1, 2, 1)])
-def test_parts_cover_everything_once(first: int, end: int, parts: int) -> None:
-    ranges = kv_reading.split(first, end, parts)
-    assert [number for low, high in ranges for number in range(low, high)] == list(range(first, end))
-    assert len(ranges) == min(parts, end - first)
-    plan = kv_reading.Plan(9, array("Q", range(first, end)))
-    assert [number for part in plan.parts(parts) for number in part] == list(range(first, end))
 
 
 # ---- rows into changes -----------------------------------------------------------------------------------------------
 
 
 def changes(guard: str = "none", **columns: list[Any]) -> list[Change]:
-    return list(kv_writing.changes_of(pa.RecordBatch.from_pydict(columns), guard))
+    return list(kv_rows.changes_of(pa.RecordBatch.from_pydict(columns), guard))
 
 
 def test_rows_become_changes_with_what_their_guard_needs() -> None:
@@ -228,141 +189,3 @@ def test_a_row_that_cannot_be_written_is_refused(guard: str, columns: dict[str, 
     with pytest.raises(ConfigError) as raised:
         changes(guard, **columns)
     assert message in str(raised.value)
-
-
-def test_of_two_changes_of_a_key_the_newer_stays_and_of_equals_the_later() -> None:
-    given = [Change("a", b"2", sequence=2), Change("a", b"1", sequence=1), Change("b", b"1"), Change("b", b"2")]
-    assert [change.value for change in kv_writing.newest(given).values()] == [b"2", b"2"]
-    same = [Change("a", b"1", sequence=2), Change("a", b"2", sequence=2)]
-    assert kv_writing.newest(same)["a"].value == b"2"
-
-
-def test_only_what_is_newer_is_wanted_and_it_expects_what_was_loaded() -> None:
-    known = {"a": Current(b"5", 5, 17), "gone": Current(None, 9, 20), "foreign": Current(b"", 0, 30)}
-    given = [
-        Change("a", sequence=5),
-        Change("gone", sequence=10),
-        Change("foreign", sequence=1),
-        Change("new", sequence=0),
-    ]
-    wanted = kv_writing._newer(given, known)
-    assert [(change.key, change.revision) for change in wanted] == [("gone", 20), ("foreign", 30), ("new", 0)]
-    with pytest.raises(ConfigError, match="without a sequence"):
-        kv_writing._newer([Change("a")], known)
-
-
-def test_headers_say_what_is_done_and_what_is_expected() -> None:
-    assert kv_writing._fields(Change("a"), "w") is None
-    assert kv_writing._fields(Change("a", operation="purge", sequence=3, revision=0), "w") == {
-        "KV-Operation": "PURGE",
-        "Nats-Rollup": "sub",
-        "JetSpark-Sequence": "3",
-        "Nats-Expected-Last-Subject-Sequence": "0",
-    }
-    assert kv_writing._fields(Change("a", revision=4), "job") == {
-        "Nats-Expected-Last-Subject-Sequence": "4",
-        "JetSpark-Writer": "job",
-    }
-
-
-@pytest.mark.parametrize(
-    ("change", "stored", "is_ours"),
-    [
-        (Change("a", b"1", revision=3), Stored("s", 9, b"1", "put", None, "job"), True),
-        (Change("a", b"1", revision=3), Stored("s", 9, b"1", "put", None, "other"), False),
-        (Change("a", b"1", revision=3), Stored("s", 9, b"1", "put", None, None), False),
-        (Change("a", b"1", revision=3), Stored("s", 9, b"2", "put", None, "job"), False),
-        (Change("a", b"", "delete", revision=3), Stored("s", 9, b"", "put", None, "job"), False),
-        (Change("a", b"1", sequence=5, revision=3), Stored("s", 9, b"1", "put", 5, None), True),
-        (Change("a", b"1", sequence=5, revision=3), Stored("s", 9, b"1", "put", 6, None), False),
-        (Change("a", b"1", revision=3), None, False),
-    ],
-)
-def test_a_refused_change_is_known_again_if_it_had_been_written(
-    change: Change, stored: Stored | None, is_ours: bool
-) -> None:
-    assert kv_writing._is_written(change, stored, "job") is is_ours
-
-
-def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
-    subjects = [f"$KV.b.{number}" for number in range(3000)]
-    assert list(map(len, kv_writing._requests(subjects + subjects))) == [1024, 1024, 952]
-    long = ["$KV.b." + "x" * 100_000 + str(number) for number in range(5)]
-    assert list(map(len, kv_writing._requests(long))) == [2, 2, 1]
-    assert list(kv_writing._requests([])) == []
-
-
-# ---- the last messages of many keys ----------------------------------------------------------------------------------
-
-
-def answer(subject: str, sequence: int, before: int, own: bytes = b"", data: bytes = b"v") -> CoreMessage:
-    raw = (
-        b"NATS/1.0\r\n%bNats-Stream: KV_b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\n"
-        b"Nats-Time-Stamp: 2026-03-20T10:14:30Z\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: %d\r\n\r\n"
-    ) % (own, subject.encode(), sequence, before)
-    return CoreMessage("_INBOX.x", data, None, raw, None)
-
-
-def end(before: int, left: int = 0) -> CoreMessage:
-    raw = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n" % (left, before)
-    return CoreMessage("_INBOX.x", b"", None, raw, None)
-
-
-def status(line: str) -> CoreMessage:
-    return CoreMessage("_INBOX.x", b"", None, f"NATS/1.0 {line}\r\n\r\n".encode(), None)
-
-
-def test_answers_are_read_from_the_few_headers_that_matter() -> None:
-    lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c"])
-    request = lookup.request()
-    assert request.subject == "$JS.API.DIRECT.GET.KV_b"
-    assert json.loads(request.data) == {"multi_last": ["a", "b", "c"]}
-    lookup.accept(answer("a", 3, 0, b"JetSpark-Sequence:  12\r\n"))
-    lookup.accept(answer("b", 7, 3, b"KV-Operation: DEL\r\nJetSpark-Writer: job\r\n", b""))
-    # A message that was republished has such headers of its own; and anybody may write anything into ours.
-    lookup.accept(answer("c", 9, 7, b"Nats-Sequence: 99\r\nNats-Subject: x\r\nJetSpark-Sequence: soon\r\n"))
-    assert not lookup.is_over
-    lookup.accept(end(9))
-    assert lookup.is_over
-    assert lookup.left == []
-    assert lookup.found == [
-        Stored("a", 3, b"v", "put", 12, None),
-        Stored("b", 7, b"", "delete", None, "job"),
-        Stored("c", 9, b"v", "put", None, None),
-    ]
-
-
-def test_what_a_large_answer_leaves_is_asked_for_next() -> None:
-    lookup = Lookup("$JS.API", "KV_b", ["a", "b", "never"])
-    lookup.request()
-    lookup.accept(answer("b", 3, 0))
-    lookup.accept(end(3, left=1))
-    assert (lookup.is_over, lookup.left) == (True, ["a", "never"])
-    assert json.loads(lookup.request().data) == {"multi_last": ["a", "never"]}
-    lookup.accept(answer("a", 5, 0))
-    lookup.accept(end(5))
-    assert lookup.left == []
-    assert [each.subject for each in lookup.found] == ["b", "a"]
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_an_answer_with_a_hole_counts_for_nothing(lost: int) -> None:
-    lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c"])
-    lookup.request()
-    answers = [answer("a", 3, 0), answer("b", 5, 3), answer("c", 6, 5)]
-    for message in answers[:lost] + answers[lost + 1 :]:
-        lookup.accept(message)
-    lookup.accept(end(6))
-    assert lookup.is_over
-    assert (lookup.left, lookup.found) == (["a", "b", "c"], [])
-
-
-def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:
-    lookup = Lookup("$JS.API", "KV_b", ["a"])
-    lookup.request()
-    lookup.accept(status("404 No Results"))
-    assert (lookup.is_over, lookup.left, lookup.found) == (True, [], [])
-    with pytest.raises(JetStreamUnavailable):
-        Lookup("$JS.API", "KV_b", ["a"]).accept(status("503"))
-    with pytest.raises(ServerError, match="Bad Request"):
-        Lookup("$JS.API", "KV_b", ["a"]).accept(status("408 Bad Request"))

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 from jetspark.errors import (
     Conflict,
     ConnectionLost,
+    JetStreamUnavailable,
     KeyNotFound,
     ProtocolError,
     RequestTimeout,
@@ -21,8 +22,8 @@ from jetspark.errors import (
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.jetstream.kv import KVEntry
-from jetspark.spark import ledger as module
-from jetspark.spark.ledger import Committed, Ledger, patiently
+from jetspark.spark.stream import ledger as module
+from jetspark.spark.stream.ledger import Committed, Ledger, patiently
 
 NOON = datetime.datetime(2026, 3, 20, 12, 0, tzinfo=datetime.UTC)
 
@@ -44,9 +45,10 @@ class FakeBucket:
             raise KeyNotFound(self.bucket, key)
         return self.entries[key]
 
-    def put(self, key: str, value: bytes) -> None:
+    def put(self, key: str, value: bytes) -> int:
         self.revision += 1
         self.entries[key] = KVEntry(bucket=self.bucket, key=key, value=value, revision=self.revision, created=self.now)
+        return self.revision
 
     def create(self, key: str, value: bytes) -> None:
         self._others()
@@ -106,6 +108,18 @@ def test_a_second_attempt_finds_the_sequence_of_the_first_and_its_age_by_the_ser
     assert ledger_of(bucket).open(4, 0, stream_at(171)).age_s == 100.0
 
 
+def test_the_age_of_the_first_attempt_is_not_told_by_an_old_note_of_a_replica_that_is_behind() -> None:
+    class Behind(FakeBucket):
+        def get(self, key: str) -> KVEntry:
+            return stale if key.endswith(".again") else super().get(key)
+
+    bucket = Behind()
+    stale = KVEntry(bucket="epochs", key="q1.open.0.again", value=b"", revision=1, created=NOON)
+    ledger_of(bucket).open(4, 0, stream_at(100))
+    bucket.now += datetime.timedelta(seconds=90)
+    assert ledger_of(bucket).open(4, 0, stream_at(170)).age_s >= 90
+
+
 def test_partitions_and_batches_are_told_apart_and_a_batch_takes_the_place_of_the_one_before() -> None:
     bucket = FakeBucket()
     ledger = ledger_of(bucket)
@@ -121,6 +135,18 @@ def test_of_two_attempts_at_a_time_the_second_finds_the_first() -> None:
     bucket.before_write.append(lambda: ledger_of(bucket).open(4, 0, stream_at(100)))
     opening = ledger_of(bucket).open(4, 0, stream_at(101))
     assert (opening.after, opening.is_repeated) == (100, True)
+
+
+def test_an_attempt_that_always_comes_second_gives_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    class Contested(FakeBucket):
+        def create(self, key: str, value: bytes) -> None:
+            raise Conflict(self.bucket, (key,))
+
+    with pytest.raises(JetStreamUnavailable, match="ledger 'epochs'"):
+        ledger_of(Contested()).open(4, 0, stream_at(100))
+    assert clock.now == pytest.approx(module.MAX_CONFLICTS * module.RETRY.first_s)
 
 
 def test_an_attempt_of_a_batch_that_is_over_does_not_write() -> None:
@@ -193,6 +219,19 @@ def test_patience_outlasts_a_server_that_is_away_and_ends_in_time(monkeypatch: p
     with pytest.raises(RequestTimeout):
         patiently(lambda: _raise(RequestTimeout("info", 1.0)), 10)
     assert clock.now <= 16
+
+
+def test_patience_asks_less_and_less_often_and_a_last_time_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    asked: list[float] = []
+
+    def ask() -> None:
+        asked.append(round(clock.now, 2))
+        raise ConnectionLost("gone")
+
+    with pytest.raises(ConnectionLost):
+        patiently(ask, 4.55)
+    assert asked == [0, 0.05, 0.15, 0.35, 0.75, 1.55, 2.55, 3.55, 4.55]
 
 
 def test_patience_is_for_what_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:

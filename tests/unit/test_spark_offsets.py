@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
 from jetspark.spark.offsets import (
-    Head,
     Limits,
     Offset,
     Position,
-    Range,
     Sizes,
     admit,
     check_filters,
     check_unchanged,
     plan,
 )
+from jetspark.state.scan import Head, Range
 
 CREATED = "2026-03-20T10:14:30.000001Z"
 ANY = Limits()
@@ -75,6 +77,13 @@ def test_a_start_from_earliest_is_promised_when_a_batch_has_begun_with_it() -> N
     second = admit(first, [head("A", 101, first=31), head("B", 11, first=6)], ANY, Sizes())
     assert second.streams["A"] == Position(CREATED, 101, 41)
     assert second.streams["B"] == Position(CREATED, 11, 6, is_earliest=True)
+
+
+def test_a_place_that_is_kept_without_its_batch_is_as_promised_as_before() -> None:
+    assert Position(CREATED, 12, 5).settled() == Position(CREATED, 12)
+    assert Position(CREATED, 12, 5, is_earliest=True).settled() == Position(CREATED, 12)
+    assert Position(CREATED, 12, is_earliest=True).settled() == Position(CREATED, 12, is_earliest=True)
+    assert plan(at(A=12), Offset({"A": Position(CREATED, 12, 5).settled(), "B": Position(CREATED, 9, 9)}, 4)) == []
 
 
 def test_what_is_gone_from_the_earliest_start_takes_nothing_of_a_limit_and_no_partitions() -> None:
@@ -200,6 +209,57 @@ def test_limits_lead_to_the_end_in_the_end() -> None:
         offset, batches = further, batches + 1
     assert nexts(offset) == {"A": 1_001, "B": 38}
     assert batches < 30
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_limit_of_rows_is_kept_to_the_row(waiting: int, rows: int) -> None:
+    assert nexts(admit(at(A=1), [head("A", 1 + waiting)], Limits(rows=rows), Sizes())) == {"A": 1 + min(waiting, rows)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10**5), min_size=1, max_size=5), st.integers(1, 10**5))
+def test_every_stream_gets_its_share_of_a_limit_rounded_down_or_one_message(waiting: list[int], rows: int) -> None:
+    names = "ABCDE"[: len(waiting)]
+    heads = [head(name, 1 + each) for name, each in zip(names, waiting, strict=True)]
+    end = nexts(admit(at(**dict.fromkeys(names, 1)), heads, Limits(rows=rows), Sizes()))
+    share = min(Fraction(1), Fraction(rows, max(1, sum(waiting))))
+    assert [end[name] - 1 for name in names] == [max(min(each, 1), int(each * share)) for each in waiting]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_batch_after_batch_covers_every_sequence_once_whatever_is_added_removed_and_allowed(
+    data: st.DataObject,
+) -> None:
+    """A stream grows and loses its oldest. What is gone is in a batch, too, to be noticed, except before the earliest
+    start."""
+    first = data.draw(st.integers(1, 50))
+    end = first + data.draw(st.integers(0, 50))
+    is_earliest = data.draw(st.booleans())
+    start = offset = Offset({"A": Position(CREATED, first, is_earliest=is_earliest)})
+    covered: list[int] = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        end += data.draw(st.integers(0, 40))
+        first = data.draw(st.integers(first, end))
+        limits = Limits(data.draw(st.none() | st.integers(1, 30)), data.draw(st.none() | st.integers(1, 300)))
+        sizes = Sizes(
+            min_partitions=data.draw(st.integers(1, 4)),
+            max_records=data.draw(st.integers(1, 40)),
+            max_bytes=data.draw(st.integers(1, 400)),
+        )
+        now = head("A", end, first=first, size=data.draw(st.sampled_from([0.0, 10.0])))
+        further = admit(offset, [now], limits, sizes)
+        parts = plan(offset, further)
+        assert all(part.start < part.end for part in parts)
+        covered += [sequence for part in parts for sequence in range(part.start, part.end)]
+        assert (further is offset) == (end <= offset.streams["A"].next)
+        offset = Offset.from_json(further.to_json())
+    begin, reached = start.streams["A"].next, offset.streams["A"].next
+    if is_earliest:
+        begin = covered[0] if covered else reached
+        assert begin >= start.streams["A"].next
+    assert covered == list(range(begin, reached))
 
 
 # ---- partitions ----------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ProtocolError
 
 pytest.importorskip("pyspark")
 
-from jetspark.spark.places import place, places
+from jetspark.spark.reply_subjects import places
+from jetspark.state.deliveries import delivery
 
 SHORT = "$JS.ACK.S.c.1.{0}.3.1774001670123456789.4"
 LONG = "$JS.ACK.hub.ACCT.S.c.1.{0}.3.1774001670123456789.4"
@@ -23,7 +24,7 @@ def message(reply: str | None, sequence: int = 7) -> JetStreamMessage:
     "reply", [SHORT, LONG, LONG.replace("hub", "_"), LONG + ".random", SHORT.replace(".S.", '."S.')]
 )
 def test_a_place_is_what_the_metadata_say(reply: str) -> None:
-    found = place(message(reply))
+    found = delivery(message(reply))
     assert found == (7, 3, 1774001670123456789, 4)
     metadata = message(reply).metadata
     assert found[:2] == (metadata.stream_sequence, metadata.consumer_sequence)
@@ -38,7 +39,7 @@ def test_a_place_is_what_the_metadata_say(reply: str) -> None:
 )
 def test_a_message_that_does_not_say_its_place_is_an_error(reply: str | None) -> None:
     with pytest.raises(ProtocolError, match="reply subject"):
-        place(message(reply))
+        delivery(message(reply))
     for messages in ([message(reply)], [message(SHORT), message(reply)]):
         with pytest.raises(ProtocolError, match="reply subject"):
             places(messages)
@@ -46,6 +47,6 @@ def test_a_message_that_does_not_say_its_place_is_an_error(reply: str | None) ->
 
 def test_a_place_that_is_no_number_is_an_error() -> None:
     with pytest.raises(ProtocolError, match="reply subject"):
-        place(message(SHORT.replace("{0}", "x")))
+        delivery(message(SHORT.replace("{0}", "x")))
     with pytest.raises(ProtocolError, match="reply subject"):
         places([message(SHORT.replace("{0}", ""))])

@@ -20,10 +20,10 @@ from jetspark.core.headers import decode
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
-from jetspark.spark.ledger import Committed
 from jetspark.spark.options import describe, read_options
-from jetspark.spark.sink import Place, SinkOptions, Target, Unnamed, batch_writer, stream_writer
-from jetspark.spark.writing import Encoder, Layout
+from jetspark.spark.stream.ledger import Committed
+from jetspark.spark.stream.sink import Place, SinkOptions, Target, Unnamed, batch_writer, stream_writer
+from jetspark.spark.stream.writing import Encoder, Layout
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
 

@@ -1,24 +1,28 @@
-"""The options of the source, its schema, and how it asks for a range."""
+"""The options of the source, and its schema."""
 
 from __future__ import annotations
 
 import datetime
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError
-from jetspark.jetstream.pull import Ask, Puller, Wait
-from jetspark.spark.offsets import Range
+from jetspark.spark.following import Follower
+from jetspark.spark.kv import reading as kv
+from jetspark.spark.offsets import Limits, Offset, Position, Sizes
 from jetspark.spark.options import describe, read_options
-from jetspark.spark.reading import REQUEST_ROWS, SILENCE_S, SLACK, Sweep
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
-from jetspark.spark.source import RangePartition, batch_reader, stream_reader
-from jetspark.spark.source_options import Bound, SourceOptions, bound, moment
+from jetspark.spark.stream.source import RangePartition, batch_reader, stream_reader
+from jetspark.spark.stream.source_options import Bound, SourceOptions, bound, moment
+from jetspark.state.scan import Head, Range
 
 UTC = datetime.UTC
 
@@ -216,57 +220,6 @@ def test_record_batches_have_exactly_the_types_spark_wants() -> None:
     assert found.field("sequence").type == pa.int64()
 
 
-# ---- asking for a range --------------------------------------------------------------------------------------------
-
-
-def sweep(start: int, end: int, share: float = 1.0) -> Sweep:
-    return Sweep(Puller("_INBOX.x", "$JS.API.CONSUMER.MSG.NEXT.S.c"), start, end, share=share)
-
-
-def asked(machine: Sweep, now: float = 0.0) -> list[bytes]:
-    bodies = []
-    while isinstance(step := machine.step(now, 1), Ask):
-        bodies.append(step.body)
-    assert isinstance(step, Wait)
-    return bodies
-
-
-def test_two_requests_are_out_ahead_of_the_reader() -> None:
-    bodies = asked(sweep(1, 1_000_000))
-    assert len(bodies) == 2
-    assert all(f'"batch":{REQUEST_ROWS},'.encode() in body for body in bodies)
-
-
-def test_no_more_is_asked_for_than_the_range_can_have() -> None:
-    [body] = asked(sweep(90, 101))
-    assert b'"batch":11,' in body
-
-
-def test_of_a_range_with_few_messages_few_are_asked_for() -> None:
-    [body] = asked(sweep(1, 10_001, share=0.1))
-    assert f'"batch":{1_000 + SLACK},'.encode() in body
-
-
-def test_the_wait_is_bounded_by_the_silence_after_which_the_leader_is_asked() -> None:
-    machine = sweep(1, 5)
-    asked(machine)
-    assert machine.step(10.0, 1) == Wait(10.0 + SILENCE_S)
-
-
-def test_nothing_is_asked_while_there_is_no_connection() -> None:
-    assert sweep(1, 5).step(0.0, None) == Wait(SILENCE_S)
-
-
-def test_a_message_larger_than_a_request_is_asked_for_alone_and_without_a_bound() -> None:
-    machine = sweep(1, 3)
-    asked(machine)
-    refusal = b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: 2\r\nNats-Pending-Bytes: 0\r\n\r\n"
-    machine._puller.absorb([CoreMessage("_INBOX.x.1", b"", None, refusal, None)], 1.0)  # type: ignore[list-item]
-    first, *_ = asked(machine, 1.0)
-    assert b'"batch":1,' in first
-    assert b"max_bytes" not in first
-
-
 # ---- readers travel ------------------------------------------------------------------------------------------------
 
 
@@ -283,3 +236,33 @@ def test_a_secret_is_in_no_text_of_the_options() -> None:
     with pytest.raises(ConfigError) as caught:
         options(user="me", password="hunter2", token="hunter3")
     assert "hunter" not in str(caught.value)
+
+
+# ---- what every source has to say of itself ------------------------------------------------------------------------
+
+
+def test_a_source_that_does_not_say_where_it_reads_cannot_be_made() -> None:
+    class Incomplete(Follower):
+        def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+            return []
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            return iter(())
+
+    with pytest.raises(TypeError, match="_look, _starts_of, _without"):
+        Incomplete(  # type: ignore[abstract]
+            options(),
+            filters=(),
+            filters_option="subjects",
+            limits=Limits(),
+            sizes=Sizes(),
+            accepts_other_filters=False,
+        )
+
+
+def test_a_bucket_that_a_checkpoint_does_not_have_is_read_from_its_first_revision() -> None:
+    reader = kv.stream_reader({"servers": "nats://127.0.0.1:1", "bucket": "b"}, kv.SCHEMA)
+    head = Head("KV_b", "2026-03-20T10:14:30Z", first=3, next=9)
+    assert reader._with_the_same_streams(Offset({}), [head]).streams["KV_b"] == Position(
+        head.created, 3, is_earliest=True
+    )

@@ -58,6 +58,23 @@ def test_the_bound_in_bytes_is_reached_exactly() -> None:
     assert (state.received, state.dropped, state.pending_bytes) == (6, 2, 0)
 
 
+def test_the_bound_in_bytes_is_kept_over_many_chunks_that_are_far_below_it() -> None:
+    state = subscription(messages=1000, size=1000)
+    assert [settle(state, b"x" * 100) for _ in range(12)] == [0] * 10 + [1, 1]
+    assert state.pending_bytes == 1000
+    for _ in range(3):
+        state.take()
+    assert [settle(state, b"x" * 100) for _ in range(4)] == [0, 0, 0, 1]
+    assert state.pending_bytes == 1000
+
+
+def test_a_new_subscription_is_nothing_special() -> None:
+    state = subscription()
+    assert (state.is_inbox, state.follows_sessions, state.is_finished, state.is_slow) == (False,) * 4
+    assert (state.received, state.received_before, state.dropped, state.max_messages) == (0,) * 4
+    assert (state.message_class, state.error) == (None, None)
+
+
 def test_one_burst_over_the_bound_keeps_what_fits() -> None:
     state = subscription(messages=2)
     assert settle(state, b"1", b"2", b"3", b"4", b"5") == 3
@@ -113,6 +130,19 @@ def test_it_is_slow_until_half_of_the_messages_are_read() -> None:
         state.take()
     settle(state, b"6")
     assert not state.is_slow
+
+
+def test_half_of_the_bytes_or_messages_is_half_empty() -> None:
+    for messages, size in ((1000, 100), (2, 1000)):
+        state = subscription(messages=messages, size=size)
+        settle(state, b"x" * 50)
+        state.is_slow = True
+        settle(state)
+        assert not state.is_slow
+        settle(state, b"x")
+        state.is_slow = True
+        settle(state)
+        assert state.is_slow
 
 
 def test_it_is_slow_until_half_of_the_bytes_are_read() -> None:

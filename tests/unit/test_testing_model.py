@@ -209,6 +209,70 @@ def test_a_leader_that_is_cut_off_acknowledges_duplicates_of_what_it_will_lose()
     assert len(server.messages("S")) == 1
 
 
+def test_a_leader_that_is_cut_off_stages_and_refuses_atomic_batches_and_is_silent_about_commits() -> None:
+    """Measured as above: it has proposed the commit, so the next refusal counts it, and nobody can read it."""
+    server = make(replicas=3)
+    plain(server)
+    atomic(server, "before", 1)
+    server.cut_off_leader("S", 1.0)
+    assert atomic(server, "new", 1, now=1.0) == [""]
+    assert atomic(server, "new", 2, now=1.0, commit="1") == []
+    fence = {"Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1", "Nats-Expected-Last-Sequence": "99"}
+
+    def ask(id: str) -> list[str]:
+        return texts(server.publish(SUBJECT, b"", reply="_R", headers={"Nats-Batch-Id": id} | fence, now=1.0))
+
+    assert "wrong last sequence: 3" in ask("new")[0]
+    assert err_codes(ask("before")[1:]) == [10176]  # after its advisory
+    assert len(server.messages("S")) == 1
+    server.lose_leader("S", 2.0)
+    server.elect_leader("S", 2.0)
+    assert "wrong last sequence: 1" in ask("new")[0]
+
+
+def test_what_takes_time_to_apply_counts_shows_later_and_is_answered_then() -> None:
+    server = make(replicas=3)
+    assert server.slow_down("S", 0.0, 3.0) == []
+    assert plain(server, now=0.0) == []
+    assert atomic(server, "B1", 1, now=1.0) == [""]
+    assert atomic(server, "B1", 2, now=1.0, commit="1") == []
+    stream = server._stream("S")
+    assert (server.last_sequence("S"), stream.applied_sequence, server.next_answer_at()) == (3, 0, 3.0)
+    assert texts(server.on_time(3.0)) == ['{"stream":"S","seq":1}']
+    assert (stream.applied_sequence, server.next_answer_at()) == (1, 4.0)
+    assert texts(server.on_time(4.0)) == ['{"stream":"S","seq":3,"batch":"B1","count":2}']
+    assert server.slow_down("S", 4.0, 0.0) == []
+    assert plain(server, now=4.0) == ['{"stream":"S","seq":4}']
+
+
+@pytest.mark.parametrize(("drop", "left"), [(0, 3), (1, 1), (2, 1)])
+def test_an_atomic_batch_that_was_not_applied_is_lost_as_a_whole_or_not_at_all(drop: int, left: int) -> None:
+    server = make(replicas=3)
+    server.slow_down("S", 0.0, 3.0)
+    plain(server)
+    atomic(server, "B1", 1)
+    atomic(server, "B1", 2, commit="1")
+    server.lose_leader("S", 1.0, drop=drop)
+    assert server.last_sequence("S") == left
+    assert server.elect_leader("S", 2.0) == []
+    assert (server.leader("S"), server._stream("S").applied_sequence) == (1, 0)
+    assert server.on_time(5.0) == []  # nobody knows whom to answer
+    assert server._stream("S").applied_sequence == left
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    server = make(replicas=3)
+    plain(server)
+    fork = server.fork()
+    fork.cut_off_leader("S", 1.0)
+    assert plain(fork, now=1.0) == []
+    server.lose_leader("S", 1.0)
+    server.elect_leader("S", 1.0)
+    assert plain(server, now=1.0) == ['{"stream":"S","seq":2}']
+    assert (fork.leader("S"), len(fork.messages("S"))) == (0, 1)
+    assert (server.leader("S"), len(server.messages("S"))) == (1, 2)
+
+
 def test_what_was_acknowledged_is_never_lost() -> None:
     server = make(replicas=3)
     for sequence in range(1, 14):

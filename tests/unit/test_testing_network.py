@@ -236,3 +236,48 @@ def test_a_stream_without_a_leader_has_one_again_after_a_while() -> None:
     assert b"503" in talk(network, client, b"SUB r 1\r\nPUB s.a r 1\r\nx\r\n")
     network.clock.run(network.clock.now + 2.0)
     assert b'{"stream":"S","seq":1}' in talk(network, client, b"PUB s.a r 1\r\nx\r\n")
+
+
+def test_a_partition_leaves_one_node_with_the_old_leader_and_the_others_with_a_new_one() -> None:
+    network = make()
+    here, there = (Client(network) for _ in range(2))  # on nodes 1 and 2
+    network.clock.run(network.clock.now + 1.0)
+    for client in (here, there):
+        talk(network, client, b"SUB in.> 1\r\n")
+    talk(network, here, b"PUB s.a in.1 1\r\nx\r\n")
+    there.news()
+    network.front.model.elect_leader("S", network.clock.now, leader=2)
+    network.partition("S", 10.0, without_s=0.5)
+    assert talk(network, there, b"PUB s.a in.2 1\r\nx\r\n") == b""  # it takes the message, and reaches nobody
+    assert b'{"stream":"S","seq":2}' in talk(network, here, b"PUB s.a in.3 1\r\nx\r\n")
+    assert there.news() == b""
+    assert (network.front.model.leader("S"), network.front.parted_node) == (0, 2)
+    network.clock.run(network.clock.now + 10.0)
+    assert network.front.fork is None
+    assert b'{"stream":"S","seq":3}' in talk(network, there, b"PUB s.a in.4 1\r\nx\r\n")
+
+
+def test_a_node_behind_a_partition_has_no_leader_unless_it_led() -> None:
+    network = make()
+    client = Client(network)  # on node 1; node 0 leads
+    network.clock.run(network.clock.now + 1.0)
+    network.front.cut_off_node(1, "S")
+    assert b" 503" in talk(network, client, b"SUB in.> 1\r\nPUB s.a in.1 1\r\nx\r\n")
+    network.front.join()
+    assert b'{"stream":"S","seq":1}' in talk(network, client, b"PUB s.a in.1 1\r\nx\r\n")
+
+
+def test_an_answer_that_takes_time_comes_by_itself_and_with_a_cut_session_not_at_all() -> None:
+    network = make()
+    clients = [Client(network) for _ in range(2)]
+    network.clock.run(network.clock.now + 1.0)
+    for client in clients:
+        client.news()
+    network.slow_down("S", 5.0, apply_s=3.0)
+    for number, client in enumerate(clients):
+        assert talk(network, client, b"SUB in.%d.> 1\r\nPUB s.a in.%d.1 1\r\nx\r\n" % (number, number)) == b""
+    network.cut_client(2)
+    network.clock.run(network.clock.now + 5.0)
+    assert b'{"stream":"S","seq":1}' in clients[0].news()
+    assert (clients[1].news(), len(clients[1].lost)) == (b"", 1)
+    assert b'{"stream":"S","seq":3}' in talk(network, clients[0], b"PUB s.a in.0.2 1\r\nx\r\n")

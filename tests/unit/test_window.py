@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.core.connection import Connection, Ready
-from jetspark.core.events import ConnectionEvent
+from jetspark.core.events import Closed, ConnectionEvent
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import (
@@ -161,6 +161,28 @@ def test_the_fast_way_to_read_and_json_agree(stream: str, sequence: int) -> None
     assert fast.outcome == slow.outcome == PubAck(stream=stream, sequence=sequence)
 
 
+def test_a_window_knows_which_handles_it_waits_for() -> None:
+    bench = Bench()
+    first, second = bench.publish(), bench.publish()
+    replies = bench.send()
+    assert bench.window.waits_for(first) is bench.window.waits_for(second) is True
+    bench.answer(replies[0], b'{"stream":"S", "seq":1}')
+    assert (bench.window.waits_for(first), bench.window.waits_for(second)) == (False, True)
+    assert bench.window.waits_for(Ack()) is False
+
+
+def test_every_publish_has_a_reply_subject_of_its_own_in_an_inbox() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.publish()
+    replies = bench.send()
+    assert len(set(replies)) == 3
+    inbox = bench.window.inbox
+    assert inbox is not None
+    assert inbox.is_inbox  # its subjects are used once: nothing about them is worth remembering
+    assert all(reply.startswith(inbox.subject.removesuffix("*")) for reply in replies)
+
+
 def test_an_error_reply_fails_its_own_handle_only() -> None:
     bench = Bench()
     before, bad, after = (bench.publish() for _ in range(3))
@@ -233,7 +255,7 @@ def test_a_full_window_accepts_nothing_until_an_answer_makes_room() -> None:
     bench.publish()
     bench.publish()
     assert bench.window.is_full
-    assert not bench.window.publish(Ack(), "orders", b"", None, bench.now)
+    assert bench.window.publish(Ack(), "orders", b"", None, bench.now) is False
     replies = bench.send()
     assert len(replies) == 2
     bench.answer(replies[1], plain(1))
@@ -254,8 +276,8 @@ def test_a_window_that_raises_says_how_large_it_is() -> None:
     ("bounds", "text"),
     [
         ({"max_outstanding": 0}, "max_outstanding=0: expected 1 or more"),
-        ({"ack_timeout": 0}, "ack_timeout=0: expected more than 0 seconds"),
-        ({"ack_timeout": float("nan")}, "ack_timeout=nan: expected more than 0 seconds"),
+        ({"ack_timeout": 0}, "ack_timeout=0: expected seconds above 0"),
+        ({"ack_timeout": float("nan")}, "ack_timeout=nan: expected seconds above 0"),
         ({"when_full": "drop"}, "when_full='drop': expected 'wait' or 'raise'"),
     ],
 )
@@ -406,6 +428,14 @@ def test_closing_resolves_everything_and_nothing_more_is_accepted(error: Excepti
     assert bench.window.outstanding == 0
     with pytest.raises(ConnectionClosed):
         bench.window.publish(Ack(), "orders", b"", None, bench.now)
+
+
+def test_an_end_that_the_inbox_does_not_say_is_the_end_too() -> None:
+    bench = Bench()
+    ack = bench.publish()
+    bench.window.on_event(Closed(None), bench.now)
+    assert isinstance(ack.outcome, ConnectionClosed)
+    assert bench.window.outstanding == 0
 
 
 def test_a_publish_we_may_not_make_fails_at_once_and_alone() -> None:

@@ -11,30 +11,26 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
+from jetspark.core import ending
+from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
 from jetspark.core.events import OnEvent
-from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
-from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.numbers import check_timeout, timeout_of, whole
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
-from jetspark.core.requests import Collector
+from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import (
-    BufferFull,
-    ConnectionClosed,
-    ConnectionLost,
-    JetSparkError,
-    PermissionDenied,
-    RequestTimeout,
-)
+from jetspark.errors import BufferFull, JetSparkError, NotAwaited, RequestTimeout, UsageError
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -47,7 +43,7 @@ def connect(
     tls: TLSConfig | None = None,
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
-    **overrides: Any,
+    **overrides: Unpack[ConnectKeywords],
 ) -> _Connecting:
     """Connect to NATS: ``async with jetspark.connect(...) as nc`` or ``nc = await jetspark.connect(...)``.
 
@@ -67,6 +63,12 @@ def connect(
     chosen = ConnectOptions.of(options, overrides)
     parsed = parse_servers(servers)
     return _Connecting(lambda: Client._connect(parsed, auth, tls, on_event, chosen))
+
+
+_NOT_AWAITED = (
+    "the connection is not made yet; write `async with jetspark.connect(...) as nc:` or "
+    "`nc = await jetspark.connect(...)`"
+)
 
 
 class _Connecting:
@@ -89,8 +91,19 @@ class _Connecting:
         assert self._client is not None
         await self._client.__aexit__(kind, error, trace)
 
+    if not TYPE_CHECKING:  # a type checker finds the mistake by itself, as long as it does not see these
 
-class Client(ClientFace):
+        def __getattr__(self, name: str) -> NoReturn:
+            raise NotAwaited(f"{name}: {_NOT_AWAITED}")
+
+        def __enter__(self) -> NoReturn:
+            raise UsageError(f"with: {_NOT_AWAITED}; or use jetspark.blocking, which needs neither")
+
+        def __exit__(self, *exc_info: object) -> None:
+            """So that the statement gets as far as the line above."""
+
+
+class Client(ClientBase):
     """A connection to NATS that heals itself. Make one with :func:`connect`."""
 
     _logger = logging.getLogger("jetspark.aio")
@@ -157,6 +170,7 @@ class Client(ClientFace):
             UsageError: From another event loop than that of ``connect``.
         """
         machine = self._machine
+        check_timeout(timeout)
         deadline = None if timeout is None else self._link.deadline(timeout)
         try:
             if machine.out_bytes >= WRITE_AT_BYTES:
@@ -195,6 +209,7 @@ class Client(ClientFace):
             BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
                 more, wait for it already.
         """
+        max_messages = whole("max_messages", max_messages, low=0)
         if self._machine.out_bytes >= WRITE_AT_BYTES:
             await self._link.push()
         subscription = self._subscribe(
@@ -233,7 +248,7 @@ class Client(ClientFace):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         self._link.check_loop()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
@@ -282,7 +297,7 @@ class Client(ClientFace):
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
         loop = asyncio.get_running_loop()
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         collector = Collector(
             subject,
             now=loop.time(),
@@ -319,7 +334,9 @@ class Client(ClientFace):
         Args:
             domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
             prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
-            timeout: For every request, instead of ``request_timeout_s``.
+            timeout: Longest time a call may take, all its requests to the server together, instead of
+                ``request_timeout_s``. What has no known length (listings, bulk reads, puts) may take longer, but not
+                go without progress for longer.
             max_outstanding: How many messages of ``publish_async`` may wait for their acknowledgement at a time.
                 Contexts that agree in this and the two below share one window.
             ack_timeout: Seconds after which ``publish_async`` gives up waiting for an acknowledgement.
@@ -347,7 +364,7 @@ class Client(ClientFace):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         await self._waited(self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
@@ -359,30 +376,11 @@ class Client(ClientFace):
         Raises:
             RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
                 closed all the same.
-            ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
+            ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
-        deadline = self._link.deadline(timeout)
-        if not self._is_first_to_end():
-            await self._end_with_the_first(deadline)
-            return
-        entries = [
-            state.handle
-            for state in self._machine.subscriptions
-            if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
-        ]
-        try:
-            is_read = await self._read_up(entries, deadline)
-            unread = sum(entry.pending_messages for entry in entries)
-            try:
-                await self._confirm(deadline)
-            except RequestTimeout:
-                what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
-                raise RequestTimeout(what, timeout) from None
-            if not is_read:
-                raise RequestTimeout(f"drain, {unread} messages unread", timeout)
-        finally:
-            self._end()
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
+        await self._end_by(ending.drain(self._machine, timeout), timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
@@ -391,18 +389,45 @@ class Client(ClientFace):
 
         Raises:
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
-                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
+                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt. Also when the
+                connection has ended by itself with messages that were never sent; told once, to the first who closes.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        deadline = self._link.deadline(self.options.drain_timeout_s if timeout is None else timeout)
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
+        await self._end_by(ending.close(self._machine), timeout)
+
+    async def _end_by(self, steps: Ending, timeout_s: float) -> None:
+        deadline = self._link.deadline(timeout_s)
+        answer: Any = None
+        problem: JetSparkError | None = None
         if not self._is_first_to_end():
             await self._end_with_the_first(deadline)
             return
         try:
-            await self._confirm(deadline)
-        except (RequestTimeout, BufferFull) as error:
-            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
+            while True:
+                step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                try:
+                    answer = await self._perform(step, deadline)
+                except JetSparkError as error:
+                    problem = error
+        except StopIteration:
+            pass
         finally:
             self._end()
+
+    async def _perform(self, step: ending.Step, deadline: float) -> Any:
+        left_s = max(0.0, deadline - self._link.now())
+        match step:
+            case ReadUp(readers):
+                return await self._read_up(readers, deadline)
+            case Flush():
+                await self._waited(self._machine.flush, left_s, "close")
+            case AwaitAcks():
+                publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
+                # A RequestTimeout is no news: closing resolves what is left, and says why.
+                await asyncio.gather(*publishing, return_exceptions=True)
+        return None
 
     def _is_first_to_end(self) -> bool:
         if self._ending is not None:
@@ -417,10 +442,10 @@ class Client(ClientFace):
             async with asyncio.timeout_at(deadline):
                 await asyncio.shield(self._ending)
         except TimeoutError:
-            in_doubt = self._machine.in_doubt
+            failure = ending.lost(self._machine)
             self._end()
-            if in_doubt:
-                raise ConnectionLost("closed before the server confirmed", in_doubt) from None
+            if failure.unconfirmed_messages:
+                raise failure from None
 
     async def _read_up(self, entries: list[Any], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
@@ -439,29 +464,6 @@ class Client(ClientFace):
         except TimeoutError:
             return False
         return True
-
-    async def _confirm(self, deadline: float) -> None:
-        """Return when the server has everything that was published, or the connection was closed meanwhile.
-
-        Raises:
-            RequestTimeout: Not by the deadline.
-            ConnectionLost: The session ended, or another task closed the connection, with messages on their way.
-        """
-        # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
-        failure: JetSparkError | None = None
-        try:
-            if self._machine.in_doubt:
-                await self._waited(self._machine.flush, max(0.0, deadline - self._link.now()), "close")
-        except ConnectionClosed:
-            failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
-        except (BufferFull, ConnectionLost, PermissionDenied, RequestTimeout) as error:
-            failure = error
-        left_s = max(0.0, deadline - self._link.now())
-        publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
-        # A RequestTimeout is no news: closing resolves what is left, and says why.
-        await asyncio.gather(*publishing, return_exceptions=True)
-        if failure is not None:
-            raise failure
 
     def _end(self) -> None:
         self._link.close()
@@ -489,7 +491,7 @@ class Client(ClientFace):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            await self.close(ending.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

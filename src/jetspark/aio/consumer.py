@@ -17,7 +17,11 @@ __all__ = ["Consumer"]
 
 
 class Consumer(PullConsumer):
-    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    """
 
     def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
         self._js = js
@@ -40,12 +44,16 @@ class Consumer(PullConsumer):
         await self._js._run(self._js._api.delete_consumer(self.stream_name, self.name))
 
     async def pause(self, until: datetime.datetime) -> None:
-        """Deliver nothing until then."""
-        await self._js._run(self._js._api.pause_consumer(self.stream_name, self.name, until))
+        """Deliver nothing until then. Returns when the consumer says that it is paused."""
+        await self._pause(until)
 
     async def resume(self) -> None:
-        """Deliver again."""
-        await self._js._run(self._js._api.pause_consumer(self.stream_name, self.name, None))
+        """Deliver again. Returns when the consumer says that it is not paused any more."""
+        await self._pause(None)
+
+    async def _pause(self, until: datetime.datetime | None) -> None:
+        operation = self._js._api.pause_consumer(self.stream_name, self.name, until, self._js._timeout_s)
+        await self._js._run(operation)
 
     async def reset(self, sequence: int | None = None) -> ConsumerInfo:
         """Start again from ``sequence``, or from the consumer's own beginning (needs nats-server 2.14)."""

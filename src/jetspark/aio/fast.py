@@ -1,4 +1,4 @@
-"""Fast ingest with asyncio. Decisions are made in :mod:`jetspark.publish`, by ``fast`` and ``endless``; this adds
+"""Fast ingest with asyncio. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
 waiting."""
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
-from jetspark.publish.endless import Endless, FastPublisherOptions
-from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
-from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -35,10 +36,10 @@ __all__ = ["FastBatch", "FastPublisher"]
 _new = tuple.__new__
 
 
-class _Paced:
-    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+class _Paced(Block):
+    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
-    _paced: FastMachine | Endless
+    _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.aio")
 
     def __init__(self, js: JetStream) -> None:
@@ -52,6 +53,11 @@ class _Paced:
         self._short_of_room = Waits()
         """Those who wait for the connection, and not for the machine; it wakes them when it gives up."""
         self._is_listening = False
+
+    async def __aenter__(self) -> Self:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        await self._js._run(self._js._api.require(FAST_INGEST))
+        return self._enter()
 
     def _wake(self) -> None:
         """The server said something."""
@@ -139,13 +145,12 @@ class _Paced:
 
     async def _push(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
-        link = self._link
-        link.check_loop()
-        link.flush()
-        if link.is_clogged and self._paced.failure is None:
-            await self._wait_for_room(self._loop.time() + self._paced.room_timeout_s)
-        else:
-            await asyncio.sleep(0)
+        if self._paced.failure is not None:
+            return
+        try:
+            await self._link.push(self._loop.time() + self._paced.room_timeout_s, self._short_of_room)
+        except TimeoutError:
+            self._step(self._paced.on_no_room)
 
     async def _pass_on(self) -> None:
         """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
@@ -164,13 +169,15 @@ class _Paced:
         """Answers are read as they come."""
 
 
-class FastBatch(_Paced, FastBatchFace, Block):
+class FastBatch(_Paced, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
-    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on, ``gaps``
-    and ``errors`` say exactly which are missing. :class:`~jetspark.BatchInDoubt` says that the server stopped answering
-    or forgot the batch, and how far it is known to be stored.
+    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on; after the
+    commit each message is in ``gaps`` (lost), in ``errors`` (refused), in ``doubts`` (nobody knows) or stored, and in
+    one of these only. ``doubts`` is empty unless the connection was lost meanwhile.
+    :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
+    to be stored.
 
     Leaving the block normally commits. Leaving it by an exception ends the batch, and what was added stays stored: for
     all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.
@@ -181,8 +188,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
 
     def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opening = asyncio.Lock()
 
     async def add(
@@ -200,6 +206,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
@@ -387,11 +394,6 @@ class FastBatch(_Paced, FastBatchFace, Block):
         if self._batch.is_ended:
             self._stop_listening()
 
-    async def __aenter__(self) -> FastBatch:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
-
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
@@ -406,7 +408,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
             self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherFace, Block):
+class FastPublisher(_Paced, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
@@ -422,8 +424,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._endless = Endless(client._machine, self, options, now=self._loop.time())
+        self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=self._loop.time())
         self._waits_for_room = False
 
     def _enter(self) -> Self:
@@ -446,6 +447,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
@@ -467,6 +469,10 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
         When this raises because one of them cannot be sent, those before it are accepted, as ``accepted`` tells; the
         iterable may have been read up to 500 messages further.
+
+        Raises:
+            BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
         if isinstance(items, AsyncIterable):
             async for item in items:
@@ -505,6 +511,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         position = endless.flush()
         await self._until(lambda: endless.published >= position, timeout)
@@ -520,6 +527,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         endless.want(position, self._loop.time(), linger_s)
         await self._until(lambda: endless.published >= position, timeout)
@@ -531,6 +539,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
+        check_timeout(timeout)
         endless = self._endless
         endless.close()
         try:
@@ -576,11 +585,6 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
     def _on_room(self) -> None:
         self._waits_for_room = False
         self._settle()
-
-    async def __aenter__(self) -> FastPublisher:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:

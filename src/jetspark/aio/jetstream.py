@@ -6,7 +6,7 @@ import asyncio
 import datetime
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.consumer import Consumer
@@ -19,17 +19,18 @@ from jetspark.aio.publisher import AckFuture
 from jetspark.aio.subscription import Subscription
 from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.errors import ConnectionClosed, JetStreamUnavailable, NoResponders, RequestTimeout
+from jetspark.core.numbers import timeout_of
+from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
-from jetspark.jetstream.batchget import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
+from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
-from jetspark.jetstream.kv import KVConfig, check_bucket
+from jetspark.jetstream.kv import KVConfig, check_bucket, create_bucket
 from jetspark.jetstream.operations import (
-    LEADERLESS_RETRIES,
-    LEADERLESS_WAIT_S,
     Api,
+    Deadline,
     Operation,
     Pause,
     Request,
@@ -37,9 +38,9 @@ from jetspark.jetstream.operations import (
     message_query,
 )
 from jetspark.jetstream.ordered import OrderedOptions, Patience
-from jetspark.jetstream.publishing import Expect, publish, publish_headers
-from jetspark.publish.endless import FastPublisherOptions
-from jetspark.publish.fast_options import FastBatchOptions, GapMode
+from jetspark.jetstream.publishing import Expect, publish, publish_headers, publish_with_ttl
+from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, GapMode
+from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.window import WindowOptions
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ class JetStream(ObjectStores):
         self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None, window: WindowOptions
     ) -> None:
         self._client = client
+        self._now = client._link._loop.time
         self._publisher = client._windowed_publisher(window)
         self._api = Api(api_prefix(domain, prefix), client._machine)
-        self._timeout_s = client.options.request_timeout_s if timeout is None else timeout
+        self._timeout_s = timeout_of(timeout, client.options.request_timeout_s)
 
     async def account_info(self) -> AccountInfo:
         """What this account uses and may use."""
@@ -73,8 +75,10 @@ class JetStream(ObjectStores):
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    async def create_stream(self, config: StreamConfig) -> Stream:
+    async def create_stream(self, config: StreamConfig | str) -> Stream:
         """Create a stream; one that exists with the very same configuration is returned as it is.
+
+        A name is a configuration, too: of a stream that stores the subject of that name.
 
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
@@ -90,7 +94,7 @@ class JetStream(ObjectStores):
         """
         return Stream(self, await self._run(self._api.update_stream(config)))
 
-    async def create_or_update_stream(self, config: StreamConfig) -> Stream:
+    async def create_or_update_stream(self, config: StreamConfig | str) -> Stream:
         """Make sure that the stream exists and has everything ``config`` mentions."""
         return Stream(self, await self._run(self._api.create_or_update_stream(config)))
 
@@ -107,7 +111,11 @@ class JetStream(ObjectStores):
         await self._run(self._api.delete_stream(name))
 
     def streams(self, subject: str | None = None) -> AsyncIterator[StreamInfo]:
-        """Every stream, or every one that stores messages on ``subject``."""
+        """Every stream, or every one that stores messages on ``subject``.
+
+        Raises:
+            RequestTimeout: A page of them did not come within the context's ``timeout``; all of them may take longer.
+        """
         return self._pages(lambda offset: self._api.stream_page(offset, subject))
 
     def stream_names(self, subject: str | None = None) -> AsyncIterator[str]:
@@ -116,18 +124,19 @@ class JetStream(ObjectStores):
 
     # ---- key-value buckets -------------------------------------------------------------------------------------
 
-    async def create_kv(self, config: KVConfig) -> KeyValue:
+    async def create_kv(self, config: KVConfig | str) -> KeyValue:
         """Create a bucket; one that exists with the very same configuration is returned as it is.
+
+        A name is a configuration, too.
 
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
-        api_level = (await self._run(self._api.facts())).level or 0
-        return KeyValue(self, await self.create_stream(config.to_stream(api_level)))
+        return KeyValue(self, Stream(self, await self._run(create_bucket(self._api, KVConfig.of(config)))))
 
-    async def create_or_update_kv(self, config: KVConfig) -> KeyValue:
+    async def create_or_update_kv(self, config: KVConfig | str) -> KeyValue:
         """Make sure that the bucket exists and has everything ``config`` mentions."""
-        return KeyValue(self, await self.create_or_update_stream(config.to_stream()))
+        return KeyValue(self, await self.create_or_update_stream(KVConfig.of(config).to_stream()))
 
     async def kv(self, bucket: str) -> KeyValue:
         """A bucket that exists.
@@ -175,9 +184,10 @@ class JetStream(ObjectStores):
             RequestTimeout: No acknowledgement in time. The message may or may not be stored: publish it again with the
                 same ``msg_id``, or look.
         """
+        fields = publish_headers(headers, msg_id, expect, ttl)
         if ttl is not None:
-            await self._run(self._api.require(MESSAGE_TTL))
-        return await self._run(publish(subject, data, publish_headers(headers, msg_id, expect, ttl)), timeout)
+            return await self._run(publish_with_ttl(self._api, subject, data, fields), timeout)
+        return await self._run(publish(subject, data, fields), timeout)
 
     async def publish_async(
         self,
@@ -200,7 +210,9 @@ class JetStream(ObjectStores):
             RequestTimeout: There was no room within ``timeout``; nothing was sent.
         """
         if ttl is not None:
-            await self._run(self._api.require(MESSAGE_TTL))
+            began = self._now()
+            await self._run(self._api.require(MESSAGE_TTL), timeout)
+            timeout = None if timeout is None else max(0.0, timeout - (self._now() - began))
         return await self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl), timeout)
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
@@ -211,7 +223,7 @@ class JetStream(ObjectStores):
         """
         await self._publisher.complete(timeout)
 
-    def fast_batch(self, gap: GapMode = "fail", **options: Any) -> FastBatch:
+    def fast_batch(self, gap: GapMode = "fail", **options: Unpack[FastBatchKeywords]) -> FastBatch:
         """Send a batch of any length at the server's own speed: ``async with js.fast_batch() as fast``.
 
         Not atomic: see :class:`FastBatch` for what is stored when, and :class:`~jetspark.FastBatchOptions` for the
@@ -221,9 +233,9 @@ class JetStream(ObjectStores):
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
         FAST_INGEST.check(self._api.known())
-        return FastBatch(self, FastBatchOptions.of(options | {"gap": gap}))
+        return FastBatch(self, FastBatchOptions.of(gap, options))
 
-    def fast_publisher(self, **options: Any) -> FastPublisher:
+    def fast_publisher(self, *, message_ids: bool = False, **options: Unpack[FastPublisherKeywords]) -> FastPublisher:
         """Store an endless stream of messages over as many fast batches as it takes.
 
         See :class:`FastPublisher` for the guarantee and :class:`~jetspark.FastPublisherOptions` for the options.
@@ -232,7 +244,7 @@ class JetStream(ObjectStores):
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
         FAST_INGEST.check(self._api.known())
-        return FastPublisher(self, FastPublisherOptions.of(options))
+        return FastPublisher(self, FastPublisherOptions.of(message_ids, options))
 
     def atomic_batch(
         self,
@@ -277,12 +289,14 @@ class JetStream(ObjectStores):
 
     # ---- for the driver's other modules ------------------------------------------------------------------------
 
-    async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
+    async def _run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
+        """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
+        deadline = Deadline(self._timeout_s if timeout is None else timeout, self._now(), for_each=for_each)
         try:
             step = next(operation)
             while True:
                 try:
-                    answer = await self._perform(step, self._timeout_s if timeout is None else timeout)
+                    answer = await self._perform(step, deadline)
                 except BaseException as error:
                     # The operation knows what this means for what it asked; most just let it rise.
                     step = operation.throw(error)
@@ -298,35 +312,39 @@ class JetStream(ObjectStores):
             async for message in subscription:
                 yield BatchAbandoned.of(message)
 
-    async def _perform(self, step: Request | Pause, timeout: float) -> Message:
+    async def _perform(self, step: Request | Pause, deadline: Deadline) -> Message:
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return NOTHING
-        return await self._ask(step, timeout)
-
-    async def _ask(self, request: Request, timeout: float) -> Message:
-        if request.is_silent:
-            try:
-                async with asyncio.timeout(timeout):  # for room; nobody waits for an answer
-                    await self._client.publish(request.subject, request.data, headers=request.headers)
-            except TimeoutError:
-                raise RequestTimeout(f"publish to {request.subject!r}", timeout) from None
+        timeout = deadline.begin(step, self._now())
+        try:
+            if not step.is_silent:
+                return await self._ask(step, timeout, deadline)
+            # The time is for room in the send buffer; nobody waits for an answer.
+            await self._client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
             return NOTHING
-        retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
+        except RequestTimeout as error:
+            raise deadline.of_all(error) from None
+
+    async def _ask(self, request: Request, timeout: float, deadline: Deadline) -> Message:
         while True:
             try:
                 return await self._client.request(
                     request.subject, request.data, timeout=timeout, headers=request.headers
                 )
             except NoResponders as error:
-                if not retries:
-                    raise JetStreamUnavailable(request.subject) from error
-                retries -= 1
-                await asyncio.sleep(LEADERLESS_WAIT_S)
+                pause_s = deadline.retry_after_s(self._now())
+                if pause_s is None:
+                    raise unavailable(request.subject, self._client.server_info) from error
+                await asyncio.sleep(pause_s)
+                timeout = deadline.left_s(self._now())
 
     @asynccontextmanager
-    async def _asked(self, request: Request) -> AsyncIterator[Subscription]:
-        """The answers to a request that has many. They end when the connection is lost: the rest will not come."""
+    async def _asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
+        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
+
+        ``timeout`` is for room in the send buffer.
+        """
         inbox = self._client._new_inbox()
 
         def on_event(event: ConnectionEvent) -> None:
@@ -336,7 +354,7 @@ class JetStream(ObjectStores):
         async with self._client._subscribe(inbox, answers_to=request.subject) as answers:
             self._client._listeners.append(on_event)
             try:
-                await self._client.publish(request.subject, request.data, reply=inbox)
+                await self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
                 yield answers
             finally:
                 self._client._listeners.remove(on_event)
@@ -348,13 +366,13 @@ class JetStream(ObjectStores):
             RequestTimeout: Nothing came for too long.
         """
         try:
-            return await answers.next(patience.left_s(asyncio.get_running_loop().time(), self._timeout_s))
+            return await answers.next(patience.left_s(self._now(), self._timeout_s))
         except RequestTimeout:
-            patience.check(asyncio.get_running_loop().time())
+            patience.check(self._now())
         except ConnectionClosed:
             if self._client.is_closed:
                 raise
-            patience.check(asyncio.get_running_loop().time())
+            patience.check(self._now())
         return None
 
     async def _pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
@@ -369,7 +387,11 @@ class JetStream(ObjectStores):
 
 
 class Stream:
-    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks."""
+    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    """
 
     def __init__(self, js: JetStream, info: StreamInfo) -> None:
         self._js = js
@@ -446,7 +468,9 @@ class Stream:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
             RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
         """
-        await self._js._run(self._js._api.require(BATCH_GET))
+        js, now = self._js, self._js._now
+        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, now())
+        await js._run(js._api.require(BATCH_GET))
         reading = BatchGet(
             self._js._api.prefix,
             self.name,
@@ -454,17 +478,15 @@ class Stream:
             subject=subject,
             max_messages=max_messages,
         )
-        js = self._js
-        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, asyncio.get_running_loop().time())
         while not reading.is_done:
-            async with js._asked(reading.request()) as answers:
+            async with js._asked(reading.request(), patience.left_s(now(), js._timeout_s)) as answers:
                 while not reading.is_over:
                     answer = await js._next_answer(answers, patience)
                     if answer is None:
                         reading.lost()
                     elif (stored := reading.accept(answer)) is not None:
                         yield stored
-                        patience.renew(asyncio.get_running_loop().time())  # who reads slowly is not kept waiting by us
+                        patience.renew(now())  # who reads slowly is not kept waiting by us
 
     async def get_last_messages(
         self, filters: Sequence[str], *, up_to_sequence: int | None = None
@@ -479,19 +501,26 @@ class Stream:
             JetStreamUnavailable: The stream does not allow direct gets, or is gone.
             RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
         """
-        await self._js._run(self._js._api.require(LAST_GET))
-        reading = LastGet(self._js._api.prefix, self.name, filters, up_to_sequence)
-        js = self._js
-        patience = Patience(f"last messages of stream {self.name!r}", js._timeout_s, asyncio.get_running_loop().time())
+        return await self._last_messages(filters, up_to_sequence, self._patience())
+
+    def _patience(self) -> Patience:
+        return Patience(f"last messages of stream {self.name!r}", self._js._timeout_s, self._js._now())
+
+    async def _last_messages(
+        self, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
+    ) -> list[StoredMessage]:
+        js, now = self._js, self._js._now
+        await js._run(js._api.require(LAST_GET))
+        reading = LastGet(js._api.prefix, self.name, filters, up_to_sequence)
         for _ in range(MAX_LAST_REQUESTS):
-            async with js._asked(reading.request()) as answers:
+            async with js._asked(reading.request(), patience.left_s(now(), js._timeout_s)) as answers:
                 while not reading.is_over:
                     answer = await js._next_answer(answers, patience)
                     if answer is None:
                         reading.lost()
                     else:
                         reading.accept(answer)
-                        patience.renew(asyncio.get_running_loop().time())
+                        patience.renew(now())
             if not reading.is_broken:
                 return reading.messages
         raise RequestTimeout(f"last messages of stream {self.name!r}", js._timeout_s)

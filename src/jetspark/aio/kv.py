@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Literal, overload
 
 from jetspark.aio.ordered import Reading
+from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import KeyNotFound, WrongLastSequence
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, entry_of_delivery, watch_options
@@ -26,6 +27,10 @@ class KeyValue:
     Every write is acknowledged by the stream behind the bucket before it returns. Reads go to any replica: on a
     replicated bucket one may, for a moment, not show the latest write. ``update`` and ``create`` are decided by the
     leader, so a stale read can never overwrite somebody else's value.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
+    a write may be stored or not.
     """
 
     def __init__(self, js: JetStream, stream: Stream) -> None:
@@ -102,7 +107,7 @@ class KeyValue:
         Raises:
             KeyNotFound: It had none, or the bucket's history does not go back that far.
         """
-        entry = (await self.snapshot([check_key(key)], at=sequence)).get(key)
+        entry = (await self.snapshot([check_key(key)], at=whole("sequence", sequence, low=0, high=UINT64))).get(key)
         if entry is None:
             raise KeyNotFound(self.bucket, key)
         return entry
@@ -152,10 +157,10 @@ class KeyValue:
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
         needs enough ``history``: a key that was overwritten more often since is missing.
         """
+        patience = self._stream._patience()
         if at is not None:
-            # Beyond its end the server finds nothing at all (nats-server 2.15).
-            at = min(at, (await self._stream.info()).state.last_sequence)
-        messages = await self._stream.get_last_messages(self._bucket.subjects(filters), up_to_sequence=at)
+            at = await self._js._run(self._bucket.snapshot_sequence(whole("at", at, low=0, high=UINT64)))
+        messages = await self._stream._last_messages(self._bucket.subjects(filters), at, patience)
         entries = [KVEntry.of(self.bucket, message) for message in messages]
         return {entry.key: entry for entry in entries if entry.operation == "put"}
 
@@ -207,7 +212,7 @@ class KeyValue:
             from_revision: Begin with what was written at or after this revision, to go on where another watch ended.
 
         Raises (while iterating):
-            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
                 watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
@@ -231,7 +236,7 @@ class KeyValue:
         """
         removed = 0
         options = watch_options(self._bucket.origin, (), meta_only=True)
-        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than)
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds("older_than", older_than))
         for entry in [entry async for entry in self._initial(options, "purge_deletes") if entry.operation != "put"]:
             # Up to what was seen and no further: the key may have a new value by now.
             last = entry.revision if entry.created < limit else entry.revision - 1
@@ -289,6 +294,7 @@ class Transaction(Block):
     """Writes that happen together, when the block is left; see :meth:`KeyValue.transaction`.
 
     Outside of its block it refuses every write with ``UsageError``; ``revisions`` and ``resolve`` are there after it.
+    ``RequestTimeout`` says that no answer came in time, and nothing is stored; ``BatchInDoubt`` that all may be.
     """
 
     _line = "async with kv.transaction() as tx:"
@@ -333,7 +339,7 @@ class Transaction(Block):
     async def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""
         self._check_inside()
-        self._writes.put(key, value, revision)
+        self._writes.update(key, value, revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         """Mark a key as deleted; with ``revision`` only if that is the last one."""
@@ -373,7 +379,8 @@ class Transaction(Block):
                 for write in self._writes.messages():
                     await batch.add(write.subject, write.value, headers=write.headers, expect=write.expect)
         except WrongLastSequence as refused:
-            raise await self._js._run(self._writes.conflict()) from refused
+            # One request for each key, of which there may be a thousand.
+            raise await self._js._run(self._writes.conflict(), for_each=True) from refused
         self._note_revisions()
 
     def _note_revisions(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overlo
 
 from jetspark.aio.ordered import Reading
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import (
     ConnectionLost,
     DigestMismatch,
@@ -55,7 +56,7 @@ from jetspark.jetstream.objects import (
     info_of_delivery,
     lag_pauses,
     link_to,
-    next_link,
+    resolve,
     steps,
     stream_of,
     watch_options,
@@ -83,6 +84,10 @@ class ObjectStore:
 
     An object is visible when all of it is stored, and replaced in one moment. Every read is checked against the digest
     its writer left. Memory stays bounded whatever the size, except where a method returns a whole object.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
+    a write may be stored or not.
     """
 
     def __init__(self, js: JetStream, stream: Stream) -> None:
@@ -130,7 +135,7 @@ class ObjectStore:
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, AHEAD_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, self._js._timeout_s if timeout is None else timeout)
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
         sending = self._sending(upload, progress)
         began = asyncio.get_running_loop().time()
         try:
@@ -196,7 +201,7 @@ class ObjectStore:
             RequestTimeout: Nothing came for as long as the context's ``timeout``; some may be removed.
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
-        limit = _now() - datetime.timedelta(seconds=older_than)
+        limit = _now() - datetime.timedelta(seconds=seconds("older_than", older_than))
         # Chunks first: an object that becomes visible in between is then seen to own them.
         state = (await self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
         owned = {
@@ -323,7 +328,7 @@ class ObjectStore:
             ignore_deletes: Leave out deletions.
 
         Raises (while iterating):
-            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
                 watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
@@ -373,7 +378,9 @@ class ObjectStore:
             await self._purge(upload.nuid, purge_s)
 
     async def _delete(self, name: str) -> None:
-        await self._purge(await self._js._run(self._objects.delete(name)))
+        deadline = self._js._now() + self._js._timeout_s
+        nuid = await self._js._run(self._objects.delete(name))
+        await self._purge(nuid, max(0.0, deadline - self._js._now()))
 
     async def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
@@ -404,13 +411,10 @@ class ObjectStore:
 
     async def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
         """The object behind a name, however many links away, and the bucket it is in."""
-        store, info, seen = self, await self.info(name), 0
-        while info.link is not None:
-            bucket, target = next_link(info, seen)
-            if bucket != store.bucket:
-                store = ObjectStore(self._js, await self._js.stream(stream_of(bucket)))
-            info, seen = await store.info(target), seen + 1
-        return store, info
+        from jetspark.aio.jetstream import Stream  # which is built on this module
+
+        stream, info = await self._js._run(resolve(self._objects, name))
+        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
 
     async def _read(self, info: ObjectInfo) -> AsyncGenerator[bytes, None]:
         download = Download(info)
@@ -571,12 +575,8 @@ class _Sending:
     async def send(self, chunk: bytes) -> None:
         while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
             await self._take_one()
-        with self._progress.awaited():
-            try:
-                async with asyncio.timeout(self._progress.timeout_s):  # the network may take no more
-                    future = await self._js.publish_async(self._subject, chunk)
-            except TimeoutError as error:
-                raise RequestTimeout(f"chunk on {self._subject!r}", self._progress.timeout_s) from error
+        with self._progress.awaited():  # the network may take no more
+            future = await self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
         self._waiting.append((future, len(chunk)))
         self._waiting_bytes += len(chunk)
 
@@ -646,7 +646,7 @@ class _FastSending:
                 await self._publisher.flush()
                 await self._publisher.close()
                 if self._publisher.batches > 1:
-                    await self._js._run(self._check)
+                    await self._js._run(self._check, self._progress.timeout_s)
         elif self._first is not None:
             self._single = _Sending(self._js, self._subject, self._progress)
             await self._single.send(self._first)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from jetspark.aio.jsmessage import JetStreamMessage
-from jetspark.aio.subscription import Subscription
-from jetspark.core.events import ConnectionEvent, Reconnected
-from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
+from jetspark.aio.pull import Source
+from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (
     CLEAN_UP_TIMEOUT_S,
-    SILENCE_S,
+    HEARTBEAT_S,
+    OrderedFlow,
     OrderedOptions,
+    OrderedPuller,
     OrderedReader,
     Patience,
-    Verdict,
     heartbeat_for,
     retry_pauses,
 )
+from jetspark.jetstream.pull import Ask, Wait
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -43,10 +46,13 @@ class OrderedConsumer:
     async def messages(self) -> AsyncIterator[JetStreamMessage]:
         """Every message, then every new one as it comes; ends only when the connection is closed.
 
+        At most 4096 messages and 16 MiB are received ahead of the reader, or the connection's ``max_pending_messages``
+        and ``max_pending_bytes`` if those are lower; a single larger message comes all the same.
+
         Once it has begun it waits for a server that is away for as long as that takes.
 
         Raises:
-            StreamNotFound: There is no such stream, or no more; found out within 13 seconds.
+            StreamNotFound: There is no such stream, or no more; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The stream was deleted, and there is another of its name.
             StreamWentBack: The stream lost messages that were read: it was restored from an older state, or kept in
                 memory only.
@@ -54,8 +60,9 @@ class OrderedConsumer:
         """
         reading = Reading(self._js, self.stream_name, self.options)
         try:
-            while (message := await reading.next()) is not None:
-                yield message
+            while messages := await reading.some():
+                for message in messages:
+                    yield message
         finally:
             await reading.close()
 
@@ -70,22 +77,23 @@ class Reading:
     def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
         self._js, self._client, self._stream_name = js, js._client, stream_name
         self._listing = listing
-        self._reader = OrderedReader(options, heartbeat_for(js._timeout_s)) if listing else OrderedReader(options)
-        self._subscription: Subscription | None = None
+        self._reader = OrderedReader(options)
+        self._source: Source | None = None
+        self._flow: OrderedFlow[JetStreamMessage]
         self._consumer = ""
+        self._ready: deque[JetStreamMessage] = deque()
         self._is_given_up = False
         self.initial_pending: int | None = None
         """How many messages were waiting when the first consumer was made."""
-        self._client._listeners.append(self._on_event)
 
     @property
     def is_caught_up(self) -> bool:
         """Everything that was there when this began was read."""
-        return self._reader.is_caught_up
+        return self._reader.is_caught_up and not self._ready
 
     async def start(self) -> None:
         """Make the first consumer now, not at the first message."""
-        if self._subscription is None:
+        if self._source is None:
             await self._restart(self._patience())
 
     async def next(self, *, until_idle: bool = False) -> JetStreamMessage | None:
@@ -94,30 +102,27 @@ class Reading:
         With ``until_idle`` also None when everything was read that was there in the beginning, or the server says that
         it has nothing: what was counted as waiting may be gone.
         """
+        if not self._ready:
+            self._ready.extend(await self.some(until_idle=until_idle))
+        return self._ready.popleft() if self._ready else None
+
+    async def some(self, *, until_idle: bool = False) -> list[JetStreamMessage]:
+        """The next messages, at least one; none where :meth:`next` returns None."""
         patience = self._patience()
         try:
             while not (until_idle and self._reader.is_caught_up):
-                message = await self._receive(patience)
-                if message is None:
-                    continue
-                patience.renew(_now())
-                match self._reader.accept(message):
-                    case Verdict.DELIVER:
-                        return message
-                    case Verdict.RESPOND:
-                        await self._client.publish(self._reader.respond_to)
-                    case Verdict.RESTART:
-                        await self._drop()
-                    case Verdict.IGNORE | Verdict.IDLE:
-                        pass
+                if self._source is None:
+                    await self._restart(patience)
+                    if not self._listing:
+                        patience = self._patience()  # it has begun: from now on it waits for ever
+                if messages := await self._advance(patience):
+                    return messages
         except ConnectionClosed:
             if self._listing:
                 raise
-        return None
+        return []
 
     async def close(self) -> None:
-        if self._on_event in self._client._listeners:
-            self._client._listeners.remove(self._on_event)
         await self._drop()
 
     def _patience(self) -> Patience:
@@ -125,46 +130,60 @@ class Reading:
         what = self._listing or f"ordered consumer of stream {self._stream_name!r}"
         return Patience(what, self._js._timeout_s if is_bounded else None, _now())
 
-    async def _receive(self, patience: Patience) -> JetStreamMessage | None:
-        """What comes next; None when the consumer was lost instead."""
-        if self._subscription is None:
-            await self._restart(patience)
-        assert self._subscription is not None
-        # We were too slow; the next heartbeat would tell, but we know already.
-        if not self._subscription.dropped or self._subscription.pending_messages:
-            try:
-                return cast(JetStreamMessage, await self._subscription.next(patience.left_s(_now(), SILENCE_S)))
-            except RequestTimeout:
-                self._check(patience)
-            except ConnectionClosed:
-                if self._client.is_closed:
-                    raise
-        await self._drop()
-        return None
+    async def _advance(self, patience: Patience) -> list[JetStreamMessage]:
+        """Do what the flow wants next; returns messages if that is to hand some out."""
+        source, flow = self._source, self._flow
+        assert source is not None
+        flow.deadline = patience.give_up_at
+        step: Ask | Wait | int | None
+        try:
+            step = flow.step(source.loop.time(), source.session)
+        except ConnectionClosed:
+            if self._client.is_closed:
+                raise
+            step = None  # only the subscription is over
+        if isinstance(step, int):
+            return flow.take(step)
+        if step is None:
+            self._reader.lost()
+            await self._drop()
+        elif isinstance(step, Ask):
+            await source.send(step, flow.deadline)
+        else:
+            await source.wait(step)
+            patience.renew(source.puller.heard_at)
+            self._check(patience)
+        return []
 
     async def _restart(self, patience: Patience) -> None:
+        if pause_s := self._reader.pause_s():
+            await asyncio.sleep(patience.left_s(_now(), pause_s))
         for pause_s in retry_pauses():
-            inbox = self._client._new_inbox()
-            subscription = self._client._subscribe(inbox, **self._reader.bounds())
-            subscription._state.message_class = JetStreamMessage
             try:
-                info = await self._open(inbox, patience)
-            except BaseException as error:
-                await subscription.unsubscribe()
-                if not (isinstance(error, JetSparkError) and self._reader.may_pass(error)):
+                info = await self._open(patience)
+            except JetSparkError as error:
+                if not self._reader.may_pass(error):
                     raise
                 self._check(patience, error)
                 await asyncio.sleep(patience.left_s(_now(), pause_s))
             else:
-                self._subscription, self._consumer = subscription, info.name
-                if self.initial_pending is None:
-                    self.initial_pending = info.pending + info.delivered.consumer_sequence
+                self._begin(info)
                 return
 
-    async def _open(self, inbox: str, patience: Patience) -> ConsumerInfo:
+    async def _open(self, patience: Patience) -> ConsumerInfo:
         js = self._js
-        operation = self._reader.open(js._api, self._stream_name, inbox)
+        operation = self._reader.open(js._api, self._stream_name, self._client._machine.new_name())
         return await js._run(operation, patience.left_s(_now(), js._timeout_s))
+
+    def _begin(self, info: ConsumerInfo) -> None:
+        if self.initial_pending is None:
+            self.initial_pending = info.pending
+        source = Source(self._js, info, partial(OrderedPuller, reader=self._reader))
+        puller = cast("OrderedPuller[JetStreamMessage]", source.puller)
+        heartbeat_s = heartbeat_for(self._js._timeout_s) if self._listing else HEARTBEAT_S
+        max_payload_bytes = self._client._machine.info.max_payload_bytes
+        self._flow = OrderedFlow(puller, self._reader, self._client.options, max_payload_bytes, heartbeat_s)
+        self._source, self._consumer = source, info.name
 
     def _check(self, patience: Patience, error: JetSparkError | None = None) -> None:
         try:
@@ -175,10 +194,10 @@ class Reading:
 
     async def _drop(self) -> None:
         """Give the present consumer up; the server would forget it by itself, only later."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is None or self._client.is_closed:
+        source, self._source = self._source, None
+        if source is None or self._client.is_closed:
             return
-        await subscription.unsubscribe()
+        source.leave()
         if self._client.is_connected:
             try:
                 operation = self._js._api.delete_consumer(self._stream_name, self._consumer)
@@ -186,11 +205,6 @@ class Reading:
                 await self._js._run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
-
-    def _on_event(self, event: ConnectionEvent) -> None:
-        # What was sent meanwhile is lost, and the consumer may be: do not wait for its silence.
-        if isinstance(event, Reconnected) and self._subscription is not None:
-            self._client._unsubscribe(self._subscription._state, 0)
 
 
 def _now() -> float:

@@ -10,6 +10,7 @@ from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import check_timeout
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, RequestTimeout
 from jetspark.jetstream.info import PubAck
@@ -102,6 +103,7 @@ class WindowedPublisher:
             ConnectionClosed: After ``close`` or ``drain``.
         """
         machine, link = self._machine, self._link
+        check_timeout(timeout)
         deadline = None if timeout is None else self._loop.time() + timeout
         future = AckFuture(self._window, self._loop)
         try:
@@ -127,6 +129,7 @@ class WindowedPublisher:
         Raises:
             RequestTimeout: Some still are after ``timeout`` seconds (None waits as long as ``ack_timeout`` lets it).
         """
+        check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while self._window.outstanding:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, cast
 
-from jetspark.aio.jsmessage import JetStreamMessage
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
@@ -184,7 +184,7 @@ class Messages:
                         yield message
                 elif isinstance(step, Ask):
                     await source.send(step)
-                else:
+                elif step is not None:
                     await source.wait(step)
         finally:
             if not self._is_managed:  # in `async with`, a loop that was left may be taken up again
@@ -194,14 +194,19 @@ class Messages:
 class Source:
     """One puller with its subscription."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
+    def __init__(
+        self,
+        js: JetStream,
+        info: ConsumerInfo,
+        make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
+    ) -> None:
         client = self._client = js._client
         self.loop = asyncio.get_running_loop()
         machine = self._machine = client._machine
         _sweep(client)
         subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         inbox = machine.new_inbox()
-        self.puller: Puller[JetStreamMessage] = Puller(inbox, subject)
+        self.puller = make_puller(inbox, subject)
         # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
         self.state = machine.subscribe(
             f"{inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, answers_to=subject
@@ -283,6 +288,8 @@ class Source:
             if state.pending:
                 self.on_arrival()
             await self._give_back()
+        except ConnectionClosed:
+            pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
         except JetSparkError as error:
             _logger.warning("leaving %s: %s", puller.subject, error)
         except BaseException:
@@ -300,6 +307,12 @@ class Source:
                 self._machine.publish_raw(reply, NAK)
         except BufferFull:
             pass  # then these come again after their ack_wait, too
+
+    def leave(self) -> None:
+        """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
+        self._is_closed = True
+        if not self._machine.is_closed:
+            self._client._unsubscribe(self.state, 0)
 
     async def _give_back(self) -> None:
         machine = self._machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
-from jetspark.aio.jsmessage import JetStreamMessage
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo

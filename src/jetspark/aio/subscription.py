@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio.message import Message
 from jetspark.aio.waits import Waits
-from jetspark.core.faces import SubscriptionFace
+from jetspark.core.client_base import SubscriptionBase
+from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
@@ -21,7 +22,7 @@ __all__ = ["Callback", "Subscription"]
 Callback = Callable[[Message], Awaitable[Any] | None]
 
 
-class Subscription(SubscriptionFace):
+class Subscription(SubscriptionBase):
     """Messages on a subject: iterate with ``async for``, or take one with :meth:`next`.
 
     At most once: a message is delivered if we are connected and subscribed when it is published. What a reader is
@@ -69,6 +70,7 @@ class Subscription(SubscriptionFace):
             ConnectionClosed: The subscription is over and everything was read.
         """
         state = self._state
+        check_timeout(timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while not state.pending:
             if state.is_finished:
@@ -90,10 +92,12 @@ class Subscription(SubscriptionFace):
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
 
+        Should the session end first, no more comes either: what was on its way is lost with it.
+
         Raises:
             RequestTimeout: The reader did not finish in time.
         """
-        timeout = self._client.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self._client.options.drain_timeout_s)
         try:
             async with asyncio.timeout(timeout):
                 await self._client._drain_subscription(self._state, timeout)

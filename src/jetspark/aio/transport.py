@@ -138,8 +138,10 @@ class Link:
         if self._session is not None and self._session.is_server_here:
             _give_way()
 
-    async def push(self, deadline: float | None = None) -> None:
-        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns.
+    async def push(self, deadline: float | None = None, other: Waits | None = None) -> None:
+        """Write now; wait while the network takes no more, or until the other thing happens.
+
+        Nothing of the caller's is accepted before this returns.
 
         Raises:
             TimeoutError: It took no more until the deadline.
@@ -149,14 +151,9 @@ class Link:
         session = self._session
         if session is not None and session.is_paused:
             async with asyncio.timeout_at(deadline):
-                await self.wait_for_room()
+                await self.wait_for_room(other)
         else:
             await asyncio.sleep(0)
-
-    @property
-    def is_clogged(self) -> bool:
-        """The network takes no more at present: who publishes waits."""
-        return self._session is not None and self._session.is_paused
 
     async def wait_for_room(self, other: Waits | None = None) -> None:
         """Until something has changed: there is room, a session, or none ever again; or the other thing happens."""

@@ -107,10 +107,10 @@ class BatcherConfig(Generic[SinkT_co]):
     """For tests; by default real time."""
 
     def __post_init__(self) -> None:
-        _check_count("max_batch_size", self.max_batch_size)
-        _check_count("max_concurrent_flushes", self.max_concurrent_flushes)
+        check_count("max_batch_size", self.max_batch_size)
+        check_count("max_concurrent_flushes", self.max_concurrent_flushes)
         if self.max_batch_bytes is not None:
-            _check_count("max_batch_bytes", self.max_batch_bytes)
+            check_count("max_batch_bytes", self.max_batch_bytes)
         if not (_is_number(self.max_batch_delay) and 0 < self.max_batch_delay < math.inf):
             raise ConfigError(f"max_batch_delay={self.max_batch_delay!r}: expected a positive number of seconds")
         if not isinstance(self.queue_depth, int):
@@ -127,9 +127,14 @@ class BatcherConfig(Generic[SinkT_co]):
             object.__setattr__(self, "flush_timeout", DEFAULT_FLUSH_TIMEOUT_S)
 
 
-def _check_count(name: str, value: int) -> None:
+def check_count(name: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value!r}: expected 1 or more")
+
+
+def check_seconds(name: str, value: float) -> None:
+    if not (_is_number(value) and 0 < value < math.inf):
+        raise ConfigError(f"{name}={value!r}: expected more than 0 seconds")
 
 
 def _is_number(value: float) -> bool:

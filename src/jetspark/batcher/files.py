@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jetspark.batcher.steps import DeadLetter
+from jetspark.batcher.dead_letters import DeadLetter
 from jetspark.errors import ConfigError, UsageError
 
 try:

@@ -1,8 +1,9 @@
 """The public names that both drivers share; ``jetspark.batcher`` and ``jetspark.batcher.blocking`` export them all."""
 
 from jetspark.batcher.config import BatcherConfig, Clock, Flushed, Metrics, Stats
+from jetspark.batcher.dead_letters import DeadLetter
+from jetspark.batcher.metered import Observer, SinkStats, Written
 from jetspark.batcher.metrics import PrometheusMetrics
-from jetspark.batcher.steps import DeadLetter, Observer, SinkStats, Written
 from jetspark.errors import (
     BatcherBroken,
     BatcherTimeout,

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jetspark.aio import connect
 from jetspark.bench.wire import READ_BYTES, dial
@@ -164,6 +164,34 @@ def jetspark_blocking(job: Job) -> Values:
     return {"messages_per_s": job.count / elapsed}
 
 
+async def jetspark_ordered(job: Job) -> Values:
+    with _filled(job, "none") as stream:
+        async with connect(job.url) as client:
+            messages = (await client.jetstream().stream(stream)).ordered_consumer().messages()
+            for count in (job.warmup, job.count):
+                received = 0
+                started = perf_counter()
+                async for _ in messages:
+                    received += 1
+                    if received == count:
+                        break
+                elapsed = perf_counter() - started
+            await cast("AsyncGenerator[object, None]", messages).aclose()
+    return {"messages_per_s": job.count / elapsed}
+
+
+def jetspark_blocking_ordered(job: Job) -> Values:
+    with _filled(job, "none") as stream, connect_blocking(job.url) as client:
+        messages = client.jetstream().stream(stream).ordered_consumer().messages()
+        for count in (job.warmup, job.count):
+            started = perf_counter()
+            for received, _ in enumerate(messages, 1):
+                if received == count:
+                    break
+            elapsed = perf_counter() - started
+    return {"messages_per_s": job.count / elapsed}
+
+
 # ---- an ack for each -----------------------------------------------------------------------------------------------
 
 
@@ -256,8 +284,17 @@ JS_PULL = Workload(
         Contender(name="jetspark", what="async for in messages()", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch),
         Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking),
+        Contender(name="jetspark-ordered", what="async for in an ordered consumer", run=jetspark_ordered),
+        Contender(name="jetspark-ordered-blocking", what="for in an ordered consumer", run=jetspark_blocking_ordered),
     ),
     bars=(
+        Bar(
+            claim="reading in order, asyncio, is at least 0.9 x messages()",
+            metric="messages_per_s",
+            contender="jetspark-ordered",
+            baseline="jetspark",
+            at_least=0.9,
+        ),
         Bar(
             claim="pull without acks, asyncio, is at least 8 x nats-py",
             metric="messages_per_s",

@@ -4,19 +4,21 @@
 for reading, pings and reconnects. A connection belongs to the process that made it: make it after a fork.
 """
 
+from jetspark import errors as _errors
 from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.client import Client, connect
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.jetstream import JetStream, Stream
-from jetspark.blocking.jsmessage import JetStreamMessage
 from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStore
 from jetspark.blocking.ordered import OrderedConsumer
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.core import public as _core
 from jetspark.core.public import *
+from jetspark.errors import *
 from jetspark.jetstream import public as _jetstream
 from jetspark.jetstream.public import *
 from jetspark.publish import public as _publish
@@ -39,5 +41,6 @@ __all__ = [
     "connect",
 ]
 __all__ += _core.__all__
+__all__ += _errors.__all__
 __all__ += _jetstream.__all__
 __all__ += _publish.__all__

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import timeout_of
 from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
-from jetspark.publish.atomic import AtomicFace, AtomicMachine, Outcome
+from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch"]
 
 
-class AtomicBatch(AtomicFace, Block):
+class AtomicBatch(AtomicBatchBase, Block):
     """Messages that are stored together or not at all; see :meth:`JetStream.atomic_batch`.
 
     Leaving the block commits; leaving it by an exception stores nothing. One call at a time: a batch is an order.
@@ -38,7 +39,7 @@ class AtomicBatch(AtomicFace, Block):
         self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
     ) -> None:
         self._js, self._client = js, js._client
-        self._timeout_s = js._timeout_s if timeout is None else timeout
+        self._timeout_s = timeout_of(timeout, js._timeout_s)
         self._began = time.monotonic(), time.time()
         self._machine = AtomicMachine(
             js._client._machine,
@@ -74,7 +75,7 @@ class AtomicBatch(AtomicFace, Block):
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
-            self._js._run(machine.ask(subject, data, fields), self._timeout_s)
+            self._js._run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
         link = self._client._link
         with link.lock:
@@ -146,11 +147,11 @@ class AtomicBatch(AtomicFace, Block):
         if self._place == "before":
             self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
-        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s)
+        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     def discard(self) -> None:
         """Store nothing, and free the batch's place at the server at once."""
-        self._js._run(self._machine.discard(), self._timeout_s)
+        self._js._run(self._machine.discard(), self._timeout_s, for_each=True)
 
     def resolve(self) -> Outcome:
         """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
@@ -168,10 +169,10 @@ class AtomicBatch(AtomicFace, Block):
         monotonic, wall = self._began
         # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
-        return self._js._run(self._machine.resolve(age_s), self._timeout_s)
+        return self._js._run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 
     def __enter__(self) -> AtomicBatch:
         return self._enter()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s)
+        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)

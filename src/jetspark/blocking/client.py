@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
@@ -20,24 +20,20 @@ from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
+from jetspark.core import ending
+from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
 from jetspark.core.events import OnEvent
-from jetspark.core.faces import ClientFace
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
-from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.numbers import check_timeout, timeout_of, whole
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.core.reconnect import parse_servers
-from jetspark.core.requests import Collector
+from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import (
-    BufferFull,
-    ConnectionClosed,
-    ConnectionLost,
-    JetSparkError,
-    PermissionDenied,
-    RequestTimeout,
-)
+from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -53,7 +49,7 @@ def connect(
     tls: TLSConfig | None = None,
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
-    **overrides: Any,
+    **overrides: Unpack[ConnectKeywords],
 ) -> Client:
     """Connect to NATS: ``with connect(...) as nc`` or ``nc = connect(...)``.
 
@@ -63,7 +59,7 @@ def connect(
     return Client(parse_servers(servers), auth, tls, on_event, ConnectOptions.of(options, overrides))
 
 
-class Client(ClientFace):
+class Client(ClientBase):
     """A connection to NATS that heals itself, for any number of threads. Make one with :func:`connect`."""
 
     _logger = logging.getLogger("jetspark.blocking")
@@ -83,6 +79,8 @@ class Client(ClientFace):
         """Done when the ``close`` or ``drain`` that came first is."""
         self._ender = 0
         """The thread of that one."""
+        self._has_ended = False
+        """That one has done its part; what there was to tell, it told."""
         self._machine = Connection(
             options,
             servers,
@@ -126,6 +124,7 @@ class Client(ClientFace):
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with link.lock:
@@ -163,6 +162,7 @@ class Client(ClientFace):
             BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
                 more, wait for it already.
         """
+        max_messages = whole("max_messages", max_messages, low=0)
         subscription = self._subscribe(
             subject,
             queue,
@@ -209,7 +209,7 @@ class Client(ClientFace):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         link, machine = self._link, self._machine
         link.check_may_wait("request")
         deadline = time.monotonic() + timeout
@@ -262,7 +262,7 @@ class Client(ClientFace):
             PermissionDenied: We may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
-        timeout = self.options.request_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
         collector = Collector(
             subject,
             now=time.monotonic(),
@@ -299,7 +299,9 @@ class Client(ClientFace):
         Args:
             domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
             prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
-            timeout: For every request, instead of ``request_timeout_s``.
+            timeout: Longest time a call may take, all its requests to the server together, instead of
+                ``request_timeout_s``. What has no known length (listings, bulk reads, puts) may take longer, but not
+                go without progress for longer.
             max_outstanding: How many messages of ``publish_async`` may wait for their acknowledgement at a time.
                 Contexts that agree in this and the two below share one window.
             ack_timeout: Seconds after which ``publish_async`` gives up waiting for an acknowledgement.
@@ -328,7 +330,7 @@ class Client(ClientFace):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        self._waited(self._machine.flush, self.options.request_timeout_s if timeout is None else timeout, "flush")
+        self._waited(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
 
     def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
@@ -339,31 +341,11 @@ class Client(ClientFace):
         Raises:
             RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
                 closed all the same.
-            ConnectionLost: The session ended while ``unconfirmed_messages`` were on their way.
+            ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        timeout = self.options.drain_timeout_s if timeout is None else timeout
-        deadline = time.monotonic() + timeout
-        if not self._is_first_to_end():
-            self._end_with_the_first(deadline)
-            return
-        with self._link.lock:
-            entries = [
-                state.handle
-                for state in self._machine.subscriptions
-                if state.handle is not None and not state.is_inbox  # acknowledgements are waited for by close
-            ]
-        try:
-            is_read = self._read_up(entries, deadline)
-            unread = sum(entry.pending_messages for entry in entries)
-            try:
-                self._confirm(deadline)
-            except RequestTimeout:
-                what = f"drain, {unread} messages unread, {self._machine.in_doubt} messages in doubt"
-                raise RequestTimeout(what, timeout) from None
-            if not is_read:
-                raise RequestTimeout(f"drain, {unread} messages unread", timeout)
-        finally:
-            self._end_surely()
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
+        self._end_by(ending.drain(self._machine, timeout), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
@@ -373,43 +355,68 @@ class Client(ClientFace):
 
         Raises:
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
-                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt.
+                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt. Also when the
+                connection has ended by itself with messages that were never sent; told once, to the first who closes.
+            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
         """
-        if self._link.is_over:
-            self._link.close()  # the first one may have been interrupted
-            return
-        deadline = time.monotonic() + (self.options.drain_timeout_s if timeout is None else timeout)
+        timeout = timeout_of(timeout, self.options.drain_timeout_s)
+        self._end_by(ending.close(self._machine), timeout)
+
+    def _end_by(self, steps: Ending, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        answer: Any = None
+        problem: JetSparkError | None = None
         if not self._is_first_to_end():
             self._end_with_the_first(deadline)
             return
         try:
-            self._confirm(deadline)
-        except (RequestTimeout, BufferFull) as error:
-            raise ConnectionLost("closed before the server confirmed", self._machine.in_doubt) from error
+            while True:
+                with self._link.lock:
+                    step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                try:
+                    answer = self._perform(step, deadline)
+                except JetSparkError as error:
+                    problem = error
+        except StopIteration:
+            pass
         finally:
             self._end_surely()
+
+    def _perform(self, step: ending.Step, deadline: float) -> Any:
+        match step:
+            case ReadUp(readers):
+                return self._read_up(readers, deadline)
+            case Flush() if not self._link.may_wait():
+                raise RequestTimeout("close", 0)
+            case Flush():
+                self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
+            case AwaitAcks() if self._link.may_wait():
+                self._await_acks(deadline)
+        return None
 
     def _is_first_to_end(self) -> bool:
         me = threading.get_ident()
         with self._link.lock:
-            if self._ending is not None and self._ender != me:
+            if self._has_ended or (self._ending is not None and self._ender != me):
                 return False
             self._ending = self._ending or Waiter()  # when it is ours, it was interrupted
             self._ender = me
             return True
 
     def _end_with_the_first(self, deadline: float) -> None:
-        """Another thread ends the connection: wait for it, but not for longer than this one may take."""
+        """Another thread ends the connection, or has: wait for it, but not for longer than this one may take."""
         assert self._ending is not None
         while not self._link.is_over and self._link.may_wait() and (left_s := deadline - time.monotonic()) > 0:
             if self._ending.look(min(left_s, LONGEST_SLEEP_S)):
                 break
         if self._link.is_over:
+            self._link.close()  # the first one may have been interrupted
             return
-        is_late, in_doubt = not self._ending.done(), self._machine.in_doubt
+        is_late, failure = not self._ending.done(), ending.lost(self._machine)
         self._end()
-        if is_late and in_doubt:
-            raise ConnectionLost("closed before the server confirmed", in_doubt)
+        if is_late and failure.unconfirmed_messages:
+            raise failure
 
     def _read_up(self, entries: list[Any], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
@@ -423,30 +430,6 @@ class Client(ClientFace):
         outcomes = [entry._read_up(deadline) for entry in entries]  # each, also when one of them has failed
         return all(outcomes)
 
-    def _confirm(self, deadline: float) -> None:
-        """Return when the server has everything that was published, or the connection was closed meanwhile.
-
-        Raises:
-            RequestTimeout: Not by the deadline.
-            ConnectionLost: The session ended, or another thread closed the connection, with messages on their way.
-        """
-        if not self._link.may_wait():
-            if self._machine.in_doubt:
-                raise RequestTimeout("close", 0)
-            return
-        # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
-        failure: JetSparkError | None = None
-        try:
-            if self._machine.in_doubt:
-                self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
-        except ConnectionClosed:
-            failure = ConnectionLost("closed before the server confirmed", self._machine.in_doubt)
-        except (BufferFull, ConnectionLost, PermissionDenied, RequestTimeout) as error:
-            failure = error
-        self._await_acks(deadline)
-        if failure is not None:
-            raise failure
-
     def _await_acks(self, deadline: float) -> None:
         for publisher in list(self._publishers.values()):
             if publisher.outstanding:
@@ -459,6 +442,7 @@ class Client(ClientFace):
         try:
             self._link.close()
         finally:
+            self._has_ended = True
             if self._ending is not None:
                 self._ending.set_result(None)
 
@@ -476,7 +460,7 @@ class Client(ClientFace):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.close(ending.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

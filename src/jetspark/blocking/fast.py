@@ -1,4 +1,4 @@
-"""Fast ingest from threads. Decisions are made in :mod:`jetspark.publish`, by ``fast`` and ``endless``; this adds
+"""Fast ingest from threads. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
 waiting.
 
 The link's lock guards the machine. Time is watched by whoever waits, and while nobody does by the connection's thread
@@ -19,16 +19,17 @@ from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.blocking.waiter import Changed
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
-from jetspark.publish.endless import Endless, FastPublisherOptions
-from jetspark.publish.faces import FastBatchFace, FastPublisherFace
 from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
-from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 if TYPE_CHECKING:
     from jetspark.blocking.jetstream import JetStream
@@ -39,10 +40,10 @@ __all__ = ["FastBatch", "FastPublisher"]
 ROOM_POLL_S = 0.01
 
 
-class _Paced(ABC):
-    """What a batch and a publisher have in common: a machine that is woken by answers, events and time."""
+class _Paced(Block, ABC):
+    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
 
-    _paced: FastMachine | Endless
+    _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.blocking")
 
     def __init__(self, js: JetStream) -> None:
@@ -51,6 +52,11 @@ class _Paced(ABC):
         self._client, self._connection, self._link = client, client._machine, client._link
         self._changed = Changed(client._link.lock)
         self._is_listening = False
+
+    def __enter__(self) -> Self:
+        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        self._js._run(self._js._api.require(FAST_INGEST))
+        return self._enter()
 
     def _wake(self) -> None:
         """The server said something."""
@@ -84,6 +90,8 @@ class _Paced(ABC):
     def _settle(self) -> None:
         """After every call into the machine, with the lock."""
         self._changed.notify_all()
+        if self._paced.failure is not None:
+            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
         if self._connection.out_bytes:
             self._link.flush_soon()
 
@@ -143,12 +151,13 @@ class _Paced(ABC):
 
     def _push(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
-        link = self._link
-        if not link.is_clogged or not link.may_wait():
-            return
-        deadline = time.monotonic() + self._paced.room_timeout_s
-        while self._paced.failure is None and link.is_clogged:
-            self._wait_for_room(deadline)
+        try:
+            self._link.make_room(time.monotonic() + self._paced.room_timeout_s, self._has_failed)
+        except TimeoutError:
+            self._step(self._paced.on_no_room, time.monotonic())
+
+    def _has_failed(self) -> bool:
+        return self._paced.failure is not None
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -161,18 +170,18 @@ class _Paced(ABC):
         return True
 
 
-class FastBatch(_Paced, FastBatchFace, Block):
+class FastBatch(_Paced, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
-    The guarantees are those of :class:`jetspark.aio.fast.FastBatch`; any thread may add.
+    The guarantees are those of :class:`jetspark.aio.fast.FastBatch`, ``gaps``, ``errors`` and ``doubts`` included; any
+    thread may add.
     """
 
     _line = "with js.fast_batch() as fast:"
 
     def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._batch = FastMachine(client._machine, self, options)
+        self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opener: threading.Thread | None = None
         """Whose message opens the batch. Others wait for what becomes of it."""
 
@@ -191,6 +200,7 @@ class FastBatch(_Paced, FastBatchFace, Block):
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
             ServerError: It was refused from the start: nothing is stored.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
@@ -362,33 +372,29 @@ class FastBatch(_Paced, FastBatchFace, Block):
             news, self._batch.news = self._batch.news, []
         self._tell(news)
 
-    def __enter__(self) -> FastBatch:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
-
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
             if kind is not None:
-                with self._link.lock:
-                    batch.abandon(time.monotonic())
-                    self._settle()
+                self._abandon()
             elif batch.failure is not None:
                 batch.check()
             elif batch.sequence and not batch.is_ended:
                 self.commit()
         except BaseException:
             if not batch.is_ended:  # interrupted: nobody will end it
-                with self._link.lock:
-                    batch.abandon(time.monotonic())
-                    self._settle()
+                self._abandon()
             raise
         finally:
             self._leave_block()
 
+    def _abandon(self) -> None:
+        with self._link.lock:
+            self._batch.abandon(time.monotonic())
+            self._settle()
 
-class FastPublisher(_Paced, FastPublisherFace, Block):
+
+class FastPublisher(_Paced, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
@@ -399,8 +405,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
     def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
         super().__init__(js)
-        client = js._client
-        self._paced = self._endless = Endless(client._machine, self, options, now=time.monotonic())
+        self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=time.monotonic())
         self._pump_at: float | None = None
 
     def _enter(self) -> Self:
@@ -424,6 +429,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
@@ -441,6 +447,10 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
 
         When this raises because one of them cannot be sent, those before it are accepted, as ``accepted`` tells; the
         iterable may have been read up to 500 messages further.
+
+        Raises:
+            BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
         iterator = iter(items)
         while True:
@@ -477,6 +487,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         with self._link.lock:
             position = endless.flush()
@@ -493,6 +504,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
             JetSparkError: The publisher gave up.
         """
+        check_timeout(timeout)
         endless = self._endless
         with self._link.lock:
             endless.want(position, time.monotonic(), linger_s)
@@ -505,6 +517,7 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
             RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
             JetSparkError: The publisher gave up; likewise.
         """
+        check_timeout(timeout)
         endless = self._endless
         with self._link.lock:
             endless.close()
@@ -550,11 +563,6 @@ class FastPublisher(_Paced, FastPublisherFace, Block):
     def _tell_news(self) -> None:
         if self._endless.news or self._endless.doubled_news:
             self._tell()
-
-    def __enter__(self) -> FastPublisher:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
-        return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:

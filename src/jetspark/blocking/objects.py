@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from jetspark.blocking.ordered import Reading
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import (
     ConnectionLost,
     DigestMismatch,
@@ -52,7 +53,7 @@ from jetspark.jetstream.objects import (
     info_of_delivery,
     lag_pauses,
     link_to,
-    next_link,
+    resolve,
     steps,
     stream_of,
     watch_options,
@@ -78,6 +79,10 @@ class ObjectStore:
 
     An object is visible when all of it is stored, and replaced in one moment. Every read is checked against the digest
     its writer left. Memory stays bounded whatever the size, except where a method returns a whole object.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
+    a write may be stored or not.
     """
 
     def __init__(self, js: JetStream, stream: Stream) -> None:
@@ -124,7 +129,7 @@ class ObjectStore:
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, self._js._timeout_s if timeout is None else timeout)
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
         sending = self._sending(upload, progress)
         began, is_sent = time.monotonic(), False
         try:
@@ -197,7 +202,7 @@ class ObjectStore:
             RequestTimeout: Nothing came for as long as the context's ``timeout``; some may be removed.
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
-        limit = _now() - datetime.timedelta(seconds=older_than)
+        limit = _now() - datetime.timedelta(seconds=seconds("older_than", older_than))
         # Chunks first: an object that becomes visible in between is then seen to own them.
         state = (self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
         owned = {
@@ -322,7 +327,7 @@ class ObjectStore:
             ignore_deletes: Leave out deletions.
 
         Raises (while iterating):
-            StreamNotFound: The bucket was deleted; found out within 13 seconds.
+            StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
                 watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
@@ -370,8 +375,10 @@ class ObjectStore:
             self._purge(upload.nuid, purge_s)
 
     def _delete(self, name: str) -> None:
+        deadline = self._js._now() + self._js._timeout_s
         try:
-            self._purge(self._js._run(self._objects.delete(name)))
+            nuid = self._js._run(self._objects.delete(name))
+            self._purge(nuid, max(0.0, deadline - self._js._now()))
         except BaseException as error:
             if not isinstance(error, Exception):  # interrupted: its chunks may be nobody's by now
                 with suppress(JetSparkError):
@@ -394,13 +401,10 @@ class ObjectStore:
 
     def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
         """The object behind a name, however many links away, and the bucket it is in."""
-        store, info, seen = self, self.info(name), 0
-        while info.link is not None:
-            bucket, target = next_link(info, seen)
-            if bucket != store.bucket:
-                store = ObjectStore(self._js, self._js.stream(stream_of(bucket)))
-            info, seen = store.info(target), seen + 1
-        return store, info
+        from jetspark.blocking.jetstream import Stream  # which is built on this module
+
+        stream, info = self._js._run(resolve(self._objects, name))
+        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
 
     def _read(self, info: ObjectInfo) -> Generator[bytes, None, None]:
         download = Download(info)
@@ -539,13 +543,16 @@ class _Sending:
         """Stays true when publishing is interrupted: then nobody has the future of what may be on its way."""
 
     def send(self, chunk: bytes) -> None:
-        # A network that takes no more is waited for here, where there is a time-out, and not by publishing.
-        is_clogged = self._js._client._link.is_clogged
-        while self._waiting and (is_clogged or self._waiting_bytes + len(chunk) > WINDOW_BYTES):
+        while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
             self._take_one()
-            is_clogged = self._js._client._link.is_clogged
         self._is_in_hand = True
-        self._waiting.append((self._js.publish_async(self._subject, chunk), len(chunk)))
+        try:
+            with self._progress.awaited():  # the network may take no more
+                future = self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
+            self._waiting.append((future, len(chunk)))
+        except Exception:
+            self._is_in_hand = False  # it was not sent
+            raise
         self._is_in_hand = False
         self._waiting_bytes += len(chunk)
 
@@ -617,7 +624,7 @@ class _FastSending:
                 self._publisher.flush()
                 self._publisher.close()
                 if self._publisher.batches > 1:
-                    self._js._run(self._check)
+                    self._js._run(self._check, self._progress.timeout_s)
         elif self._first is not None:
             self._single = _Sending(self._js, self._subject, self._progress)
             self._single.send(self._first)

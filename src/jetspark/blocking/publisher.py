@@ -20,6 +20,7 @@ from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.numbers import check_timeout
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionLost, RequestTimeout
 from jetspark.jetstream.info import PubAck
@@ -172,6 +173,7 @@ class WindowedPublisher:
         """
         machine, link = self._machine, self._link
         future = AckFuture(self)
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
@@ -216,6 +218,7 @@ class WindowedPublisher:
         Raises:
             RequestTimeout: Some still are after ``timeout`` seconds (None waits as long as ``ack_timeout`` lets it).
         """
+        check_timeout(timeout)
         link = self._link
         with link.lock:
             if not self._window.outstanding:
@@ -231,6 +234,7 @@ class WindowedPublisher:
     # ---- waiting -----------------------------------------------------------------------------------------------
 
     def _wait_for_ack(self, future: AckFuture, timeout: float | None) -> None:
+        check_timeout(timeout)
         with self._link.lock:
             if future._ack is not None or future._error is not None:
                 return

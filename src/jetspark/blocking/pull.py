@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
-from jetspark.blocking.jsmessage import JetStreamMessage
+from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.waiter import Waiter
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
@@ -197,7 +197,12 @@ class Messages:
 class Source:
     """One puller with its subscription. The connection's lock guards both."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
+    def __init__(
+        self,
+        js: JetStream,
+        info: ConsumerInfo,
+        make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
+    ) -> None:
         client = self._client = js._client
         self._link = client._link
         machine = self._machine = client._machine
@@ -205,7 +210,7 @@ class Source:
         with self._link.lock:
             _sweep(client)
             inbox = machine.new_inbox()
-            self.puller: Puller[JetStreamMessage] = Puller(inbox, subject)
+            self.puller = make_puller(inbox, subject)
             # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
             self.state = machine.subscribe(
                 f"{inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, answers_to=subject
@@ -235,7 +240,7 @@ class Source:
             try:
                 while isinstance(step := reader.step(time.monotonic(), self.session), Ask):
                     has_asked = True
-                    self._publish(step, reader.deadline if isinstance(reader, Fetch) else None)
+                    self._publish(step, reader.deadline)
                 if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
                     return step
                 waiter, is_reading = self._prepare_to_wait()
@@ -328,6 +333,8 @@ class Source:
                     break
             self._client._drain_subscription(state, self._timeout_s)
             self._give_back()
+        except ConnectionClosed:
+            pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
         except JetSparkError as error:
             _logger.warning("leaving %s: %s", puller.subject, error)
         except BaseException:
@@ -347,6 +354,12 @@ class Source:
             except BufferFull:
                 pass  # then these come again after their ack_wait, too
             self._link.wake()
+
+    def leave(self) -> None:
+        """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
+        self._is_closed = True
+        if not self._machine.is_closed:
+            self._client._unsubscribe(self.state, 0)
 
     def _give_back(self) -> None:
         machine = self._machine

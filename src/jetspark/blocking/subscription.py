@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.blocking.message import Message
 from jetspark.blocking.waiter import Changed
-from jetspark.core.faces import SubscriptionFace
+from jetspark.core.client_base import SubscriptionBase
+from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
@@ -22,7 +23,7 @@ __all__ = ["Callback", "Subscription"]
 Callback = Callable[[Message], Any]
 
 
-class Subscription(SubscriptionFace):
+class Subscription(SubscriptionBase):
     """Messages on a subject: iterate, or take one with :meth:`next`. Several threads may share the work.
 
     The guarantees are those of :class:`jetspark.Subscription`.
@@ -76,6 +77,7 @@ class Subscription(SubscriptionFace):
             RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
             ConnectionClosed: The subscription is over and everything was read.
         """
+        check_timeout(timeout)
         state = self._state
         with self._lock:
             if not self._changed.wait_for(lambda: state.pending or state.is_finished, timeout):
@@ -94,10 +96,12 @@ class Subscription(SubscriptionFace):
     def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the readers finish what is here.
 
+        Should the session end first, no more comes either: what was on its way is lost with it.
+
         Raises:
             RequestTimeout: The readers did not finish in time.
         """
-        timeout = self._client.options.drain_timeout_s if timeout is None else timeout
+        timeout = timeout_of(timeout, self._client.options.drain_timeout_s)
         deadline = time.monotonic() + timeout
         self._client._drain_subscription(self._state, timeout)
         if not self._read_up(deadline):

@@ -43,8 +43,6 @@ from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, Usage
 
 __all__ = ["Clock", "Link"]
 
-_logger = logging.getLogger("jetspark.blocking")
-
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
 READ_BYTES = 256 << 10
@@ -174,7 +172,8 @@ class Link:
         self._let_go()
         self._ring()
         is_ours = self._thread is threading.current_thread()
-        if not is_ours and not self._is_establishing:
+        # In a forked process it has ended without a word: the thread is not there.
+        if not is_ours and not self._is_establishing and not self._has_ended:
             self._over.look(ENDING_S)
         if not self._has_ended:
             # It dials, which cannot be interrupted, or is in a callback: nobody should have to wait for that.
@@ -414,21 +413,18 @@ class Link:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
         self._is_moving = False
 
-    @property
-    def is_clogged(self) -> bool:
-        """The network takes no more at present: who publishes waits."""
-        with self.lock:
-            self.flush()
-            return bool(self._unsent) and self._machine.is_connected
+    def make_room(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
+        """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
 
-    def make_room(self, deadline: float | None = None) -> None:
-        """Write now; wait while the network takes no more. Nothing of the caller's is accepted before this returns.
+        Whoever makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
 
         Raises:
             TimeoutError: It took no more until the deadline.
         """
         self.flush()
-        while self._unsent and self._machine.is_connected and threading.get_ident() != self._thread.ident:
+        while self._unsent and self._machine.is_connected and self.may_wait():
+            if is_over is not None and is_over():
+                return
             self.wait_for_room(deadline)
 
     def wait_for_room(self, deadline: float | None = None) -> None:
@@ -499,6 +495,7 @@ class Link:
             self._over.set_result(None)
 
     def _must_close(self) -> bool:
+        # A method, because another thread sets it: mypy takes what the loop above saw for what is still so.
         return self._is_closing
 
     def _perform_all(self, steps: Generator[Step, Any, None], *, is_first: bool) -> None:
@@ -711,8 +708,7 @@ class Link:
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
         self._is_closing = self._has_ended = True
-        self._machine.close(UsageError("it belongs to the process that forked this one; connect again here"))
-        self._machine.events()
+        self._machine.disown(UsageError("it belongs to the process that forked this one; connect again here"))
         if self._socket is not None:
             self._socket.close()  # this process's copy only; the parent's connection does not notice
             self._socket = None

@@ -53,6 +53,7 @@ from jetspark.core.events import (
 from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
@@ -196,6 +197,8 @@ class Connection:
         self._last_sid = 0
         self._handed_over = 0
         self._confirmed = 0
+        self.lost_messages = 0
+        """Publishes that were unconfirmed when their session ended, of all sessions."""
         self._pings: deque[_SentPing] = deque()
         self._ping_due: float | None = None
         self._has_been_connected = False
@@ -245,9 +248,12 @@ class Connection:
 
     def new_batch(self) -> tuple[str, str]:
         """A prefix of reply subjects and a batch id below it that no other connection uses."""
+        return self._inbox.rpartition(".")[0], self.new_name()
+
+    def new_name(self) -> str:
+        """A name for something at the server that no other connection uses."""
         self._last_token += 1
-        prefix, _, token = self._inbox.rpartition(".")
-        return prefix, f"{token}-{self._last_token}"
+        return f"{self._inbox.rpartition('.')[2]}-{self._last_token}"
 
     def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
         """A transport to ``server`` is being opened; its greeting is expected.
@@ -377,6 +383,7 @@ class Connection:
         self._control_bytes = 0
         self.out_bytes = sum(map(len, self._out))
         unconfirmed = self.unconfirmed_messages
+        self.lost_messages += unconfirmed
         confirmed, self._confirmed = self._confirmed, self._handed_over
         pings, self._pings = self._pings, deque()
         for ping in pings:
@@ -417,6 +424,12 @@ class Connection:
             self._finish(subscription)
         self._events.append(Closed(error, self.published - self._handed_over))
         self._has_told_closed = True
+
+    def disown(self, error: Exception) -> None:
+        """End everything here: the connection is another process's, and so are the messages that are on their way."""
+        self._handed_over = self._confirmed = self.published
+        self.close(error)
+        self.events()
 
     def events(self) -> list[Event]:
         """What happened since the last call, in order."""
@@ -600,9 +613,7 @@ class Connection:
             validate_queue(queue)
         messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
         size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
-        for name, value in (("max_pending_messages", messages), ("max_pending_bytes", size)):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected 1 or more")
+        messages, size = whole("max_pending_messages", messages), whole("max_pending_bytes", size)
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
         self._check_control_room()
@@ -622,8 +633,7 @@ class Connection:
 
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all."""
-        if max_messages < 0:
-            raise ConfigError(f"max_messages={max_messages}: expected 1 or more, or 0 for at once")
+        max_messages = whole("max_messages", max_messages, low=0)
         if subscription.is_finished:
             return
         if max_messages > subscription.received:

@@ -180,8 +180,9 @@ def _greeting(
         if tls_first:
             raise
         raise ConnectionLost(
-            f"{describe_error(error)}; a server with handshake_first waits for us to begin: "
-            "if this is one, pass tls=TLSConfig(handshake_first=True)"
+            f"{describe_error(error)}; a NATS server greets first, but for one with handshake_first: if this is one, "
+            "pass tls=TLSConfig(handshake_first=True); if not, check the port: a monitoring port (8222 by default) or "
+            "web server waits for us to begin, and clients of NATS use 4222 by default"
         ) from error
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError
 
-__all__ = ["ConnectOptions", "TLSConfig"]
+__all__ = ["ConnectKeywords", "ConnectOptions", "TLSConfig", "check_keywords"]
 
 
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
@@ -94,32 +95,56 @@ class ConnectOptions:
             "reconnect_wait_max_s",
             "ping_interval_s",
         ):
-            value = getattr(self, name)
-            _require(isinstance(value, int | float) and value > 0, name, value, "seconds above 0")
+            seconds_above_0(name, getattr(self, name))
         for name in (
             "max_outstanding_pings",
             "send_buffer_bytes",
             "max_pending_messages",
             "max_pending_bytes",
         ):
-            value = getattr(self, name)
-            _require(isinstance(value, int) and value >= 1, name, value, "1 or more")
-        attempts = self.max_reconnect_attempts
-        _require(
-            attempts is None or (isinstance(attempts, int) and attempts >= 1),
-            "max_reconnect_attempts",
-            attempts,
-            "1 or more, or None",
-        )
+            whole(name, getattr(self, name))
+        if self.max_reconnect_attempts is not None:
+            whole("max_reconnect_attempts", self.max_reconnect_attempts, instead="or None")
         _require(self.when_full in ("wait", "raise"), "when_full", self.when_full, "'wait' or 'raise'")
 
     @classmethod
-    def of(cls, options: ConnectOptions | None, overrides: dict[str, Any]) -> ConnectOptions:
+    def of(cls, options: ConnectOptions | None, overrides: ConnectKeywords) -> ConnectOptions:
         """``options`` with ``overrides`` on top; an unknown name is an error that lists the known ones."""
-        known = {entry.name for entry in fields(cls)}
-        if unknown := overrides.keys() - known:
-            raise ConfigError(
-                f"unknown connect option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
-            )
-        base = {name: getattr(options, name) for name in known} if options else {}
-        return cls(**base | overrides)
+        check_keywords(cls, "connect", overrides)
+        base = {entry.name: getattr(options, entry.name) for entry in fields(cls)} if options else {}
+        return cls(**base | dict(overrides))
+
+
+def check_keywords(options: type[Any], what: str, given: Mapping[str, object]) -> None:
+    """Type checkers see a wrong keyword; this is for those who use none.
+
+    Raises:
+        ConfigError: ``options``, a dataclass, has no field of that name; it lists those there are.
+    """
+    known = {entry.name for entry in fields(options)}
+    if unknown := given.keys() - known:
+        raise ConfigError(
+            f"unknown {what} option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
+        )
+
+
+class ConnectKeywords(TypedDict, total=False):
+    """The fields of :class:`ConnectOptions` as keywords of ``connect``, for type checkers."""
+
+    name: str
+    connect_timeout_s: float
+    request_timeout_s: float
+    drain_timeout_s: float
+    reconnect: bool
+    max_reconnect_attempts: int | None
+    reconnect_wait_s: float
+    reconnect_wait_max_s: float
+    ping_interval_s: float
+    max_outstanding_pings: int
+    send_buffer_bytes: int
+    when_full: Literal["wait", "raise"]
+    max_pending_messages: int
+    max_pending_bytes: int
+    inbox_prefix: str
+    echo: bool
+    ignore_discovered_servers: bool

@@ -13,7 +13,8 @@ Each reads frames from the start of what the one before has left, and stops at t
 
 A run is expected after ``RUN_AFTER_MESSAGES`` in chunks that began and ended in messages of one kind. To expect one is
 only ever about speed: the expression matches a frame whole, with the announced size and the line break in its place,
-or not at all, and what it does not match is left to the loops. So a wrong expectation costs next to nothing. It
+or not at all, and what it does not match is left to the loops. So a wrong expectation costs next to nothing. A few
+messages with headers among them, such as statuses, are read one by one. It
 outlives a ``PING`` or an answer to some request; it ends when a loop has read a good part of a chunk, and when a
 subscription is removed.
 
@@ -70,6 +71,9 @@ MAX_SKIPPED_CHUNKS = 64
 # are expected cost a fifth more at worst. Chunks of a few messages say nothing about what comes next.
 RUN_AFTER_MESSAGES = 500
 MIN_CHUNK_MESSAGES = 16
+# Whatever ends a run is read by itself, and the run goes on behind it: a status after each pull request, say. Each time
+# the rest of the chunk is copied, so this is for exceptions.
+MAX_INTERRUPTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class Parser:
         self.chunk_bytes = len(tail) + len(data)
         run = self._run
         if run is not None and (tail + data[: len(run.beginning)]).startswith(run.beginning):
-            tail, data = b"", self._read_run(run, tail + data)
+            tail, data = b"", self._read_runs(run, tail + data)
         if self._skip_chunks:
             self._skip_chunks -= 1
             position = 0
@@ -180,6 +184,18 @@ class Parser:
             position = self._read_frames(rest)
             if position < len(rest):
                 self._tail.append(rest[position:])
+
+    def _read_runs(self, run: _Run, data: bytes) -> bytes:
+        """Read messages of an expected run and the few with headers between them; returns what follows."""
+        data = self._read_run(run, data)
+        for _ in range(MAX_INTERRUPTIONS):
+            if not data.startswith(b"HMSG "):
+                break
+            position = self._read_frames(data, max_frames=1)
+            if not data.startswith(run.beginning, position):
+                return data[position:]
+            data = self._read_run(run, data[position:])
+        return data
 
     def _read_run(self, run: _Run, data: bytes) -> bytes:
         """Read messages of an expected run from the start of ``data``; returns what follows them."""
@@ -271,9 +287,12 @@ class Parser:
                 self._watch_for_run(pieces[0], pieces[whole - 2], whole // 2)
             unpaired = len(pieces[-1]) + 2 if len(pieces) > whole else 0
             return len(tail) + len(data) - len(rest) - unpaired
-        self._skip_chunks = self._next_skip
-        self._next_skip = min(self._next_skip * 2, MAX_SKIPPED_CHUNKS)
         read = len(pieces) - length_hint(unread) - 2
+        if read >= 2 * MIN_CHUNK_MESSAGES and line.startswith(b"HMSG "):  # a status among messages that are alike
+            self._watch_for_run(pieces[0], pieces[read - 2], read // 2)
+        else:
+            self._skip_chunks = self._next_skip
+            self._next_skip = min(self._next_skip * 2, MAX_SKIPPED_CHUNKS)
         return sum(map(len, pieces[:read])) + 2 * read
 
     def _learn(self, line: bytes) -> tuple[str, bytes | None, int, Route | None]:
@@ -313,12 +332,13 @@ class Parser:
             subject = self._known_subjects[raw] = raw.decode(errors="surrogateescape")
         return subject
 
-    def _read_frames(self, data: bytes) -> int:
-        """Read every complete frame; returns where the incomplete one begins."""
+    def _read_frames(self, data: bytes, max_frames: int = -1) -> int:
+        """Read every complete frame, or the first ones; returns where the next one begins."""
         position = 0
         length = len(data)
         find = data.find
-        while position < length:
+        while position < length and max_frames:
+            max_frames -= 1
             end_of_line = find(b"\r\n", position)
             if end_of_line < 0:
                 # A CR at the end may be the first half of the line break.
@@ -384,6 +404,7 @@ class HandshakeReader:
 
     def __init__(self) -> None:
         self._unread = bytearray()
+        self._is_greeted = False
 
     def receive_data(self, data: bytes) -> None:
         self._unread += data
@@ -399,12 +420,21 @@ class HandshakeReader:
         Raises:
             ProtocolError: The peer sends a message, or does not speak NATS.
         """
+        try:
+            return self._next_frame()
+        except ProtocolError as error:
+            beginning = bytes(self._unread[:80])
+            if self._is_greeted or beginning.startswith((b"MSG ", b"HMSG ")):
+                raise
+            raise ProtocolError(f"not a NATS server: {_stranger(beginning)}") from error
+
+    def _next_frame(self) -> Control | None:
         while self._unread:
             end_of_line = self._unread.find(b"\r\n", 0, MAX_LINE_BYTES + 2)
             line = bytes(self._unread[: MAX_LINE_BYTES if end_of_line < 0 else end_of_line])
             if line.startswith((b"MSG ", b"HMSG ")):
                 raise ProtocolError(f"a message before the session is established: {_show(line)}")
-            if end_of_line < 0 and (b"MSG ".startswith(line) or b"HMSG ".startswith(line)):
+            if end_of_line < 0 and any(known.startswith(line) for known in (b"MSG ", b"HMSG ", b"HTTP/")):
                 return None  # or something else that begins alike
             if line[:1] not in (b"P", b"I", b"+", b"-"):
                 raise ProtocolError(f"unknown operation: {_show(line)}")
@@ -412,8 +442,10 @@ class HandshakeReader:
                 if len(self._unread) > MAX_LINE_BYTES + 1:
                     raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(line)}")
                 return None
+            frame = _control_frame(line)
+            self._is_greeted = True
             del self._unread[: end_of_line + 2]
-            if (frame := _control_frame(line)) is not None:
+            if frame is not None:
                 return frame
         return None
 
@@ -422,6 +454,22 @@ class HandshakeReader:
         rest = bytes(self._unread)
         self._unread.clear()
         return rest
+
+
+def _stranger(beginning: bytes) -> str:
+    """What a peer seems to be that begins with these bytes, and what to do about it."""
+    shown = _show(beginning.partition(b"\r\n")[0])
+    # A record of TLS has its type, 20 to 23, in the first byte: an alert, most likely, because of what we did not send.
+    if 20 <= beginning[0] <= 23:
+        return (
+            f"it speaks TLS from the first byte ({shown}); if it is one after all, its setting is handshake_first: "
+            "pass tls=TLSConfig(handshake_first=True)"
+        )
+    if beginning.startswith(b"HTTP/"):
+        return (
+            f"it speaks HTTP ({shown}), as a web server or a monitoring port does; clients of NATS use 4222 by default"
+        )
+    return f"it begins with {shown}; check host and port, which is 4222 by default"
 
 
 def _control_frame(line: bytes) -> Control | None:

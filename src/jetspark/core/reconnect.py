@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from jetspark.core.auth import Auth, Token, UserPassword
+from jetspark.core.backoff import Backoff
 from jetspark.core.tls import describe_error
 from jetspark.errors import AuthenticationFailed, ConfigError, JetSparkError, NoServersAvailable
 
@@ -62,8 +63,12 @@ class Server:
             why = f": {error}" if "@" not in url else ": expected nats://user:password@host:port, percent-encoded"
             raise ConfigError(f"server {_without_secrets(url)}{why}") from None
         if parts.scheme not in ("nats", "tls"):
+            hint = ""
+            if parts.scheme in ("http", "https"):
+                hint = ", and the port for clients (4222 by default), not the monitoring port"
             raise ConfigError(
-                f"server {_without_secrets(url)}: scheme {parts.scheme!r} is not supported; expected nats:// or tls://"
+                f"server {_without_secrets(url)}: scheme {parts.scheme!r} is not supported; expected nats:// or "
+                f"tls://{hint}"
             )
         if (
             not host
@@ -131,7 +136,7 @@ class ServerPool:
         self._current: _Candidate | None = None
         """Last returned by :meth:`next`; until its attempt is over it is the first of the candidates."""
         self._is_in_use = False
-        self._wait_s, self._wait_max_s = wait_s, wait_max_s
+        self._backoff = Backoff(wait_s, wait_max_s)
         self._max_attempts = max_attempts
         self._jitter = jitter
         self._tried = 0
@@ -162,8 +167,7 @@ class ServerPool:
         if self._tried >= len(self._candidates):
             self._tried = 0
             self._round += 1
-            pause = min(self._wait_s * 2 ** min(self._round - 1, 32), self._wait_max_s)
-            delay = pause * (0.5 + 0.5 * self._jitter())
+            delay = self._backoff.wait_s(self._round) * (0.5 + 0.5 * self._jitter())
         self._current, self._is_in_use = self._candidates[0], False
         return self._current.server, delay
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, ProtocolError, UsageError
+from jetspark.core.numbers import seconds
+from jetspark.errors import ProtocolError, UsageError
 from jetspark.jetstream.wire import seconds_to_ns, time_from_ns
 
 __all__ = ["ACK", "IN_PROGRESS", "NAK", "AckableMessage", "Metadata", "nak_payload", "parse_metadata", "term_payload"]
@@ -70,9 +71,7 @@ def nak_payload(delay_s: float | None) -> bytes:
     """Deliver it again, now or after some seconds."""
     if delay_s is None:
         return NAK
-    if delay_s < 0:
-        raise ConfigError(f"delay={delay_s}: expected seconds of 0 or more")
-    return NAK + b" " + json.dumps({"delay": seconds_to_ns(delay_s)}).encode()
+    return NAK + b" " + json.dumps({"delay": seconds_to_ns(seconds("delay", delay_s))}).encode()
 
 
 def term_payload(reason: str | None) -> bytes:

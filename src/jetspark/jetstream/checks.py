@@ -23,8 +23,9 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
+from jetspark.core.numbers import INT64, MAX_SECONDS, UINT64
 from jetspark.core.subjects import validate_filter, validate_queue, validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
 
@@ -32,6 +33,7 @@ __all__ = [
     "INT32",
     "INT64",
     "UINT64",
+    "check_config",
     "check_description",
     "check_fields",
     "check_filter",
@@ -44,11 +46,12 @@ __all__ = [
     "check_types",
 ]
 
+C = TypeVar("C")
+
 Check: TypeAlias = Callable[[str, str], object]
 
-# The largest numbers of the server's types.
-INT32, INT64, UINT64 = 2**31 - 1, 2**63 - 1, 2**64 - 1
-MAX_SECONDS = INT64 // 1_000_000_000
+# The largest number of the server's smaller types.
+INT32 = 2**31 - 1
 
 # The server's own bounds, in bytes.
 MAX_NAME_BYTES = 255
@@ -112,6 +115,25 @@ def _named(what: str, validate: Callable[[str], str], text: str) -> None:
         validate(text)
     except InvalidSubject as error:
         raise InvalidSubject(error.subject, f"{error.reason} (in {what})") from None
+
+
+# ---- configurations ------------------------------------------------------------------------------------------------
+
+
+def check_config(kind: type[C], config: object, *, name: str | None = None) -> C:
+    """The configuration, which must be of this kind; with ``name``, the field for a name that is all there is of it.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(config, kind):
+        return config
+    if name is not None and isinstance(config, str):
+        return kind(**{name: config})
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    expected = f"{article} {kind.__name__}" + (", or a name" if name is not None else "")
+    hint = f"; {kind.__name__}(**config) makes one of a dict" if isinstance(config, dict) else ""
+    raise ConfigError(f"config={config!r}: expected {expected}{hint}")
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------

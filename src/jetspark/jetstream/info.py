@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers, decode
 from jetspark.core.message import CoreMessage
 from jetspark.errors import MessageNotFound, ProtocolError, ServerError
@@ -179,7 +180,9 @@ class StoredMessage:
         """
         if (status := message.status) is not None:
             kind = MessageNotFound if status.code == 404 else ServerError
-            raise kind(status.code, 10037 if status.code == 404 else 0, status.description.lower())
+            raise kind(
+                status.code, Code.MESSAGE_NOT_FOUND.value if status.code == 404 else 0, status.description.lower()
+            )
         # The server appends its headers behind the message's own, which may have the same names: whatever was
         # republished has. So those that say where the message is are the last of their name.
         place: dict[str, str] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from jetspark.core.headers import Headers
+from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,
@@ -24,7 +25,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.checks import INT32, check_description, check_fields, check_name
+from jetspark.jetstream.checks import INT32, check_config, check_description, check_fields, check_name
 from jetspark.jetstream.config import (
     MAX_REPLICAS,
     Compression,
@@ -37,7 +38,7 @@ from jetspark.jetstream.config import (
     SubjectTransform,
     ruled,
 )
-from jetspark.jetstream.features import MESSAGE_TTL
+from jetspark.jetstream.features import LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
 from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, message_query
 from jetspark.jetstream.operations import Operation as Requests
@@ -54,6 +55,7 @@ __all__ = [
     "Writes",
     "check_filter",
     "check_key",
+    "create_bucket",
     "subject_of",
 ]
 
@@ -100,6 +102,11 @@ class KVConfig:
         check_fields(self)
         if self.limit_marker_ttl_s is not None and self.limit_marker_ttl_s < 1:
             raise ConfigError(f"limit_marker_ttl_s={self.limit_marker_ttl_s}: expected 1 second or more")
+
+    @classmethod
+    def of(cls, config: KVConfig | str) -> KVConfig:
+        """The configuration itself, or that of a bucket of which only the name is given."""
+        return check_config(cls, config, name="bucket")
 
     def to_stream(self, api_level: int = 0) -> StreamConfig:
         """The stream behind the bucket, as every NATS client makes it.
@@ -208,6 +215,12 @@ class KVStatus:
         return self.stream.config.max_age_s or 0.0
 
 
+def create_bucket(api: Api, config: KVConfig) -> Requests[StreamInfo]:
+    """Create a bucket's stream, or find the one there is."""
+    facts = yield from api.facts()
+    return (yield from api.create_stream(config.to_stream(facts.level or 0)))
+
+
 def check_bucket(bucket: str) -> str:
     check_name("bucket", bucket)
     if not _is_bucket(bucket):
@@ -298,6 +311,8 @@ def watch_options(
     ]
     if len(chosen) > 1:
         raise ConfigError(f"{' with '.join(chosen)}: expected one of them")
+    if from_revision is not None:
+        from_revision = whole("from_revision", from_revision, high=UINT64)
     subjects = tuple(subject_of(bucket, check_filter(each)) for each in filters) or (subject_of(bucket, ">"),)
     policy: DeliverPolicy | None = "last_per_subject"
     if include_history:
@@ -376,7 +391,10 @@ class Bucket:
 
     def get(self, key: str, revision: int | None) -> Requests[KVEntry]:
         subject = subject_of(self.origin, check_key(key))
-        query = message_query(sequence=revision) if revision is not None else message_query(last_for=subject)
+        if revision is not None:
+            query = message_query(sequence=whole("revision", revision, high=UINT64))
+        else:
+            query = message_query(last_for=subject)
         try:
             message = yield from self._api.get_message(self._stream, query, direct=self._direct)
         except MessageNotFound:
@@ -417,7 +435,7 @@ class Bucket:
 
     def update(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> Requests[int]:
         try:
-            return (yield from self.put(key, value, Expect(last_subject_sequence=revision), ttl_s))
+            return (yield from self.put(key, value, _expected(revision), ttl_s))
         except WrongLastSequence:
             raise Conflict(self.name, (key,)) from None
 
@@ -425,7 +443,7 @@ class Bucket:
         self, key: str, operation: Literal["delete", "purge"], revision: int | None, ttl_s: float | None
     ) -> Requests[None]:
         """Delete or purge; with ``revision`` only if that is the last one."""
-        expect = None if revision is None else Expect(last_subject_sequence=revision)
+        expect = None if revision is None else _expected(revision)
         headers = publish_headers(marker_headers(operation), None, expect, ttl_s)
         yield from self._check_ttl(ttl_s)
         try:
@@ -445,9 +463,21 @@ class Bucket:
                 "create_or_update_kv, or use a bucket with history=1"
             )
 
+    def snapshot_sequence(self, at: int) -> Requests[int]:
+        """Where to look for the values there were at a sequence."""
+        yield from self._api.require(LAST_GET)  # before anything else, in the same time
+        info = yield from self._api.stream_info(self._stream)
+        # Beyond its end the server finds nothing at all (nats-server 2.15).
+        return min(at, info.state.last_sequence)
+
     def status(self) -> Requests[KVStatus]:
         info = yield from self._api.stream_info(self._stream)
         return KVStatus(bucket=self.name, stream=info)
+
+
+def _expected(revision: int) -> Expect:
+    """0 says that there is none."""
+    return Expect(last_subject_sequence=whole("revision", revision, low=0, high=UINT64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,13 +507,16 @@ class Writes:
     def put(self, key: str, value: bytes, revision: int | None) -> None:
         self._add(key, value, "put", revision)
 
+    def update(self, key: str, value: bytes, revision: int) -> None:
+        """Unlike ``put``, never without a revision."""
+        self._add(key, value, "put", whole("revision", revision, low=0, high=UINT64))
+
     def mark(self, key: str, operation: Literal["delete", "purge"], revision: int | None) -> None:
         self._add(key, b"", operation, revision)
 
     def expect(self, keys: str, revision: int) -> None:
         """``keys`` is a key that is not written, or a pattern."""
-        if revision < 0:
-            raise ConfigError(f"revision={revision}: expected 0 or more")
+        revision = whole("revision", revision, low=0, high=UINT64)
         if check_filter(keys) in self._guards:
             raise ConfigError(f"key={keys!r}: expected twice in one transaction")
         if keys in self._writes:
@@ -496,6 +529,8 @@ class Writes:
             raise ConfigError(f"key={key!r}: written twice in one transaction; write its last value only")
         if key in self._guards:
             raise self._written_too(key)
+        if revision is not None:
+            revision = whole("revision", revision, low=0, high=UINT64)
         self._writes[key] = (value, operation, revision)
 
     def _written_too(self, key: str) -> ConfigError:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.numbers import whole
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
@@ -44,7 +45,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream import wire
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.checks import check_description, check_fields
+from jetspark.jetstream.checks import check_config, check_description, check_fields
 from jetspark.jetstream.config import MAX_REPLICAS, Compression, Placement, Storage, StreamConfig, ruled
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import check_bucket
@@ -158,7 +159,7 @@ class ObjectStoreConfig:
 
     @classmethod
     def of(cls, config: ObjectStoreConfig | str) -> ObjectStoreConfig:
-        return cls(bucket=config) if isinstance(config, str) else config
+        return check_config(cls, config, name="bucket")
 
     def to_stream(self, api_level: int = 0) -> StreamConfig:
         """The stream behind the bucket, as every NATS client makes it.
@@ -374,8 +375,7 @@ class Upload:
     """Cuts what is fed to it, in pieces of any size, into chunks, and counts and hashes it."""
 
     def __init__(self, nuid: str, chunk_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
-        if chunk_bytes < 1:
-            raise ConfigError(f"chunk_bytes={chunk_bytes}: expected 1 or more")
+        chunk_bytes = whole("chunk_bytes", chunk_bytes)
         self.nuid = nuid
         self.chunk_bytes = chunk_bytes
         self.block_bytes = max(block_bytes // chunk_bytes, 1) * chunk_bytes
@@ -472,6 +472,7 @@ def fast_options(
         "patience_s": patience_s,
         # Time for a second batch when the first is lost.
         "batch_timeout_s": min(BATCH_TIMEOUT_S, patience_s / 2),
+        "wait_for_stream_s": patience_s,  # the store was opened, so there is one
     }
 
 
@@ -699,6 +700,19 @@ def create_bucket(api: Api, config: ObjectStoreConfig) -> Operation[StreamInfo]:
     except StreamNameInUse:
         # One of another client, or of an older server, differs in this alone, and is as good.
         return (yield from api.create_stream(config.to_stream()))
+
+
+def resolve(objects: Objects, name: str) -> Operation[tuple[StreamInfo | None, ObjectInfo]]:
+    """The object behind a name, however many links away, and the stream of the bucket it is in, unless it is ours."""
+    api, stream = objects._api, None
+    info, seen = (yield from objects.info(name)), 0
+    while info.link is not None:
+        bucket, target = next_link(info, seen)
+        if bucket != objects.name:
+            stream = yield from api.stream_info(stream_of(bucket))
+            objects = Objects(api, stream.config)
+        info, seen = (yield from objects.info(target)), seen + 1
+    return stream, info
 
 
 def link_to(target: ObjectInfo) -> ObjectLink:

@@ -13,18 +13,21 @@ from typing import Any, TypeAlias, TypeVar
 from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
 from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
     JetStreamUnavailable,
+    MessageNotFound,
     PermissionDenied,
     ProtocolError,
+    RequestTimeout,
     ServerError,
     StreamNotFound,
 )
 from jetspark.jetstream import features, wire
-from jetspark.jetstream.checks import check_name
+from jetspark.jetstream.checks import check_config, check_name
 from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
 from jetspark.jetstream.features import Feature, ServerFacts
 from jetspark.jetstream.info import AccountInfo, ConsumerInfo, StoredMessage, StreamInfo
@@ -34,6 +37,7 @@ __all__ = [
     "LEADERLESS_RETRIES",
     "LEADERLESS_WAIT_S",
     "Api",
+    "Deadline",
     "Operation",
     "Pause",
     "Request",
@@ -49,6 +53,9 @@ T = TypeVar("T")
 LEADERLESS_RETRIES = 3
 LEADERLESS_WAIT_S = 0.25
 
+# Between two looks whether what a cluster was asked for is so; it takes milliseconds.
+APPLIED_PAUSE_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -61,6 +68,8 @@ class Request:
     """Nobody answering may be a leader being elected: ask again for a short while."""
     is_silent: bool = False
     """No answer is wanted; what is sent back means nothing."""
+    is_next_page: bool = False
+    """Of a listing, whose length nobody knows before: the page that came is progress, and the time begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,54 @@ class Pause:
 
 
 Operation: TypeAlias = Generator[Request | Pause, CoreMessage, T]
+
+
+class Deadline:
+    """The time of one operation: its requests share it, however many they are.
+
+    With ``for_each`` every request has all of it: for operations whose length nobody knows before, and which have other
+    bounds.
+    """
+
+    __slots__ = ("_at", "_for_each", "_is_new", "_retries", "timeout_s")
+
+    def __init__(self, timeout_s: float, now: float, *, for_each: bool = False) -> None:
+        self.timeout_s, self._for_each = timeout_s, for_each
+        self._at = now + timeout_s
+        self._is_new = True
+        self._retries = 0
+
+    def begin(self, request: Request, now: float) -> float:
+        """How many seconds this request has.
+
+        Raises:
+            RequestTimeout: None: it must not be sent, because nobody would wait for its answer.
+        """
+        self._retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
+        if self._is_new or self._for_each or request.is_next_page:
+            self._is_new = False
+            self._at = now + self.timeout_s
+            return self.timeout_s  # 0 is all right: somebody asks, and does not care for the answer
+        if now < self._at or request.is_silent:
+            return max(self._at - now, 0.0)
+        raise RequestTimeout(f"request to {request.subject!r}", self.timeout_s)
+
+    def retry_after_s(self, now: float) -> float | None:
+        """Nobody was there to answer: seconds to wait before the request is sent again; None when that is no use."""
+        if not self._retries or now + LEADERLESS_WAIT_S >= self._at:
+            return None
+        self._retries -= 1
+        return LEADERLESS_WAIT_S
+
+    def left_s(self, now: float) -> float:
+        """For the same request, sent again."""
+        return max(self._at - now, 0.0)
+
+    def of_all(self, error: RequestTimeout) -> RequestTimeout:
+        """The error of one request as that of the operation, whose time-out is the one that the caller knows."""
+        if error.timeout_s == self.timeout_s:
+            return error
+        return RequestTimeout(error.what, self.timeout_s, error.was_sent)
 
 
 def api_prefix(domain: str | None, prefix: str | None) -> str:
@@ -144,20 +201,23 @@ class Api:
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
-    def create_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+    def create_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        config = check_config(StreamConfig, config, name="name")
         yield from self._check_config(config)
-        reply = yield from self._ask(f"STREAM.CREATE.{config.name}", wire.encode(config))
+        reply = yield from self._ask_stream("CREATE", config.name, wire.encode(config))
         return _stream_info(reply)
 
     def update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
+        check_config(StreamConfig, config)
         yield from self._check_config(config)
-        present = yield from self._ask(f"STREAM.INFO.{config.name}")
+        present = yield from self._ask_stream("INFO", config.name)
         changed = _merged(_object(present, "config"), wire.encode(config))
-        reply = yield from self._ask(f"STREAM.UPDATE.{config.name}", changed)
+        reply = yield from self._ask_stream("UPDATE", config.name, changed)
         return _stream_info(reply)
 
-    def create_or_update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
+    def create_or_update_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        config = check_config(StreamConfig, config, name="name")
         try:
             return (yield from self.update_stream(config))
         except StreamNotFound:
@@ -175,11 +235,11 @@ class Api:
         subjects: dict[str, int] = {}
         while True:
             # Subjects come in pages of 100,000; the rest of the reply is the same each time.
-            reply = yield from self._ask(f"STREAM.INFO.{name}", body | ({"offset": len(subjects)} if subjects else {}))
+            page = {"offset": len(subjects)} if subjects else {}
+            reply = yield from self._ask_stream("INFO", name, body | page, is_next_page=bool(subjects))
             state = _object(reply, "state")
-            page = _object(state, "subjects") if state.get("subjects") else {}
             known = len(subjects)
-            subjects |= page
+            subjects |= _object(state, "subjects") if state.get("subjects") else {}
             if len(subjects) == known or len(subjects) >= _number(reply, "total"):
                 break
         if subjects:
@@ -187,7 +247,7 @@ class Api:
         return _stream_info(reply)
 
     def delete_stream(self, name: str) -> Operation[None]:
-        yield from self._ask(f"STREAM.DELETE.{check_name('name', name)}")
+        yield from self._ask_stream("DELETE", name)
 
     def purge_stream(
         self, name: str, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None
@@ -195,21 +255,18 @@ class Api:
         check_name("name", name)
         if up_to_sequence is not None and keep is not None:
             raise ConfigError(f"up_to_sequence={up_to_sequence} with keep={keep}: expected one of the two")
-        for what, number in (("up_to_sequence", up_to_sequence), ("keep", keep)):
-            if number is not None and number < 0:
-                raise ConfigError(f"{what}={number}: expected 0 or more")
         body: dict[str, Any] = {"filter": validate_filter(subject)} if subject is not None else {}
         if up_to_sequence is not None:
             # The server purges *below* its `seq`; we say "up to", and mean it.
-            body["seq"] = up_to_sequence + 1
+            body["seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64 - 1) + 1
         if keep is not None:
-            body["keep"] = keep
-        reply = yield from self._ask(f"STREAM.PURGE.{name}", body)
+            body["keep"] = whole("keep", keep, low=0)
+        reply = yield from self._ask_stream("PURGE", name, body)
         return _number(reply, "purged")
 
     def step_down_stream(self, name: str, placement: Placement | None = None) -> Operation[None]:
         body = {"placement": wire.encode(placement)} if placement is not None else {}
-        yield from self._ask(f"STREAM.LEADER.STEPDOWN.{check_name('name', name)}", body)
+        yield from self._ask_stream("LEADER.STEPDOWN", name, body)
 
     def stream_page(self, offset: int, subject: str | None) -> Operation[tuple[list[StreamInfo], int]]:
         """Infos from ``offset`` on, and how many there are in all."""
@@ -225,20 +282,25 @@ class Api:
     def get_message(self, stream: str, body: Mapping[str, Any], *, direct: bool) -> Operation[StoredMessage]:
         """One message; ``direct`` may be answered by any replica, and needs ``allow_direct``."""
         check_name("stream", stream)
-        if direct:
-            message = yield Request(f"{self.prefix}.DIRECT.GET.{stream}", _json(body))
-            return StoredMessage.from_direct(message)
-        reply = yield from self._ask(f"STREAM.MSG.GET.{stream}", body)
-        return StoredMessage.from_reply(stream, reply)
+        try:
+            if direct:
+                message = yield Request(f"{self.prefix}.DIRECT.GET.{stream}", _json(body))
+                return StoredMessage.from_direct(message)
+            reply = yield from self._ask_stream("MSG.GET", stream, body)
+            return StoredMessage.from_reply(stream, reply)
+        except MessageNotFound as error:
+            wanted = _wanted(body)
+            raise MessageNotFound(error.code, error.err_code, error.description, stream, wanted=wanted) from None
 
     def delete_message(self, stream: str, sequence: int, *, erase: bool) -> Operation[None]:
-        body = {"seq": sequence} | ({} if erase else {"no_erase": True})
-        yield from self._ask(f"STREAM.MSG.DELETE.{check_name('stream', stream)}", body)
+        body = {"seq": whole("sequence", sequence, high=UINT64)} | ({} if erase else {"no_erase": True})
+        yield from self._ask_stream("MSG.DELETE", check_name("stream", stream), body)
 
     # ---- consumers ---------------------------------------------------------------------------------------------
 
     def create_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         check_name("stream", stream)
+        check_config(ConsumerConfig, config)
         yield from self._check_config(config)
         name = config.name or config.durable_name
         if config.ack_policy is None:
@@ -246,18 +308,21 @@ class Api:
             config = dataclasses.replace(config, ack_policy="explicit")
         body = {"stream_name": stream, "config": _consumer_fields(config), "action": "create"}
         if name is None:
-            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body)
+            reply = yield from self._ask(f"CONSUMER.CREATE.{stream}", body, stream=stream)
         else:
-            reply = yield from self._ask(_consumer_subject(stream, name, config.filter_subject), body)
+            reply = yield from self._ask(
+                _consumer_subject(stream, name, config.filter_subject), body, stream=stream, consumer=name
+            )
         return _consumer_info(reply)
 
     def update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
         """Change what ``config`` mentions; everything else stays as it is."""
+        check_config(ConsumerConfig, config)
         name = config.name or config.durable_name
         if name is None:
             raise ConfigError("update_consumer: expected name or durable_name to say which one")
         yield from self._check_config(config)
-        present = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
+        present = yield from self._ask_consumer("INFO", stream, name)
         # Merged as the server wrote it: our own types would cut nanoseconds off a start time it refuses to change.
         fields = _merged(_object(present, "config"), _consumer_fields(config))
         if config.filter_subject and not config.filter_subjects:
@@ -265,10 +330,13 @@ class Api:
         elif config.filter_subjects:
             fields.pop("filter_subject", None)
         body = {"stream_name": stream, "config": fields, "action": "update"}
-        reply = yield from self._ask(_consumer_subject(stream, name, fields.get("filter_subject")), body)
+        reply = yield from self._ask(
+            _consumer_subject(stream, name, fields.get("filter_subject")), body, stream=stream, consumer=name
+        )
         return _consumer_info(reply)
 
     def create_or_update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
+        check_config(ConsumerConfig, config)
         # Not the server's own "either": that resets everything the configuration does not mention.
         if config.name is not None or config.durable_name is not None:
             try:
@@ -278,47 +346,82 @@ class Api:
         return (yield from self.create_consumer(stream, config))
 
     def consumer_info(self, stream: str, name: str) -> Operation[ConsumerInfo]:
-        reply = yield from self._ask(f"CONSUMER.INFO.{check_name('stream', stream)}.{check_name('name', name)}")
+        reply = yield from self._ask_consumer("INFO", stream, name)
         return _consumer_info(reply)
 
     def delete_consumer(self, stream: str, name: str) -> Operation[None]:
-        yield from self._ask(f"CONSUMER.DELETE.{check_name('stream', stream)}.{check_name('name', name)}")
+        yield from self._ask_consumer("DELETE", stream, name)
 
-    def pause_consumer(self, stream: str, name: str, until: datetime.datetime | None) -> Operation[None]:
+    def pause_consumer(
+        self, stream: str, name: str, until: datetime.datetime | None, timeout_s: float
+    ) -> Operation[None]:
+        """Pause until then, or go on; done when the consumer itself says so.
+
+        Raises:
+            RequestTimeout: It did not within ``timeout_s``.
+        """
         yield from self.require(features.CONSUMER_PAUSE)
-        body = {"pause_until": wire.time_text(until)} if until is not None else {}
-        yield from self._ask(f"CONSUMER.PAUSE.{check_name('stream', stream)}.{check_name('name', name)}", body)
+        text = wire.time_text(until) if until is not None else None
+        yield from self._ask_consumer("PAUSE", stream, name, {"pause_until": text} if text is not None else {})
+        # In a cluster the answer only says that it was proposed: one that the others never hear of is lost (2.15.1).
+        expected, waited_s = wire.parse_time(text) if text is not None else None, 0.0
+        while (yield from self.consumer_info(stream, name)).config.pause_until != expected:
+            if waited_s >= timeout_s:
+                raise RequestTimeout(f"pause of consumer {name!r} of stream {stream!r}", timeout_s)
+            yield Pause(APPLIED_PAUSE_S)
+            waited_s += APPLIED_PAUSE_S
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:
+        body = {"seq": whole("sequence", sequence, high=UINT64)} if sequence is not None else {}
         yield from self.require(features.CONSUMER_RESET)
-        body = {"seq": sequence} if sequence is not None else {}
-        reply = yield from self._ask(f"CONSUMER.RESET.{check_name('stream', stream)}.{check_name('name', name)}", body)
+        reply = yield from self._ask_consumer("RESET", stream, name, body)
         return _consumer_info(reply)
 
     def unpin_consumer(self, stream: str, name: str, group: str) -> Operation[None]:
         yield from self.require(features.CONSUMER_UNPIN)
-        subject = f"CONSUMER.UNPIN.{check_name('stream', stream)}.{check_name('name', name)}"
-        yield from self._ask(subject, {"group": group})
+        yield from self._ask_consumer("UNPIN", stream, name, {"group": group})
 
     def step_down_consumer(self, stream: str, name: str) -> Operation[None]:
-        yield from self._ask(f"CONSUMER.LEADER.STEPDOWN.{check_name('stream', stream)}.{check_name('name', name)}")
+        yield from self._ask_consumer("LEADER.STEPDOWN", stream, name)
 
     def consumer_page(self, stream: str, offset: int) -> Operation[tuple[list[ConsumerInfo], int]]:
-        reply = yield from self._ask(f"CONSUMER.LIST.{check_name('stream', stream)}", {"offset": offset})
+        reply = yield from self._ask(f"CONSUMER.LIST.{check_name('stream', stream)}", {"offset": offset}, stream=stream)
         return [_consumer_info(each) for each in _list(reply, "consumers")], _number(reply, "total")
 
     def consumer_name_page(self, stream: str, offset: int) -> Operation[tuple[list[str], int]]:
-        reply = yield from self._ask(f"CONSUMER.NAMES.{check_name('stream', stream)}", {"offset": offset})
+        reply = yield from self._ask(
+            f"CONSUMER.NAMES.{check_name('stream', stream)}", {"offset": offset}, stream=stream
+        )
         return list(_list(reply, "consumers")), _number(reply, "total")
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Operation[dict[str, Any]]:
+    def _ask_stream(
+        self, what: str, name: str, body: Mapping[str, Any] | None = None, *, is_next_page: bool = False
+    ) -> Operation[dict[str, Any]]:
+        subject = f"STREAM.{what}.{check_name('name', name)}"
+        return self._ask(subject, body, stream=name, is_next_page=is_next_page)
+
+    def _ask_consumer(
+        self, what: str, stream: str, name: str, body: Mapping[str, Any] | None = None
+    ) -> Operation[dict[str, Any]]:
+        subject = f"CONSUMER.{what}.{check_name('stream', stream)}.{check_name('name', name)}"
+        return self._ask(subject, body, stream=stream, consumer=name)
+
+    def _ask(
+        self,
+        what: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        stream: str = "",
+        consumer: str = "",
+        is_next_page: bool = False,
+    ) -> Operation[dict[str, Any]]:
         subject = f"{self.prefix}.{what}"
         if isinstance(what, ApiSubject):
             subject = ApiSubject(subject)
-        message = yield Request(subject, _json(body) if body else b"")
-        return wire.read_reply(message.data)
+        message = yield Request(subject, _json(body) if body else b"", is_next_page=is_next_page)
+        return wire.read_reply(message.data, stream, consumer)
 
 
 def _consumer_subject(stream: str, name: str, filter_subject: str | None) -> str:
@@ -337,12 +440,18 @@ def message_query(
             raise ConfigError("last_for: expected neither sequence nor next_for beside it")
         return {"last_by_subj": validate_filter(last_for)}
     if next_for is not None:
-        if sequence is not None and sequence < 1:
-            raise ConfigError(f"sequence={sequence}: expected 1 or more")
-        return {"seq": 1 if sequence is None else sequence, "next_by_subj": validate_filter(next_for)}
-    if sequence is None or sequence < 1:
-        raise ConfigError(f"sequence={sequence}: expected 1 or more")
-    return {"seq": sequence}
+        first = 1 if sequence is None else whole("sequence", sequence, high=UINT64)
+        return {"seq": first, "next_by_subj": validate_filter(next_for)}
+    return {"seq": whole("sequence", sequence, high=UINT64, instead="or last_for or next_for instead")}
+
+
+def _wanted(query: Mapping[str, Any]) -> str:
+    """The message a query names, in words."""
+    if "last_by_subj" in query:
+        return f"the last one on {query['last_by_subj']!r}"
+    if "next_by_subj" in query:
+        return f"the next one on {query['next_by_subj']!r} from sequence {query.get('seq')} on"
+    return f"sequence {query.get('seq')}"
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

@@ -1,9 +1,13 @@
 """Reading a stream in order, without acknowledgements, for as long as one likes.
 
-An ordered consumer is a throw-away: an unreplicated push consumer in the server's memory. When anything is amiss (a
-message is missing, the heartbeat stops, the server or its leader changed), it is replaced by a new one that starts
-right after the last message we have. So what comes out never skips, repeats or changes order, whatever happens to the
-consumers underneath.
+An ordered consumer is a throw-away: an unreplicated pull consumer in the server's memory. When anything is amiss (a
+message is missing, the heartbeat stops, the consumer is gone, the session or a leader changed), it is replaced by a new
+one that starts right after the last message we have. So what comes out never skips, repeats or changes order, whatever
+happens to the consumers underneath. It pulls, so that the reader decides the pace: the server sends nothing that there
+is no room for. And a request is always waiting at the server, so that a single message comes at once.
+
+The position in the stream is kept by one :class:`OrderedReader`. Each consumer has an :class:`OrderedPuller`, which
+finds out whether it is lost, and an :class:`OrderedFlow`, which asks for messages and hands them out.
 
 One kind of beginning is not described by a sequence: ``last_per_subject`` sends the last message of each subject, in
 the order of their sequences, then everything new. Until the first part, the *listing*, is over, a consumer that starts
@@ -13,59 +17,70 @@ the last of its subject there was the last before, and was delivered. A subject 
 later message. The listing is over when a message says that nothing is pending, or when as many came as were counted
 when the consumer was made: those counted have lower sequences than anything new, so they come first.
 
+A pull consumer loses a message of its listing if that is too large for what is left of a request's ``max_bytes``, or
+its time is over just then, and no other request waits (nats-server 2.15.1, where subjects have several messages).
+The next message has the next consumer sequence, so nothing but the status tells. Hence in a listing a request is made
+for so few messages that they are all there before its bytes are used up. Should such a status come all the same, the
+listing is made again, with requests so small that they need no bound of bytes.
+
 A sequence means something in one stream only. A stream that was deleted and made again has the name and none of the
 positions: a consumer that starts after our last sequence would wait there for a message that is not meant. Hence every
 successor is made first, and then the stream is asked when it was created: if that is still the same, the consumer is
 of the stream we were reading.
 
-The driver subscribes to an inbox, runs :meth:`OrderedReader.open`, and gives every message to
-:meth:`OrderedReader.accept`, which says what it is.
+The driver runs :meth:`OrderedReader.open`, makes a flow for the consumer, and does what :meth:`OrderedFlow.step` says:
+None means that the consumer is lost, a number that :meth:`OrderedFlow.take` has messages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import enum
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jetspark.core.message import CoreMessage
+from jetspark.core.backoff import Backoff
+from jetspark.core.headers import Status
+from jetspark.core.numbers import UINT64, whole
+from jetspark.core.options import ConnectOptions
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import (
     ConfigError,
     ConnectionLost,
     JetSparkError,
-    JetStreamUnavailable,
     NoServersAvailable,
     RequestTimeout,
-    ServerError,
     StreamRecreated,
     StreamWentBack,
 )
-from jetspark.jetstream.acks import Metadata, parse_metadata
+from jetspark.jetstream.acks import parse_metadata
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy
 from jetspark.jetstream.info import ConsumerInfo, SequencePair, StreamInfo
 from jetspark.jetstream.operations import Api, Operation, Request
-from jetspark.jetstream.push import answer_to
+from jetspark.jetstream.pull import Ask, Flow, M, Puller, PullLimits, Wait, size_bytes
 
 __all__ = [
     "CLEAN_UP_TIMEOUT_S",
-    "SILENCE_S",
+    "OrderedFlow",
     "OrderedOptions",
+    "OrderedPuller",
     "OrderedReader",
     "Patience",
-    "Verdict",
     "heartbeat_for",
     "retry_pauses",
-    "will_pass",
 ]
 
-# The server says every so often that there is nothing to say; silence for longer means that nobody is there.
+# The server says every so often that there is nothing to say; silence for twice as long means that nobody is there.
 HEARTBEAT_S = 5.0
-SILENCE_S = 2.5 * HEARTBEAT_S
+
+# How far ahead of its reader it may be, unless the connection's own bounds for unread messages are lower.
+MAX_MESSAGES = 4096
+MAX_BYTES = 16 << 20
+
+# In a cluster the answer to a consumer's creation can overtake the news that it may be asked for messages.
+MAX_REFUSALS_AT_FIRST = 5
 
 # Should we die without a word, the server forgets the consumer after this.
 INACTIVE_THRESHOLD_S = 60.0
@@ -78,6 +93,7 @@ MIN_HEARTBEAT_S = 0.25
 
 # A replica that has just become leader may not have everything yet. With the pauses of `retry_pauses` this is 3.5 s.
 MAX_ATTEMPTS_BEHIND = 7
+RETRY = Backoff(first_s=0.05, max_s=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,44 +115,53 @@ class OrderedOptions:
         given = [name for name in ("start_sequence", "start_time", "deliver_policy") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' with '.join(given)}: expected one of them")
-        if self.start_sequence is not None and self.start_sequence < 1:
-            raise ConfigError(f"start_sequence={self.start_sequence}: expected 1 or more")
-
-
-class Verdict(enum.Enum):
-    DELIVER = "the next message; its metadata is in `metadata`"
-    IGNORE = "a message that was delivered before"
-    IDLE = "the server has nothing to send"
-    RESPOND = "the server asks whether we keep up: publish an empty answer to `respond_to`"
-    RESTART = "something was lost: make a new consumer"
+        if self.start_sequence is not None:
+            whole("start_sequence", self.start_sequence, high=UINT64)
 
 
 class OrderedReader:
     """The position in the stream, over all the consumers it takes."""
 
-    def __init__(self, options: OrderedOptions, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(self, options: OrderedOptions) -> None:
         self._options = options
-        self._heartbeat_s = heartbeat_s
         self._last_stream_sequence: int | None = None
         """None until it is known where we are; 0 is a place: before the first message of an empty stream."""
         self._last_consumer_sequence = 0
+        self._tokens_after = 3
+        """How many tokens of a reply subject come after the consumer's sequence."""
         self._is_listing = options.deliver_policy == "last_per_subject"
+        self._waiting = 0
+        """How many messages the present consumer had to send when it was made."""
         self._listing_left = 0
         """How many messages the present consumer has still to send before its listing is over for sure."""
+        self._largest_bytes = 0
+        """Of the messages of the listing, as far as they came."""
+        self._is_careful = False
+        """A request of the listing had too few bytes for a message."""
         self._created: datetime.datetime | None = None
         """When the stream was created: which of all streams of its name it is."""
         self._attempts_behind = 0
         self.is_caught_up = options.deliver_policy == "new"
         """Everything that was there when the reading began was delivered."""
-        self.metadata: Metadata | None = None
-        self.respond_to = ""
+        self._barren = 0
+        """How many consumers in a row were lost before anything came of them."""
 
     @property
     def has_begun(self) -> bool:
         """Whether the stream was found, at least."""
         return self._created is not None
 
-    def open(self, api: Api, stream: str, deliver_subject: str) -> Operation[ConsumerInfo]:
+    @property
+    def is_listing(self) -> bool:
+        """Whether the last messages of the subjects are still coming."""
+        return self._is_listing
+
+    @property
+    def last_consumer_sequence(self) -> int:
+        """Of the present consumer's messages, the last that was looked at."""
+        return self._last_consumer_sequence
+
+    def open(self, api: Api, stream: str, name: str) -> Operation[ConsumerInfo]:
         """Make the next consumer.
 
         Raises:
@@ -147,7 +172,7 @@ class OrderedReader:
         is_first = self._created is None
         if is_first:
             self.check_stream((yield from api.stream_info(stream)))
-        info = yield from api.create_consumer(stream, self.config(deliver_subject))
+        info = yield from api.create_consumer(stream, self.config(name))
         if not is_first:
             try:
                 self.check_stream((yield from api.stream_info(stream)))
@@ -158,7 +183,7 @@ class OrderedReader:
         self.created(info.delivered, info.pending)
         return info
 
-    def config(self, deliver_subject: str) -> ConsumerConfig:
+    def config(self, name: str) -> ConsumerConfig:
         """For the next consumer. Its messages count from 1 again."""
         self._last_consumer_sequence = 0
         options = self._options
@@ -166,11 +191,9 @@ class OrderedReader:
         if not filters and options.deliver_policy == "last_per_subject":
             filters = [">"]  # the server insists on one
         config = ConsumerConfig(
-            deliver_subject=deliver_subject,
+            name=name,
             ack_policy="none",
             max_deliver=1,
-            flow_control=True,
-            idle_heartbeat_s=self._heartbeat_s,
             inactive_threshold_s=INACTIVE_THRESHOLD_S,
             memory_storage=True,
             replicas=1,
@@ -207,68 +230,270 @@ class OrderedReader:
         Remembering it keeps what is published before the first delivery, should this consumer be lost: another ``new``
         one would begin after it.
         """
-        waiting = pending + delivered.consumer_sequence
+        self._waiting = pending
         has_a_place = self._options.deliver_policy in ("new", "last")
         if self._is_listing:
-            self._listing_left = waiting
-            self._is_listing = bool(waiting)
-            has_a_place = not waiting
-        if self._last_stream_sequence is None and has_a_place and not delivered.consumer_sequence:
+            self._listing_left = pending
+            self._is_listing = bool(pending)
+            has_a_place = not pending
+        if self._last_stream_sequence is None and has_a_place:
             self._last_stream_sequence = delivered.stream_sequence
-        if not waiting:
+        if not pending:
             self.is_caught_up = True
 
-    def accept(self, message: CoreMessage) -> Verdict:
-        status = message.status if message.raw_headers is not None else None
-        if status is not None:
-            return self._on_status(message, status.code)
-        metadata = parse_metadata(message.raw_reply or b"")
-        if metadata.consumer_sequence != self._last_consumer_sequence + 1:
-            return Verdict.RESTART
-        self._last_consumer_sequence = metadata.consumer_sequence
-        last = self._last_stream_sequence
-        is_known = self._is_listing and last is not None and metadata.stream_sequence <= last
+    def accept(self, messages: list[M]) -> tuple[list[M], int]:
+        """Which of these, the next that came, to hand out; and how many of them were looked at.
+
+        It looks no further than to the message with which everything is delivered that was there in the beginning, and
+        not beyond a gap.
+        """
+        replies = [each.raw_reply or b"" for each in messages]
+        try:
+            count = self._count_in_order(replies)
+            if not count:
+                return [], 0
+            accepted = messages if count == len(messages) else messages[:count]
+            last = parse_metadata(replies[count - 1])
+            if self._is_listing and self._last_stream_sequence is not None:
+                after = self._tokens_after + 1
+                sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies[:count]]
+                before = self._last_stream_sequence
+                accepted = [each for each, sequence in zip(accepted, sequences, strict=True) if sequence > before]
+        except (ValueError, IndexError):
+            for reply in replies:
+                parse_metadata(reply)  # says which one is not JetStream's
+            raise
+        self._last_consumer_sequence = last.consumer_sequence
+        self._last_stream_sequence = max(last.stream_sequence, self._last_stream_sequence or 0)
+        self._listing_left -= count
+        if not last.pending:
+            self.is_caught_up = True
+        if not (last.pending and self._listing_left > 0):
+            self._is_listing = False
+        self.heard()
+        return accepted, count
+
+    def _count_in_order(self, replies: list[bytes]) -> int:
+        """How many of them follow one another, up to the end of the listing, or of what was there in the beginning.
+
+        Reading a million messages, this is most of what being in order costs: no more is taken apart than is needed.
+        """
+        first = self._last_consumer_sequence + 1
+        if first == 1:
+            self._tokens_after = 3 + max(replies[0].count(b".") - 10, 0)  # the longer form may have more in its end
+        after, count = self._tokens_after, len(replies)
         if self._is_listing:
-            self._listing_left -= 1
-            self._is_listing = self._listing_left > 0 and metadata.pending > 0
-        if not metadata.pending:
-            self.is_caught_up = True
-        if is_known:
-            return Verdict.IGNORE
-        self._last_stream_sequence = metadata.stream_sequence
-        self.metadata = metadata
-        return Verdict.DELIVER
+            count = min(count, self._listing_left)
+        # Fewer than were waiting can do without a look at what they say is pending: it is above 0 until then, unless
+        # messages were deleted meanwhile; then the last of a later part says so.
+        may_end = not self.is_caught_up and first + count > self._waiting
+        if self._is_listing or may_end:
+            pending = [reply.rsplit(b".", after)[3] for reply in replies[:count]]
+            count = pending.index(b"0") + 1 if b"0" in pending else count
+        sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies]
+        if sequences == list(range(first, first + len(replies))):
+            return count
+        return min(count, next(place for place, number in enumerate(sequences) if number != first + place))
 
-    def _on_status(self, message: CoreMessage, code: int) -> Verdict:
-        if code == 100:
-            last = message.headers.get("Nats-Last-Consumer")
-            if last is not None and int(last) != self._last_consumer_sequence:
-                return Verdict.RESTART
-            subject = answer_to(message)
-            if subject is not None:
-                self.respond_to = subject
-                return Verdict.RESPOND
-            # What was counted as waiting may be gone: then no message says that nothing is pending.
-            self.is_caught_up = True
-            return Verdict.IDLE
-        return Verdict.RESTART  # 409: the consumer was deleted, or its leader changed
+    def came(self, sizes: list[int]) -> None:
+        """Messages of a listing, of so many bytes each."""
+        self._largest_bytes = max([self._largest_bytes, *sizes])
 
-    def may_pass(self, error: Exception) -> bool:
+    def skipped(self) -> None:
+        """A message of the listing may be lost, for lack of bytes: have it made again more carefully."""
+        self._is_careful = True
+
+    def listing_window(self, limits: PullLimits, max_payload_bytes: int) -> tuple[int, int]:
+        """How many messages of a listing to have ahead, and the size to expect of each; 0 needs no bound of bytes."""
+        assert limits.max_bytes is not None
+        least = min(max(limits.max_bytes // max_payload_bytes, 1), limits.max_messages)
+        if self._is_careful or not self._largest_bytes:
+            return least, 0
+        most = min(limits.max_bytes // (4 * self._largest_bytes), limits.max_messages)
+        return (most, self._largest_bytes) if most > least else (least, 0)
+
+    def idle(self) -> None:
+        """The server has nothing to send: what was counted as waiting and did not come is gone."""
+        self.is_caught_up = True
+        if self._last_stream_sequence is not None:
+            self._is_listing = False
+
+    def heard(self) -> None:
+        """The present consumer is good for something."""
+        self._barren = 0
+
+    def lost(self) -> None:
+        """The present consumer has to be replaced."""
+        self._barren += 1
+
+    def pause_s(self) -> float:
+        """How long to wait before the next consumer: not at all, unless one after the other was good for nothing."""
+        return 0.0 if self._barren < 2 else RETRY.wait_s(self._barren - 1)
+
+    def may_pass(self, error: JetSparkError) -> bool:
         """Whether it is worth while to try again after a consumer could not be made."""
         if isinstance(error, StreamWentBack):
             self._attempts_behind += 1
             return self._attempts_behind < MAX_ATTEMPTS_BEHIND
-        if isinstance(error, ConnectionLost):
-            return not isinstance(error, NoServersAvailable)
-        return will_pass(error)
+        # Without any server left the client itself has given up: there is nothing to wait for.
+        return error.may_pass and not isinstance(error, NoServersAvailable)
 
-    def bounds(self) -> dict[str, Any]:
-        """Of the next subscription, where they are not the client's own.
 
-        A listing that is made again begins with what was delivered before: if that did not fit, the reader would never
-        get beyond it. The server's flow control is the bound then: it sends at most 32 MiB ahead of our answers.
-        """
-        return {"max_pending_messages": 1 << 30, "max_pending_bytes": 1 << 40} if self._is_listing else {}
+class OrderedPuller(Puller[M]):
+    """The requests of a throw-away consumer: what others would wait for to pass is the end of it."""
+
+    def __init__(self, inbox: str, subject: str, reader: OrderedReader) -> None:
+        super().__init__(inbox, subject)
+        self._reader = reader
+        self._has_heard = False
+        self.is_lost = False
+        """The consumer is gone, or a message is missing: what is buffered is the last of it."""
+        self.is_idle = False
+        """The server said that it has nothing to send, and nothing came since."""
+
+    def absorb(self, arrived: list[M], now: float) -> None:
+        if self.is_lost:
+            return
+        self.is_idle = False
+        if self._reader.is_listing:
+            arrived = self._up_to_a_skip(arrived)
+            self._reader.came([size_bytes(each) for each in arrived if each.raw_reply is not None])
+        super().absorb(arrived, now)
+        self._has_heard = self._has_heard or bool(self.buffer)
+
+    def _up_to_a_skip(self, arrived: list[M]) -> list[M]:
+        """What came before the status after which a message of the listing may be missing."""
+        for place, each in enumerate(arrived, 1):
+            status = each.status if each.raw_reply is None else None
+            if status is None:
+                continue
+            is_too_large = status.description.startswith("Message Size Exceeds MaxBytes")
+            if is_too_large:
+                self._reader.skipped()
+            if is_too_large or (status.code == 408 and status.description != "Requests Pending"):
+                self.lose()
+                return arrived[:place]
+        return arrived
+
+    def on_session(self, session: int) -> None:
+        # What was sent meanwhile is lost, and the consumer may be: do not wait for its silence.
+        if self._session not in (0, session):
+            self.lose()
+        super().on_session(session)
+
+    def on_time(self, now: float) -> None:
+        before = self.outstanding
+        super().on_time(now)
+        if self.outstanding < before:
+            self.lose()
+
+    def lose(self) -> None:
+        self.is_lost = self.has_news = True
+
+    def _on_heartbeat(self, message: M) -> None:
+        self._has_heard = self.has_news = True
+        self._reader.heard()
+        self.is_idle = not self.buffer
+        last = message.headers.get("Nats-Last-Consumer", "")
+        if last.isdigit() and int(last) > self._last_received():
+            self.lose()
+
+    def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
+        text = status.description
+        if status.code in (404, 408) or text.startswith(("Batch Completed", "Message Size Exceeds MaxBytes")):
+            self._has_heard = True
+        elif status.code == 503 and not (self._has_heard or self.buffer) and self._refusals < MAX_REFUSALS_AT_FIRST:
+            pass
+        elif status.code in (409, 503) and not text.startswith("Exceeded MaxRequest"):
+            self.lose()  # deleted, or without its leader, or the server goes
+            return
+        super()._on_status(token, status, message, now)
+
+    def _last_received(self) -> int:
+        if not self.buffer:
+            return self._reader.last_consumer_sequence
+        return parse_metadata(self.buffer[-1].raw_reply or b"").consumer_sequence
+
+
+class OrderedFlow(Flow[M]):
+    """One throw-away consumer's messages, while they are in order."""
+
+    _puller: OrderedPuller[M]
+
+    def __init__(
+        self,
+        puller: OrderedPuller[M],
+        reader: OrderedReader,
+        options: ConnectOptions,
+        max_payload_bytes: int,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        limits = PullLimits(
+            max_messages=min(MAX_MESSAGES, options.max_pending_messages),
+            max_bytes=min(MAX_BYTES, options.max_pending_bytes),
+            heartbeat_s=heartbeat_s,
+        )
+        super().__init__(puller, limits)
+        self._reader = reader
+        self._max_payload_bytes = max_payload_bytes
+        self._is_alone = False
+        self._is_bounded = True
+        """Requests have a bound of bytes."""
+
+    def step(self, now: float, session: int | None) -> Ask | Wait | int | None:
+        """What to do next; None when the consumer is lost and everything of it was handed out."""
+        puller = self._puller
+        if session is not None:
+            puller.on_session(session)
+        if puller.error is None:
+            if session is None:
+                return len(puller.buffer) or Wait(self.deadline)  # the next session wakes us
+            if puller.is_lost:
+                return len(puller.buffer) or None
+            if self.deadline is not None and now >= self.deadline:
+                return len(puller.buffer) or Wait(self.deadline)
+            if puller.is_idle:
+                self._reader.idle()
+        self._window, is_bounded = self._limits.max_messages, True
+        if self._reader.is_listing:
+            self._window, expected_bytes = self._reader.listing_window(self._limits, self._max_payload_bytes)
+            self._largest_bytes = max(self._largest_bytes, expected_bytes)
+            is_bounded = expected_bytes > 0
+        self._is_bounded = is_bounded
+        step = super().step(now, session)
+        if isinstance(step, Wait) and self.deadline is not None:
+            return Wait(self.deadline if step.until is None else min(step.until, self.deadline))
+        return step
+
+    def take(self, count: int) -> list[M]:
+        """What of the next ``count`` buffered messages is to be handed out: nothing, if one is missing before them."""
+        puller = self._puller
+        buffer = puller.buffer
+        if count == len(buffer):
+            messages = list(buffer)
+            buffer.clear()
+        else:
+            messages = [buffer.popleft() for _ in range(count)]
+        accepted, looked_at = self._reader.accept(messages)
+        if looked_at < count:
+            buffer.extendleft(reversed(messages[looked_at:]))
+        if not looked_at:  # the first one is not the next
+            buffer.clear()
+            puller.lose()
+        return accepted
+
+    def on_too_large(self, max_bytes: int | None) -> None:
+        self._is_alone = True  # the bound is for keeping many messages, not for refusing one
+
+    def _has_bytes(self) -> bool:
+        return not self._is_bounded or super()._has_bytes()
+
+    def _ask(self, batch: int, now: float) -> Ask:
+        if self._is_bounded and not self._is_alone:
+            return super()._ask(batch, now)
+        limits, batch = self._limits, 1 if self._is_alone else batch
+        self._is_alone = False
+        return self._puller.ask(self, batch, now=now, expires_s=limits.expires_s, heartbeat_s=self._heartbeat_s)
 
 
 class Patience:
@@ -276,11 +501,17 @@ class Patience:
 
     def __init__(self, what: str, seconds: float | None, now: float) -> None:
         self._what, self._seconds = what, seconds
+        self._give_up_at = -math.inf
         self.renew(now)
 
     def renew(self, now: float) -> None:
-        """Something came."""
-        self._give_up_at = math.inf if self._seconds is None else now + self._seconds
+        """Something came, at this moment."""
+        self._give_up_at = max(self._give_up_at, math.inf if self._seconds is None else now + self._seconds)
+
+    @property
+    def give_up_at(self) -> float | None:
+        """When it is over; None is never."""
+        return None if self._seconds is None else self._give_up_at
 
     def left_s(self, now: float, longest_s: float) -> float:
         """How long to wait for the next event."""
@@ -299,13 +530,6 @@ class Patience:
         raise error
 
 
-def will_pass(error: Exception) -> bool:
-    """Whether a consumer that could not be made may be made later: nobody is there, or nobody leads, right now."""
-    return isinstance(error, RequestTimeout | JetStreamUnavailable) or (
-        isinstance(error, ServerError) and error.code == 503
-    )
-
-
 def heartbeat_for(timeout_s: float) -> float:
     """For a listing: the server's word that there is no more has to come before we give it up."""
     return min(HEARTBEAT_S, max(timeout_s / 3, MIN_HEARTBEAT_S))
@@ -313,7 +537,4 @@ def heartbeat_for(timeout_s: float) -> float:
 
 def retry_pauses() -> Iterator[float]:
     """Seconds to wait before each further attempt to make a consumer, without end: a stream comes back."""
-    pause_s = 0.05
-    while True:
-        yield pause_s
-        pause_s = min(pause_s * 2, 1.0)
+    return map(RETRY.wait_s, itertools.count(1))

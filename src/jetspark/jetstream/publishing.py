@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.jetstream import wire
+from jetspark.jetstream.features import MESSAGE_TTL
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.operations import Operation, Request
+from jetspark.jetstream.operations import Api, Operation, Request
 
 __all__ = ["Expect", "check_batch_id", "header_block", "publish", "publish_headers", "read_pub_ack"]
 
@@ -34,8 +36,8 @@ class Expect:
 
     def __post_init__(self) -> None:
         for name in ("last_sequence", "last_subject_sequence"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ConfigError(f"{name}={value}: expected 0 or more")
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, low=0, high=UINT64)
         if self.last_subject_sequence_subject is not None and self.last_subject_sequence is None:
             raise ConfigError("last_subject_sequence_subject: expected last_subject_sequence beside it")
 
@@ -61,9 +63,7 @@ def publish_headers(
         result["Nats-Msg-Id"] = msg_id
     if ttl_s is not None:
         # The server counts whole seconds and refuses less than one.
-        if not isinstance(ttl_s, int | float) or not 1 <= ttl_s < math.inf:
-            raise ConfigError(f"ttl={ttl_s}: expected 1 second or more")
-        result["Nats-TTL"] = f"{math.ceil(ttl_s)}s"
+        result["Nats-TTL"] = f"{math.ceil(seconds('ttl', ttl_s, low=1))}s"
     if expect is not None:
         for name, value in (
             ("Nats-Expected-Stream", expect.stream),
@@ -107,6 +107,16 @@ def _dangerous() -> ConfigError:
 def publish(subject: str, data: bytes, headers: HeadersLike | None) -> Operation[PubAck]:
     """Store one message."""
     return read_pub_ack((yield Request(subject, data, headers, may_be_leaderless=True)))
+
+
+def publish_with_ttl(api: Api, subject: str, data: bytes, headers: HeadersLike | None) -> Operation[PubAck]:
+    """Store one message that has a TTL.
+
+    Raises:
+        FeatureUnavailable: The server would ignore that.
+    """
+    yield from api.require(MESSAGE_TTL)
+    return (yield from publish(subject, data, headers))
 
 
 def read_pub_ack(message: CoreMessage) -> PubAck:

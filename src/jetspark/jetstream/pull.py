@@ -13,6 +13,9 @@ Where the server does not say, the whole batch counts as undelivered. The error 
 be too low, and a few messages too many are asked for. It is never too high for long: a request that the server has
 forgotten (two heartbeats missing, or its time long over, or its session gone) is struck from the ledger.
 
+Requests with ``max_bytes`` have a second number of that kind, ``_owed_bytes``. It is needed because the server says
+nothing about one that used up its bytes to the last: at 0 bytes, too, every request is fulfilled.
+
 A status has one of four consequences: nothing now (404, 408), ask again (leader change, shutdown, a full queue,
 nobody there *yet*; after a growing pause), an error for whoever asked (the request breaks a rule of the consumer's),
 or an error for everyone (the consumer is gone).
@@ -38,12 +41,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from jetspark.codes import Code
+from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
-from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
+from jetspark.core.numbers import INT64, seconds_above_0, whole
+from jetspark.errors import ConfigError, ConsumerNotFound, ServerError
 from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.wire import seconds_to_ns
 
-__all__ = ["Ask", "Fetch", "Flow", "Priority", "PullLimits", "Puller", "Wait"]
+__all__ = ["Ask", "Fetch", "Flow", "Priority", "PullLimits", "Puller", "Wait", "size_bytes"]
 
 M = TypeVar("M", bound=AckableMessage)
 
@@ -62,13 +69,16 @@ SHORTEST_WITH_HEARTBEAT_S = 2.0
 # A fetch's request ends this much before the fetch, or a tenth of it: then its last messages are on their way already.
 MARGIN_S = 0.05
 # Asking again after a refusal; doubled each time.
-PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
+PAUSE = Backoff(first_s=0.05, max_s=1.0)
 # Elections and restarts are over within seconds. A consumer nobody has answered for this long is gone.
 UNAVAILABLE_S = 20.0
 # Leaving: when so long nothing came, nothing is under way; and the longest that is waited for that.
 QUIET_S = 0.01
 LEAVING_S = 1.0
+# A flow with a bound of bytes reserves a sixteenth of it for each request, so that several can be out, if every message
+# of a server with the default max_payload fits into that. Where it does not, it learns the size of the messages first.
+SHARES = 16
+LARGEST_USUAL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +94,9 @@ class Priority:
     """``prioritized``: 0 to 9, lower first."""
 
     def __post_init__(self) -> None:
-        for name in ("min_pending", "min_ack_pending"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: expected 1 or more")
-        if self.priority is not None and not 0 <= self.priority <= 9:
-            raise ConfigError(f"priority={self.priority}: expected 0 to 9")
+        for name, low, high in (("min_pending", 1, INT64), ("min_ack_pending", 1, INT64), ("priority", 0, 9)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=low, high=high)
         if self.group is None and (self.min_pending, self.min_ack_pending, self.priority) != (None, None, None):
             raise ConfigError("min_pending, min_ack_pending and priority belong to a priority group: give group= too")
 
@@ -116,12 +123,10 @@ class PullLimits:
     """How often an idle server says that it is there; two missing ones mean that it is not."""
 
     def __post_init__(self) -> None:
-        if self.max_messages < 1:
-            raise ConfigError(f"max_messages={self.max_messages}: expected 1 or more")
+        whole("max_messages", self.max_messages)
         _check_bytes(self.max_bytes)
-        if self.expires_s <= 0:
-            raise ConfigError(f"expires={self.expires_s}: expected seconds above 0")
-        if self.heartbeat_s is not None and not 0 < self.heartbeat_s <= self.expires_s / 2:
+        seconds_above_0("expires", self.expires_s)
+        if self.heartbeat_s is not None and seconds_above_0("heartbeat", self.heartbeat_s) > self.expires_s / 2:
             raise ConfigError(
                 f"heartbeat={self.heartbeat_s}: expected seconds above 0, and at most half of expires={self.expires_s}"
             )
@@ -150,6 +155,13 @@ class _Reader:
     """It wants nothing more, though it may not have got everything."""
     must_empty = False
     """What is left of its bytes is too little for the next message."""
+
+    def on_too_large(self, max_bytes: int | None) -> None:
+        """The next message alone is larger than all the bytes there are."""
+        self.error = ConfigError(
+            f"max_bytes={max_bytes}: the next message alone is larger (subject, reply subject and headers count too); "
+            "raise it"
+        )
 
 
 @dataclass(slots=True)
@@ -181,6 +193,8 @@ class Puller(Generic[M]):
         self.has_news = False
         """Something happened that readers must look at."""
         self.fetches: list[Fetch[M]] = []
+        self._owed_bytes = 0
+        """Bytes of the requests that have a bound of them."""
         self._prefix = f"{inbox}."
         self._requests: dict[str, _Request] = {}
         self._last_token = 0
@@ -198,9 +212,25 @@ class Puller(Generic[M]):
         return len(self._requests)
 
     @property
+    def owed_bytes(self) -> int:
+        """What requests with a bound of bytes may still bring."""
+        return self._owed_bytes
+
+    @property
+    def heard_at(self) -> float:
+        """When something last came."""
+        return self._heard_at
+
+    @property
     def is_unavailable(self) -> bool:
         """The last thing heard was that nobody is there."""
         return self._unavailable_since is not None
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        """Of the stream and of the consumer."""
+        _, stream, consumer = self.subject.rsplit(".", 2)
+        return stream, consumer
 
     def has_request_of(self, reader: _Reader) -> bool:
         return any(request.reader is reader for request in self._requests.values())
@@ -256,11 +286,12 @@ class Puller(Generic[M]):
             reader, batch, now, ends_at, None if no_wait else heartbeat_s, max_bytes, is_whole, no_wait, priority
         )
         self.owed += batch
+        self._owed_bytes += max_bytes or 0
         return Ask(self._prefix + token, _to_json(body).encode())
 
     def take_back(self, ask: Ask) -> None:
         """It was not published."""
-        self._strike(ask.reply.removeprefix(self._prefix), None)
+        self._strike(ask.reply.removeprefix(self._prefix))
 
     # ---- what comes --------------------------------------------------------------------------------------------
 
@@ -274,6 +305,8 @@ class Puller(Generic[M]):
             messages = [each for each in arrived if each.raw_reply is not None]
         if messages:
             self.buffer.extend(messages)
+            if self._owed_bytes:
+                self._owed_bytes -= _size_of_all(messages)
             self._set_owed(self.owed - len(messages))
             self._calm()
             if self._groups:
@@ -283,18 +316,30 @@ class Puller(Generic[M]):
             token = each.subject.removeprefix(self._prefix)
             if status is None:
                 _logger.warning("%s: neither message nor status: %r", self.subject, each)
-            elif status.code != 100:
+            elif status.code == 100:
+                self._on_heartbeat(each)
+            else:
                 self._on_status(token, status, each, now)
+        if self._owed_bytes <= 0 and self._requests and all(each.max_bytes for each in self._requests.values()):
+            self.has_news = True
+            self._forget_requests()
+
+    def _on_heartbeat(self, message: M) -> None:
+        """The server has nothing to send. That something came is all that most readers want to know of it."""
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
         if status.code == 409 and status.description.startswith("Consumer Deleted"):
-            self.error = ConsumerNotFound(404, 10014, "consumer not found: it was deleted")
+            self.error = ConsumerNotFound(404, Code.CONSUMER_NOT_FOUND.value, "it was deleted", *self._names)
             self.has_news = True
-            self._requests.clear()
-            self.owed = 0
+            self._forget_requests()
             return
         undelivered = message.headers.get("Nats-Pending-Messages", "")
-        request = self._strike(token, int(undelivered) if undelivered.isdigit() else None)
+        bytes_left = message.headers.get("Nats-Pending-Bytes", "")
+        request = self._strike(
+            token,
+            int(undelivered) if undelivered.isdigit() else None,
+            int(bytes_left) if bytes_left.isdigit() else None,
+        )
         if request is None:
             return  # struck before, or fulfilled: this only says so
         reader = request.reader
@@ -312,18 +357,15 @@ class Puller(Generic[M]):
                 if undelivered != str(request.batch):
                     reader.is_over = True  # it got some, and the next one does not fit any more
                 elif request.is_whole:
-                    reader.error = ConfigError(
-                        f"max_bytes={request.max_bytes}: the next message alone is larger (subject, reply subject and "
-                        "headers count too); raise it"
-                    )
+                    reader.on_too_large(request.max_bytes)
                 else:
                     reader.must_empty = True
             case 409 if text.startswith("Exceeded MaxRequest"):
                 reader.error = ConfigError(f"the consumer allows less in one request: {text}")
             case 409 if text.startswith("Consumer is push based"):
-                reader.error = ServerError(409, 0, text)
+                reader.error = ServerError(409, 0, text, *self._names)
             case 400 | 412:
-                reader.error = ServerError(status.code, 0, text)
+                reader.error = ServerError(status.code, 0, text, *self._names)
             case 423:
                 if request.priority is not None and request.priority.group is not None:
                     self._pin_ids.pop(request.priority.group, None)
@@ -332,7 +374,7 @@ class Puller(Generic[M]):
                 if self._unavailable_since is None:
                     self._unavailable_since = now
                 elif now - self._unavailable_since >= UNAVAILABLE_S:
-                    self.error = JetStreamUnavailable(self.subject)
+                    self.error = unavailable(self.subject)
                 self._pause(now)
             case 404 | 408:  # to a request that could have waited: the consumer is paused, or its queue is full
                 self._pause(now)
@@ -345,8 +387,7 @@ class Puller(Generic[M]):
         """Requests end with the session they were sent in."""
         if session != self._session:
             self._session = session
-            self._requests.clear()
-            self.owed = 0
+            self._forget_requests()
             self._calm()
 
     # ---- time --------------------------------------------------------------------------------------------------
@@ -358,7 +399,7 @@ class Puller(Generic[M]):
     def on_time(self, now: float) -> None:
         """Nothing arrived for a while; strike what the server must have forgotten."""
         for token in [token for token, request in self._requests.items() if now >= self._given_up_at(request)]:
-            request = self._strike(token, None)
+            request = self._strike(token)
             if request is not None and request.no_wait:
                 request.reader.is_over = True
 
@@ -373,24 +414,29 @@ class Puller(Generic[M]):
         """Give up what nobody took: the reply subjects to say nak to."""
         replies = [each.raw_reply for each in self.buffer if each.raw_reply is not None]
         self.buffer.clear()
-        self._requests.clear()
-        self.owed = 0
+        self._forget_requests()
         return replies
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    def _strike(self, token: str, undelivered: int | None) -> _Request | None:
+    def _strike(self, token: str, undelivered: int | None = None, bytes_left: int | None = None) -> _Request | None:
         request = self._requests.pop(token, None)
         if request is not None:
             self.has_news = True
+            if request.max_bytes is not None:
+                self._owed_bytes -= request.max_bytes if bytes_left is None else bytes_left
             self._set_owed(self.owed - (request.batch if undelivered is None else undelivered))
         return request
 
     def _set_owed(self, owed: int) -> None:
         if owed <= 0 or not self._requests:
-            self._requests.clear()
-            owed = 0
-        self.owed = owed
+            self._forget_requests()
+        else:
+            self.owed = owed
+
+    def _forget_requests(self) -> None:
+        self._requests.clear()
+        self.owed = self._owed_bytes = 0
 
     def _calm(self) -> None:
         self._refusals = 0
@@ -398,8 +444,8 @@ class Puller(Generic[M]):
         self._unavailable_since = None
 
     def _pause(self, now: float) -> None:
-        self._ask_at = now + min(PAUSE_S * 2**self._refusals, LONGEST_PAUSE_S)
-        self._refusals = min(self._refusals + 1, 10)
+        self._refusals += 1
+        self._ask_at = now + PAUSE.wait_s(self._refusals)
 
     def _remember_pin(self, messages: list[M]) -> None:
         for each in reversed(messages):
@@ -423,10 +469,8 @@ class Fetch(_Reader, Generic[M]):
         no_wait: bool = False,
         priority: Priority | None = None,
     ) -> None:
-        if count < 1:
-            raise ConfigError(f"n={count}: expected 1 or more")
-        if timeout_s <= 0:
-            raise ConfigError(f"timeout={timeout_s}: expected seconds above 0")
+        count = whole("n", count)
+        timeout_s = seconds_above_0("timeout", timeout_s)
         _check_bytes(max_bytes)
         self.messages: list[M] = []
         self._puller = puller
@@ -458,7 +502,7 @@ class Fetch(_Reader, Generic[M]):
             raise error
         if now >= self.deadline:
             if puller.is_unavailable and not self.messages:
-                raise JetStreamUnavailable(puller.subject)
+                raise unavailable(puller.subject)
             return None
         puller.wake_at = min(each.need for each in puller.fetches)
         if session is None:
@@ -514,7 +558,7 @@ class Fetch(_Reader, Generic[M]):
                 self.messages.extend([buffer.popleft() for _ in range(self.need)])
             return
         while buffer and self.need:
-            size = _size_bytes(buffer[0])
+            size = size_bytes(buffer[0])
             if self.messages and size > self._bytes_left:
                 self.is_over = True
                 return
@@ -525,63 +569,106 @@ class Fetch(_Reader, Generic[M]):
 
 
 class Flow(_Reader, Generic[M]):
-    """Messages without end, within a window."""
+    """Messages without end, within a window.
+
+    The window is in messages, and, with ``max_bytes``, in bytes too. The invariant of the latter: what is owed and what
+    is buffered never exceed the bound together. Counting the buffer's bytes takes time, so it is done only when the
+    bound might be in the way: ``_claimed_bytes`` is never below the true figure.
+    """
 
     def __init__(self, puller: Puller[M], limits: PullLimits, priority: Priority | None = None) -> None:
         self._puller, self._limits, self._priority = puller, limits, priority
         self._heartbeat_s = limits.heartbeat_s
         if limits.heartbeat_s is None and limits.expires_s >= SHORTEST_WITH_HEARTBEAT_S:
             self._heartbeat_s = min(HEARTBEAT_S, limits.expires_s / 4)
+        self._window = limits.max_messages
+        self.deadline: float | None = None
+        """Until when it waits for room to ask; a fetch has one, too."""
+        self._claimed_bytes = 0
+        all_bytes = limits.max_bytes or 0
+        self._largest_bytes = 0 if all_bytes >= SHARES * LARGEST_USUAL_BYTES else all_bytes
+        """Of the messages that were buffered when their bytes were last counted."""
 
-    def step(self, now: float, session: int | None) -> Ask | Wait | int:
+    def step(self, now: float, session: int | None) -> Ask | Wait | int | None:
         """What to do next; a number is how many messages to hand out from the buffer before asking again."""
-        puller, limits = self._puller, self._limits
+        puller = self._puller
+        if session is not None:
+            puller.on_session(session)
         buffered = len(puller.buffer)
         error = self.error or puller.error
         if error is not None:
             if buffered:
                 return buffered
             raise error
-        if session is not None:
-            puller.on_session(session)
         wait_until = puller.next_deadline()
+        half = self._window // 2
         ahead = puller.owed + buffered
-        batch = limits.max_messages - ahead
-        is_low = ahead <= limits.max_messages // 2
-        max_bytes = limits.max_bytes
-        if max_bytes is not None:
-            # With one request at a time, what is asked for and what is buffered never exceed the bound together.
-            buffered_bytes = sum(map(_size_bytes, puller.buffer))
-            is_low = not puller.outstanding and buffered_bytes <= max_bytes // 2 and not (self.must_empty and buffered)
-            max_bytes -= buffered_bytes
+        has_bytes = self._has_bytes()
+        is_low = ahead <= half and has_bytes
         if is_low and session is not None:
             if now >= puller.may_ask_at():
-                self.must_empty = self.is_over = False
-                return puller.ask(
-                    self,
-                    max(batch, 1),
-                    now=now,
-                    expires_s=limits.expires_s,
-                    heartbeat_s=self._heartbeat_s,
-                    max_bytes=max_bytes,
-                    is_whole=max_bytes == limits.max_bytes,
-                    priority=self._priority,
-                )
+                return self._ask(max(self._window - ahead, 1), now)
             wait_until = puller.may_ask_at() if wait_until is None else min(puller.may_ask_at(), wait_until)
-        if buffered:
-            if is_low:
-                return 1
-            if max_bytes is not None:
-                return max(1, buffered // 8)  # the bytes are counted anew each time
-            return min(buffered, ahead - limits.max_messages // 2)
-        return Wait(wait_until)
+        if not buffered:
+            return Wait(wait_until)
+        if is_low:
+            return 1
+        if not has_bytes:
+            return max(1, buffered // 8)  # the bytes are counted anew each time
+        return min(buffered, ahead - half)
+
+    def _has_bytes(self) -> bool:
+        """Whether there is room for half of the bytes, or for all of them if the next message needs that."""
+        max_bytes = self._limits.max_bytes
+        if max_bytes is None:
+            return True
+        puller = self._puller
+        most = 0 if self.must_empty else max_bytes // 2
+        if self._claimed_bytes > most:
+            sizes = [size_bytes(each) for each in puller.buffer]
+            self._claimed_bytes = max(puller.owed_bytes, 0) + sum(sizes)
+            self._largest_bytes = max(sizes, default=self._largest_bytes)
+        return self._claimed_bytes <= most
+
+    def _ask(self, batch: int, now: float) -> Ask:
+        limits = self._limits
+        max_bytes = None
+        if limits.max_bytes is not None:
+            if self.must_empty:
+                self._largest_bytes = limits.max_bytes
+            # Twice the largest for each: then it is the number of messages that ends the request, not their size.
+            wanted = max(limits.max_bytes // SHARES, 2 * batch * self._largest_bytes)
+            max_bytes = min(wanted, limits.max_bytes - self._claimed_bytes)
+            self._claimed_bytes += max_bytes
+        self.must_empty = self.is_over = False
+        return self._puller.ask(
+            self,
+            batch,
+            now=now,
+            expires_s=limits.expires_s,
+            heartbeat_s=self._heartbeat_s,
+            max_bytes=max_bytes,
+            is_whole=max_bytes == limits.max_bytes,
+            priority=self._priority,
+        )
 
 
-def _size_bytes(message: AckableMessage) -> int:
+def size_bytes(message: AckableMessage) -> int:
     """What it counts for in a request's ``max_bytes``."""
-    return len(message.subject) + len(message.raw_reply or b"") + message.size_bytes
+    subject = message.subject
+    subject_bytes = len(subject) if subject.isascii() else len(subject.encode(errors="surrogateescape"))
+    return subject_bytes + len(message.raw_reply or b"") + message.size_bytes
+
+
+def _size_of_all(messages: list[M]) -> int:
+    """The same for many, in half the time."""
+    subjects = "".join([each.subject for each in messages])
+    subject_bytes = len(subjects) if subjects.isascii() else len(subjects.encode(errors="surrogateescape"))
+    reply_bytes = len(b"".join([each.raw_reply or b"" for each in messages]))
+    header_bytes = sum([len(each.raw_headers) for each in messages if each.raw_headers is not None])
+    return subject_bytes + reply_bytes + header_bytes + sum([len(each.data) for each in messages])
 
 
 def _check_bytes(max_bytes: int | None) -> None:
-    if max_bytes is not None and max_bytes < 1:
-        raise ConfigError(f"max_bytes={max_bytes}: expected 1 or more")
+    if max_bytes is not None:
+        whole("max_bytes", max_bytes, instead="or None")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jetspark.codes import Code
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConsumerNotFound, ServerError
 from jetspark.jetstream.info import ConsumerInfo
@@ -27,9 +28,9 @@ def check_status(info: ConsumerInfo, code: int, description: str) -> None:
         ServerError: Something we do not know.
     """
     if code == 409 and "deleted" in description.lower():
-        raise ConsumerNotFound(404, 10014, f"consumer {info.name!r} of stream {info.stream_name!r} was deleted")
+        raise ConsumerNotFound(404, Code.CONSUMER_NOT_FOUND.value, "it was deleted", info.stream_name, info.name)
     if code != 409:  # 409 otherwise: its leader changed, and the new one goes on
-        raise ServerError(code, 0, description)
+        raise ServerError(code, 0, description, info.stream_name, info.name)
 
 
 def silence_s(info: ConsumerInfo) -> float | None:

@@ -221,15 +221,15 @@ def required_level(value: Any) -> tuple[int, str]:
     return max(needed, default=(0, ""))
 
 
-def read_reply(data: bytes) -> dict[str, Any]:
-    """The JSON object of a reply.
+def read_reply(data: bytes, stream: str = "", consumer: str = "") -> dict[str, Any]:
+    """The JSON object of a reply; the names are of those it is about.
 
     Raises:
         ServerError: The reply is an error; the class says which.
         ProtocolError: It is not what a JetStream server sends.
     """
     reply = read_object(data)
-    error = error_of(reply)
+    error = error_of(reply, stream, consumer)
     if error is not None:
         raise error
     return reply
@@ -250,8 +250,8 @@ def read_object(data: bytes) -> dict[str, Any]:
     return reply
 
 
-def error_of(reply: collections.abc.Mapping[str, Any]) -> ServerError | None:
-    """The error a reply is, if it is one.
+def error_of(reply: collections.abc.Mapping[str, Any], stream: str = "", consumer: str = "") -> ServerError | None:
+    """The error a reply is, if it is one; a refused publish tells the stream by itself.
 
     Raises:
         ProtocolError: It is one nobody can read.
@@ -264,4 +264,6 @@ def error_of(reply: collections.abc.Mapping[str, Any]) -> ServerError | None:
     code, err_code = error.get("code", 0), error.get("err_code", 0)
     if not isinstance(code, int) or not isinstance(err_code, int):
         raise ProtocolError(f"a JetStream error without numbers: {str(error)[:80]!r}")
-    return server_error(code, err_code, str(error.get("description", "no description")))
+    if not stream and isinstance(reply.get("stream"), str):
+        stream = reply["stream"]
+    return server_error(code, err_code, str(error.get("description", "no description")), stream, consumer)

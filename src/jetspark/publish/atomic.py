@@ -15,7 +15,7 @@ commit over and its answer nobody knows, hence ``unknown`` from the first to the
 
 Messages go out without waiting, but for the first (and every n-th, if asked for): its answer of zero bytes says that
 the stream takes batches and has a place for this one. It also means that no copy of the first message is still on its
-way, and with that, that a commit which comes late comes too late: see :mod:`jetspark.publish.resolving`.
+way, and with that, that a commit which comes late comes too late: see :mod:`jetspark.publish.atomic_resolve`.
 
 Servers before 2.14 know no end-of-batch message: there the last message has to say that it is the last. So each is held
 back until the next one is added, and the commit sends the one that is left. All of that happens in :meth:`ask`, so
@@ -31,10 +31,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
+from jetspark.codes import Code
 from jetspark.core import frames
+from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subjects import matches, validate_filter
 from jetspark.errors import (
     BatchInDoubt,
@@ -55,22 +58,19 @@ from jetspark.jetstream.features import ATOMIC_BATCH, END_OF_BATCH
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import check_batch_id, read_pub_ack
-from jetspark.publish.resolving import IMPOSSIBLE, Doubt, find
+from jetspark.publish.atomic_resolve import IMPOSSIBLE, Doubt, find
 
-__all__ = ["AtomicFace", "AtomicMachine", "Outcome", "Pack"]
+__all__ = ["AtomicBatchBase", "AtomicMachine", "Outcome", "Pack"]
 
 Outcome: TypeAlias = Literal["open", "stored", "not stored", "unknown"]
 
 # Between two attempts to open a batch while as many are open as the server allows; doubled each time, jittered.
 # A batch on disk takes the server 4 to 6 ms, so a place is free soon or for long not.
-RETRY_WAIT_S = 0.01
-RETRY_WAIT_MAX_S = 0.5
+RETRY = Backoff(first_s=0.01, max_s=0.5)
 
 # Headers and payloads that go into one pack: a write costs little per message, and the server has something to do while
 # the next is packed.
 PACK_BYTES = 64 << 10
-
-_MESSAGE_TOO_LARGE = 10054
 
 
 class Pack:
@@ -106,10 +106,9 @@ class AtomicMachine:
         jitter: Callable[[], float],
     ) -> None:
         """``timeout_s`` bounds waiting for a place at the server; ``jitter`` gives random numbers in [0, 1)."""
-        if ack_every is not None and ack_every < 1:
-            raise ConfigError(f"ack_every={ack_every}: expected 1 or more, or None")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout={timeout_s}: expected more than 0 seconds")
+        if ack_every is not None:
+            whole("ack_every", ack_every, instead="or None")
+        seconds_above_0("timeout", timeout_s)
         self.id = check_batch_id(batch_id)
         self.outcome: Outcome = "open"
         self.ack: PubAck | None = None
@@ -529,18 +528,18 @@ class AtomicMachine:
         Raises:
             ServerError: That is the answer.
         """
-        waited_s, wait_s = 0.0, RETRY_WAIT_S
+        waited_s, failures = 0.0, 0
         while True:
             reply = yield request
             error = wire.error_of(wire.read_object(reply.data)) if reply.data else None
             if error is None:
                 return reply
-            pause_s = wait_s * (0.5 + self._jitter())
+            failures += 1
+            pause_s = RETRY.wait_s(failures) * (0.5 + self._jitter())
             if not is_first or not isinstance(error, TooManyBatches) or waited_s + pause_s > self._timeout_s:
                 raise error
             yield Pause(pause_s)
             waited_s += pause_s
-            wait_s = min(2 * wait_s, RETRY_WAIT_MAX_S)
 
     def _drop(self) -> Operation[None]:
         """Make the server forget the batch, so that others may have its place; nobody waits for the answer."""
@@ -566,7 +565,7 @@ class AtomicMachine:
             return
         self._reason = str(reason) or type(reason).__name__
         # A refusal drops the batch, but for a message larger than the stream takes: that leaves a batch with a hole.
-        is_dropped = isinstance(reason, ServerError) and reason.err_code != _MESSAGE_TOO_LARGE
+        is_dropped = isinstance(reason, ServerError) and reason.err_code != Code.MESSAGE_TOO_LARGE
         if is_dropped or (is_first and _is_refusal(reason)):
             self._may_be_staged = False
 
@@ -590,7 +589,7 @@ def _is_refusal(error: BaseException) -> bool:
     )
 
 
-class AtomicFace:
+class AtomicBatchBase:
     """What both drivers' batches have in common: the facts."""
 
     _machine: AtomicMachine

@@ -7,6 +7,10 @@ States, and who moves them::
      └─503, 10211────┘                     │ └──gap, err ("fail")──> waiting for the final ack, nothing is sent
        nothing was stored, try again       └──final ack, 10208, no answer, connection over──────────────────> ENDED
 
+"Nobody listens" (503) to the first message says that nothing was stored and that no batch is open: no stream stores the
+subject, JetStream is off, or a leader is being elected. Only the last one passes, so the message is sent again for
+``wait_for_stream_s``. A batch that is open knows that there is a stream, and has ``timeout`` for a 503.
+
 Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject; whatever the
 server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``, and is told apart by its content
 alone: on a replicated stream the final acknowledgement may come on another message's reply subject.
@@ -26,11 +30,15 @@ gap, and keeps the batch of a slow producer alive (the server forgets one after 
 tell is how much is stored: only an ack, or the final one, does.
 
 The end, in mode ``"fail"``: the stored messages are always the first ones, and the final acknowledgement counts them.
-In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not.
+In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not. The server
+says so once, at the moment it notices, and neither a ping nor an acknowledgement brings it again. So what it said into
+a session that was lost is not known: all that was sent and not acknowledged then, and that no later report is about,
+is in ``doubts``, and mostly stored.
 
-Invariants: a sequence is sent once. ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are stored.
-Nothing is sent once the server said that the batch is over. What is kept is the last of what was added; it is sent
-before anything that is added later, or never.
+Invariants: a sequence is sent once. A message is in at most one of ``gaps``, ``errors`` and ``doubts``, and reported
+once, however often the server reports it. ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are
+stored. Nothing is sent once the server said that the batch is over. What is kept is the last of what was added; it is
+sent before anything that is added later, or never.
 """
 
 from __future__ import annotations
@@ -42,7 +50,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from jetspark.codes import Code
 from jetspark.core import frames
+from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection, is_no_responders
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.message import CoreMessage
@@ -62,10 +72,11 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.jetstream import wire
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.items import CHUNK_BYTES, CHUNK_MESSAGES, Item
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
 __all__ = ["FastMachine", "Operation", "State"]
 
@@ -75,14 +86,14 @@ MAX_REPORTS = 100_000
 MAX_KNOWN_SUBJECTS = 4096
 # A message the server has not taken for the moment (no leader, too many requests) is looked into after this long.
 HOLE_PING_S = 0.1
-REOPEN_WAIT_S = 0.05
-REOPEN_WAIT_MAX_S = 1.0
+REOPEN = Backoff(first_s=0.05, max_s=1.0)
 
 _FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\}')
 
-_TOO_MANY_REQUESTS, _TOO_MANY_BATCHES = 10167, 10211
 # After these the server has no such batch any more.
-_FATAL = frozenset({10185, 10205, 10206, 10207, 10208})
+_FATAL = frozenset(
+    {Code.API_LEVEL_REQUIRED, Code.FAST_DISABLED, Code.FAST_PATTERN_INVALID, Code.FAST_ID_INVALID, Code.FAST_UNKNOWN}
+)
 
 
 class Operation(enum.IntEnum):
@@ -117,8 +128,6 @@ class FastMachine:
         self.acknowledged = 0
         self.gaps: list[range] = []
         self.errors: list[Refusal] = []
-        self.doubts: list[range] = []
-        """Mode "ok": the session was lost while these were under way, and with it what the server said about them."""
         self.ack: PubAck | None = None
         """The final one, however the batch ended."""
         self.failure: Exception | None = None
@@ -127,6 +136,8 @@ class FastMachine:
         """Gaps and errors that nobody was told yet."""
         self.reopen_at: float | None = None
         """The server could not open the batch for the moment: when to try again."""
+        self.reopen_error: Exception | None = None
+        """Why it could not."""
         self._machine, self._owner = machine, owner
         self._is_failing = options.gap == "fail"
         self._progress = 0
@@ -144,6 +155,10 @@ class FastMachine:
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
         self._gaps_end = 0
+        self._refused: set[int] = set()
+        """Sequences of ``errors``."""
+        self._unheard: list[range] = []
+        """Mode "ok": what was under way each time a session was lost."""
         self._ends: set[int] = set()
         """Sequences of ours that are no messages."""
         self._inbox: SubscriptionState | None = None
@@ -153,7 +168,9 @@ class FastMachine:
         """Subject to the beginning of its frames, up to the sequence."""
         self._first_subject = ""
         self._opening_since: float | None = None
-        self._reopen_wait_s = REOPEN_WAIT_S
+        self._unavailable_since = 0.0
+        """Since when nobody listens to the first message."""
+        self._times_reopened = 0
         self._sent_at = self._pinged_at = self._moved_at = 0.0
         self._ping_at: float | None = None
         self._id = ""
@@ -207,9 +224,17 @@ class FastMachine:
         if self.ack is None:
             return 0
         last = self.ack.batch_size or 0
-        single = [refusal.sequence for refusal in self.errors] + list(self._ends)
-        missing = [*self.gaps, *self.doubts, *(range(sequence, sequence + 1) for sequence in single)]
-        return last - _covered(missing, last)
+        return last - _covered([*self._accounted_for(), *self._unheard], last)
+
+    @property
+    def doubts(self) -> list[range]:
+        """Mode ``"ok"``: the session was lost while these were under way, and they were not reported since."""
+        known = self._accounted_for() if self._unheard else []
+        return [part for unheard in self._unheard for part in _without(unheard, known)]
+
+    def _accounted_for(self) -> list[range]:
+        """Sequences that are surely not stored, or no messages."""
+        return [*self.gaps, *(range(sequence, sequence + 1) for sequence in (*self._refused, *self._ends))]
 
     @property
     def inbox(self) -> SubscriptionState | None:
@@ -469,7 +494,8 @@ class FastMachine:
             self._on_ack(int(plain[1]), int(plain[2]), now)
             return
         if is_no_responders(message):
-            self._on_hole(*_place_of(message.subject), JetStreamUnavailable(self._first_subject), now)
+            error = unavailable(self._first_subject, self._machine.info)
+            self._on_hole(*_place_of(message.subject), error, now)
             return
         try:
             self._on_json(message, wire.read_object(message.data), now)
@@ -538,9 +564,11 @@ class FastMachine:
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
         is_commit_lost = self.state is State.COMMITTING and self.sequence in missing
-        known = [range(sequence, sequence + 1) for sequence in self._ends]
+        # A message too large for the stream is refused and never reaches the batch. And a new leader knows what is
+        # stored and nothing else: it reports again what the old one had reported or refused.
+        refused = self._refused.intersection(range(missing.start, min(missing.stop, self.sent + 1)))
+        known = [range(sequence, sequence + 1) for sequence in (*self._ends, *refused)]
         if missing.start < self._gaps_end:
-            # A new leader knows what is stored and nothing else: it reports again what the old one had reported.
             known += self.gaps
         self._gaps_end = max(self._gaps_end, missing.stop)
         for part in _without(missing, known):
@@ -553,7 +581,7 @@ class FastMachine:
             self._place_end(now)
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
-        self._report(self.errors, refusal)
+        self._report_refusal(refusal)
         self._move_to(refusal.sequence, now)
         if self._is_failing:
             self._expect_the_end()
@@ -562,7 +590,7 @@ class FastMachine:
     def _on_error(self, sequence: int, operation: int, error: ServerError, now: float) -> None:
         """An error that is not about the batch's course: it never opened, is gone, or does not have this message."""
         if self.is_opening:
-            if error.err_code in (_TOO_MANY_BATCHES, _TOO_MANY_REQUESTS):
+            if error.err_code in (Code.FAST_TOO_MANY, Code.TOO_MANY_REQUESTS):
                 self._on_hole(sequence, operation, error, now)
             elif isinstance(error, BatchUnknown):  # the answer to a ping: the first message is lost, or the batch
                 self._in_doubt(error)
@@ -573,8 +601,8 @@ class FastMachine:
         elif self._is_failing and sequence == 1:
             self._refused_from_the_start(error)
         else:
-            if error.err_code != _TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
-                self._report(self.errors, Refusal(sequence, error))
+            if error.err_code != Code.TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
+                self._report_refusal(Refusal(sequence, error))
             self._on_hole(sequence, operation, error, now)
 
     def _on_hole(self, sequence: int, operation: int, error: Exception, now: float) -> None:
@@ -590,20 +618,27 @@ class FastMachine:
 
     def _refused_from_the_start(self, error: ServerError) -> None:
         if not self.errors:
-            self._report(self.errors, Refusal(1, error))
+            self._report_refusal(Refusal(1, error))
         self._over(error)
 
     def _reopen_later(self, error: Exception, now: float) -> None:
         """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
         assert self._opening_since is not None
-        if now + self._reopen_wait_s >= self._opening_since + self.options.timeout:
+        give_up_at = self._opening_since + self.options.timeout
+        if isinstance(error, JetStreamUnavailable):
+            if not isinstance(self.reopen_error, JetStreamUnavailable):
+                self._unavailable_since = now
+            give_up_at = self._unavailable_since + self.options.wait_for_stream_s
+        self.reopen_error = error
+        wait_s = REOPEN.wait_s(self._times_reopened + 1)
+        if now + wait_s >= give_up_at:
             self._over(error)
             return
         self._close_inbox()
         self._enter(State.NEW)
         self.sequence = self.sent = 0
-        self.reopen_at = now + self._reopen_wait_s
-        self._reopen_wait_s = min(2 * self._reopen_wait_s, REOPEN_WAIT_MAX_S)
+        self.reopen_at = now + wait_s
+        self._times_reopened += 1
 
     def _on_final(self, ack: PubAck) -> None:
         self.ack = ack
@@ -647,9 +682,9 @@ class FastMachine:
 
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
-        first = max(self.acknowledged + 1, self.doubts[-1].stop if self.doubts else 1)
+        first = max(self.acknowledged + 1, self._unheard[-1].stop if self._unheard else 1)
         if not self._is_failing and self.state not in (State.NEW, State.ENDED) and first <= self.sent:
-            self.doubts.append(range(first, self.sent + 1))
+            self._unheard.append(range(first, self.sent + 1))
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -691,6 +726,13 @@ class FastMachine:
         return max(self._moved_at, self._sent_at) + self.options.timeout
 
     # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _report_refusal(self, refusal: Refusal) -> None:
+        sequence = refusal.sequence
+        is_in_gap = sequence < self._gaps_end and any(sequence in each for each in self.gaps)
+        if sequence not in self._refused and not is_in_gap:
+            self._refused.add(sequence)
+            self._report(self.errors, refusal)
 
     def _report(self, reports: list[Any], entry: range | Refusal) -> None:
         if len(reports) >= MAX_REPORTS:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
 
+from jetspark.core.numbers import seconds, seconds_above_0, whole
+from jetspark.core.options import check_keywords
 from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.publishing import check_batch_id
 
-__all__ = ["FastBatchOptions", "FastReceipt", "GapMode", "Refusal"]
+__all__ = ["FastBatchKeywords", "FastBatchOptions", "FastReceipt", "GapMode", "Refusal"]
 
 GapMode = Literal["fail", "ok"]
 
 # The server allows 500 at most, whatever is asked for.
 MAX_FLOW = 500
+# As long as a single publish tries again. A leader that steps down has a successor by then; one that died has not.
+WAIT_FOR_STREAM_S = 1.0
 
 
 class FastReceipt(NamedTuple):
@@ -45,6 +49,10 @@ class FastBatchOptions:
     """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
     timeout: float = 30.0
     """Longest time without any progress, in seconds. Electing a leader takes up to ten."""
+    wait_for_stream_s: float = WAIT_FOR_STREAM_S
+    """How long to try again when nobody listens to the first message: then ``JetStreamUnavailable`` says that JetStream
+    is off, no stream stores the subject, or it has no leader. For a stream that is there for sure, give it the ten
+    seconds that electing a leader may take."""
     ping_after_s: float = 1.0
     """How long to wait for the server before asking."""
     keep_alive_s: float = 3.0
@@ -59,20 +67,28 @@ class FastBatchOptions:
             raise ConfigError(f"gap={self.gap!r}: expected 'fail' or 'ok'")
         if self.batch_id is not None:
             check_batch_id(self.batch_id)
-        if not 1 <= self.flow <= 65535:
-            raise ConfigError(f"flow={self.flow}: expected 1 to 65535")
-        if self.max_outstanding_acks not in (1, 2, 3):
-            raise ConfigError(f"max_outstanding_acks={self.max_outstanding_acks}: expected 1, 2 or 3")
+        whole("flow", self.flow, high=65535)
+        whole("max_outstanding_acks", self.max_outstanding_acks, high=3)
         for name in ("timeout", "ping_after_s", "keep_alive_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0 seconds")
+            seconds_above_0(name, getattr(self, name))
+        seconds("wait_for_stream_s", self.wait_for_stream_s)
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> FastBatchOptions:
+    def of(cls, gap: GapMode, given: FastBatchKeywords) -> FastBatchOptions:
         """From keywords; an unknown one is an error that lists the known ones."""
-        known = {entry.name for entry in fields(cls)}
-        if unknown := values.keys() - known:
-            raise ConfigError(
-                f"unknown fast batch option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
-            )
-        return cls(**values)
+        check_keywords(cls, "fast batch", given)
+        return cls(gap=gap, **given)
+
+
+class FastBatchKeywords(TypedDict, total=False):
+    """The fields of :class:`FastBatchOptions` as keywords of ``fast_batch``, for type checkers."""
+
+    batch_id: str | None
+    flow: int
+    max_outstanding_acks: int
+    timeout: float
+    wait_for_stream_s: float
+    ping_after_s: float
+    keep_alive_s: float
+    on_gap: Callable[[range], None] | None
+    on_error: Callable[[Refusal], None] | None

@@ -34,16 +34,17 @@ from jetspark.core.connection import Connection, is_no_responders
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
-    JetStreamUnavailable,
     PermissionDenied,
     RequestTimeout,
     WindowFull,
 )
+from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import read_pub_ack
 
@@ -71,10 +72,8 @@ class WindowOptions:
     when_full: WhenFull = "wait"
 
     def __post_init__(self) -> None:
-        if self.max_outstanding < 1:
-            raise ConfigError(f"max_outstanding={self.max_outstanding}: expected 1 or more")
-        if not self.ack_timeout > 0:
-            raise ConfigError(f"ack_timeout={self.ack_timeout}: expected more than 0 seconds")
+        whole("max_outstanding", self.max_outstanding)
+        seconds_above_0("ack_timeout", self.ack_timeout)
         if self.when_full not in ("wait", "raise"):
             raise ConfigError(f"when_full={self.when_full!r}: expected 'wait' or 'raise'")
 
@@ -184,7 +183,7 @@ class Window:
                     if plain is not None:
                         handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
                     else:
-                        _resolve(handle, known[1], message)
+                        _resolve(handle, known[1], message, self._machine)
                 del waiting[message.subject]
             pending.popleft()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
@@ -279,9 +278,9 @@ def _plain_ack(stream: str, sequence: int) -> PubAck:
     return ack
 
 
-def _resolve(handle: Handle, subject: str, message: CoreMessage) -> None:
+def _resolve(handle: Handle, subject: str, message: CoreMessage, machine: Connection) -> None:
     if is_no_responders(message):
-        handle.set_exception(JetStreamUnavailable(subject))
+        handle.set_exception(unavailable(subject, machine.info))
         return
     try:
         ack = read_pub_ack(message)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jetspark.spark import _extra as _extra
 from jetspark.spark.session import session
+from jetspark.state.fold import DELETE, Fold
 
 if TYPE_CHECKING:
-    from jetspark.spark.folding import fold
+    from jetspark.spark.engine.folding import fold
     from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
@@ -20,7 +21,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        home = {"fold": "folding", "register": "registration"}.get(name, "progress")
+        home = {"fold": "engine.folding", "register": "registration"}.get(name, "progress")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
 
@@ -28,4 +29,4 @@ else:
         return sorted({*globals(), *__all__})
 
 
-__all__ = ["Lag", "fold", "lag", "register", "session"]
+__all__ = ["DELETE", "Fold", "Lag", "fold", "lag", "register", "session"]

@@ -12,9 +12,10 @@ import os
 import threading
 
 from jetspark.blocking import Client, JetStream, connect
+from jetspark.blocking.steps import Runner
 from jetspark.spark.options import Connecting
 
-__all__ = ["client_for", "jetstream_for"]
+__all__ = ["client_for", "jetstream_for", "runner_for"]
 
 # Few: a worker serves few queries. What is beyond it is closed, the oldest first.
 MAX_KEPT = 8
@@ -55,3 +56,8 @@ def jetstream_for(options: Connecting) -> JetStream:
     return client_for(options).jetstream(
         domain=options.domain, prefix=options.prefix, timeout=options.request_timeout_s
     )
+
+
+def runner_for(options: Connecting) -> Runner:
+    """Runs procedures over such a connection, and over the next one when it is closed for good."""
+    return Runner(renew=lambda: jetstream_for(options))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -31,10 +32,11 @@ from pyspark.sql.streaming.datasource import (
 
 from jetspark.blocking import JetStream
 from jetspark.errors import DataLoss, JetSparkError
-from jetspark.spark.lookups import PATIENCE_S as START_PATIENCE_S
-from jetspark.spark.lookups import patiently, will_pass
-from jetspark.spark.offsets import Head, Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged
+from jetspark.spark.offsets import Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged, position_of
 from jetspark.spark.options import Connecting
+from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
+from jetspark.spark.retrying import patiently, will_pass
+from jetspark.state.scan import Head
 
 __all__ = ["Follower", "check_loss"]
 
@@ -75,25 +77,25 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- what streams and buckets say of themselves ------------------------------------------------------------
 
+    @abstractmethod
     def _look(self, js: JetStream) -> list[Head]:
         """The streams of the query, as they are now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
         """Where a new query starts."""
-        raise NotImplementedError
 
     def _start_of_added(self, head: Head) -> Position:
-        """Where a stream starts that the checkpoint does not have."""
-        raise NotImplementedError
+        """Where a stream starts that the checkpoint does not have: at its first message, so that none is skipped."""
+        return position_of(head, "earliest")
 
+    @abstractmethod
     def _without(self, missing: dict[str, Position]) -> None:
         """The checkpoint has streams that the query no longer has.
 
         Raises:
             ConfigError: That is not allowed.
         """
-        raise NotImplementedError
 
     def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
         """What is gone since the offset was noted. Nothing, unless a source says otherwise."""

@@ -32,22 +32,22 @@ class JetStreamFormat(DataSource):
         return columns.SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from jetspark.spark import source
+        from jetspark.spark.stream import source
 
         return source.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from jetspark.spark import source
+        from jetspark.spark.stream import source
 
         return source.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from jetspark.spark import sink
+        from jetspark.spark.stream import sink
 
         return sink.batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from jetspark.spark import sink
+        from jetspark.spark.stream import sink
 
         return sink.stream_writer(self.options, schema, overwrite)
 
@@ -63,21 +63,21 @@ class KVFormat(DataSource):
         return columns.KV_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from jetspark.spark import kv
+        from jetspark.spark.kv import reading
 
-        return kv.batch_reader(self.options, schema)
+        return reading.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from jetspark.spark import kv
+        from jetspark.spark.kv import reading
 
-        return kv.stream_reader(self.options, schema)
+        return reading.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from jetspark.spark import kv
+        from jetspark.spark.kv import writing
 
-        return kv.batch_writer(self.options, schema, overwrite)
+        return writing.batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from jetspark.spark import kv
+        from jetspark.spark.kv import writing
 
-        return kv.stream_writer(self.options, schema, overwrite)
+        return writing.stream_writer(self.options, schema, overwrite)

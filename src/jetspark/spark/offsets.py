@@ -24,40 +24,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
 
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
+from jetspark.state.scan import Head, Range
 
 __all__ = [
-    "Head",
     "Limits",
     "Offset",
     "Position",
-    "Range",
     "Sizes",
+    "Where",
     "admit",
     "check_filters",
     "check_unchanged",
     "plan",
+    "position_of",
 ]
+
+Where: TypeAlias = int | Literal["earliest", "latest"]
+"""A place in a stream: a sequence, its first message, or behind its last one."""
 
 VERSION = 2
 _READABLE = (1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A stream as the server describes it at one moment."""
-
-    stream: str
-    created: str
-    first: int
-    """The first sequence there is; of an empty stream, the one its next message will have."""
-    next: int
-    bytes_per_sequence: float = 0.0
-    """The mean of what is there, deleted messages counted as nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +142,6 @@ class Sizes:
         return max(1, step)
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A partition: some of one stream's sequences, the end exclusive."""
-
-    stream: str
-    created: str
-    start: int
-    end: int
-    subjects: tuple[str, ...] = field(default=())
-    is_earliest: bool = False
-    """Nobody was promised its first messages: what is gone before it is read is not lost."""
-
-
 def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
     """That these are still the streams the offset is of.
 
@@ -215,17 +194,18 @@ def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) ->
     if all(moved[name] == position.next for name, position in start.streams.items()):
         return start
     total_bytes = sum(rows * known[name].bytes_per_sequence for name, rows in waiting.items())
-    share = 1.0
+    # Not floats: 22 * (15 / 22) is below 15, and a limit of 15 rows would be one of 14.
+    share = Fraction(1)
     if limits.rows is not None and total > limits.rows:
-        share = limits.rows / total
+        share = Fraction(limits.rows, total)
     if limits.bytes is not None and total_bytes > limits.bytes:
-        share = min(share, limits.bytes / total_bytes)
+        share = min(share, Fraction(limits.bytes) / Fraction(total_bytes))
     streams = {
         name: replace(
             position,
             begin=position.next if position.is_promised else min(begins[name], moved[name]),
             next=moved[name]
-            if share == 1.0 or not waiting[name]
+            if share == 1 or not waiting[name]
             else begins[name] + max(1, min(waiting[name], int(waiting[name] * share))),
             is_earliest=not position.is_promised,
         )
@@ -262,3 +242,18 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
             for begin in range(last.begin, last.next, step)
         ]
     return ranges
+
+
+def position_of(head: Head, where: Where) -> Position:
+    """Where reading starts in one stream.
+
+    Raises:
+        ConfigError: A sequence that is behind the stream's end.
+    """
+    begin = head.first if where == "earliest" else head.next if where == "latest" else where
+    if begin > head.next:
+        raise ConfigError(
+            f"startingOffsets={begin}: the next sequence of stream {head.stream!r} is {head.next}; "
+            "expected that or one before"
+        )
+    return Position(head.created, begin, is_earliest=where == "earliest")

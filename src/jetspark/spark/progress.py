@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, MessageNotFound
-from jetspark.spark.lookups import heads_of
 from jetspark.spark.offsets import Offset, Position
+from jetspark.spark.stream.heads import heads_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jetspark.spark.folding import FoldFormat
+from jetspark.spark.engine.folding import FoldFormat
 from jetspark.spark.formats import JetStreamFormat, KVFormat
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
-from jetspark.spark.places import places
+from jetspark.spark.reply_subjects import places
 
 __all__ = ["KV_SCHEMA", "SCHEMA", "Columns", "check_schema"]
 

@@ -18,6 +18,13 @@ The front knows sessions and subscriptions; what a publish means is the model's 
 the order in which their last byte arrives, at once or, with ``service_s``, one after the other at the pace of a server
 that needs so long for each. Interest of core subscribers counts: they get the message, and nobody is told that there
 are no responders.
+
+The front is a cluster of ``NODES`` servers, one of which a session is connected to, each session to the next one. That
+makes a difference only while a stream's leader is on the far side of a partition::
+
+    whole ──cut_off_node()──> parted: the model goes on, without that node; a fork of it, with the old leader, who is
+       ^                        │     alone and does not know it, serves the sessions of that node
+       └──────join()────────────┘
 """
 
 from __future__ import annotations
@@ -35,6 +42,9 @@ from jetspark.core.subjects import matches
 from jetspark.testing.model import Delivery, ModelServer
 
 __all__ = ["Clock", "Front", "Network", "Published", "Timer", "Wire"]
+
+# Of the cluster the front is: as many as a replicated stream mostly has replicas.
+NODES = 3
 
 # Monotonic clocks never show zero, and nothing that runs on one has to get along with it.
 BEGINNING = 1000.0
@@ -158,6 +168,9 @@ class _Session:
 
     def __init__(self, front: Front, number: int, write: Callable[[bytes], None]) -> None:
         self.number = number
+        self.node = number % NODES if front.next_node is None else front.next_node
+        """Which server of the cluster it is connected to."""
+        front.next_node = None
         self.subscriptions: dict[int, _Subscription] = {}
         self.is_open = True
         self._front, self._write = front, write
@@ -269,12 +282,21 @@ class Front:
         self.model, self.clock = model, clock
         self.watchers: list[Callable[[Published], None]] = []
         """Each is told of every message, before the model is."""
+        self.reply_watchers: list[Callable[[Delivery], None]] = []
+        """Each is told of everything the server says, whether it arrives or not."""
         self.interest = _Interest()
         self._service_s = service_s
         self._busy_until = 0.0
         self._sessions: dict[int, _Session] = {}
         self._last_session = 0
         self._talkative: list[_Session] = []
+        self.fork: ModelServer | None = None
+        """What the node behind a partition takes for the truth."""
+        self.parted_node = -1
+        self.parted_at = 0.0
+        self.next_node: int | None = None
+        """Which node the next session is connected to; without one it is the next one's turn."""
+        self._answers_at = 0.0
         info = {
             "server_id": "MODEL",
             "version": "2.15.1",
@@ -299,6 +321,29 @@ class Front:
         self.flush()
         return session
 
+    # ---- partitions --------------------------------------------------------------------------------------------
+
+    def cut_off_node(self, node: int, stream: str) -> None:
+        """Cut a node off from the others, and with it, if it leads the stream, a leader who does not know it."""
+        self.fork, self.parted_node, self.parted_at = self.model.fork(), node, self.clock.now
+        if self.model.leader(stream) == node:
+            self.fork.cut_off_leader(stream, self.clock.now)
+        else:
+            self.fork.lose_leader(stream, self.clock.now)
+
+    def join(self) -> None:
+        """End the partition. Who led behind it follows now, and what it alone knew is forgotten."""
+        self.fork, self.parted_node = None, -1
+
+    def is_parted(self, client: int) -> bool:
+        """Whether a session is connected to the node behind the partition."""
+        session = self._sessions.get(client)
+        return self.fork is not None and session is not None and session.node == self.parted_node
+
+    def model_of(self, client: int) -> ModelServer:
+        """What answers a session."""
+        return self.fork if self.fork is not None and self.is_parted(client) else self.model
+
     def close_all(self) -> None:
         for session in list(self._sessions.values()):
             session.close()
@@ -306,9 +351,12 @@ class Front:
     def closed(self, session: _Session) -> None:
         del self._sessions[session.number]
 
-    def say(self, deliveries: Iterable[Delivery]) -> None:
-        """The server says something to whoever is subscribed."""
+    def say(self, deliveries: Iterable[Delivery], *, by: ModelServer | None = None) -> None:
+        """The server says something to whoever is subscribed, on its side of a partition."""
+        is_from_fork = by is not None and by is self.fork
         for each in deliveries:
+            for watch in self.reply_watchers:
+                watch(each)
             block = b""
             if each.headers is not None or each.status is not None:
                 block = encode(each.headers)
@@ -316,8 +364,18 @@ class Front:
                     first_line = f"NATS/1.0 {each.status.code} {each.status.description}".rstrip().encode()
                     block = first_line + block[len(b"NATS/1.0") :]
             for entry in self.interest.find(each.subject):
-                entry.session.deliver(entry, each.subject, "", block, each.data)
+                if self.fork is None or (entry.session.node == self.parted_node) == is_from_fork:
+                    entry.session.deliver(entry, each.subject, "", block, each.data)
         self.flush()
+        self._watch(self.model if by is None else by)
+
+    def _watch(self, model: ModelServer) -> None:
+        """See to it that answers which take time are given in time."""
+        at = model.next_answer_at()
+        if at is not None and (model is not self.model or not self.clock.now < self._answers_at <= at):
+            if model is self.model:
+                self._answers_at = at
+            self.clock.at(at, lambda: self.say(model.on_time(self.clock.now), by=model))
 
     def on_published(self, message: Published) -> None:
         if not self._service_s:
@@ -330,17 +388,22 @@ class Front:
         """What the server does with a message: core subscribers first, then JetStream."""
         for watch in self.watchers:
             watch(message)
-        said = self.model.publish(
+        model = self.model_of(message.client)
+        said = model.publish(
             message.subject, message.data, reply=message.reply or None, headers=message.headers, now=self.clock.now
         )
         listeners = self.interest.find(message.subject)
         if listeners:
             block = b"" if message.headers is None else encode(message.headers)
+            is_parted = self.is_parted(message.client)
             for entry in listeners:
-                entry.session.deliver(entry, message.subject, message.reply, block, message.data)
+                if self.fork is None or (entry.session.node == self.parted_node) == is_parted:
+                    entry.session.deliver(entry, message.subject, message.reply, block, message.data)
             said = [each for each in said if each.status is None or each.subject != message.reply]
         if said:
-            self.say(said)
+            self.say(said, by=model)
+        else:
+            self._watch(model)
 
     def has_news(self, session: _Session) -> None:
         self._talkative.append(session)
@@ -410,6 +473,11 @@ class Wire:
         self._to_server = _Pipe(network.clock, delays, self._arrive)
         self._to_client = _Pipe(network.clock, delays, self._deliver)
         self._session = network.front.open(self._to_client.send)
+
+    @property
+    def client(self) -> int:
+        """The number of its session."""
+        return self._session.number
 
     @property
     def is_full(self) -> bool:
@@ -550,6 +618,12 @@ class Network:
         if wire is not None:
             wire.cut()
 
+    def cut_client(self, client: int) -> None:
+        """Break the wire of a session, by its number; see :attr:`Published.client`."""
+        for wire in self.wires:
+            if wire.client == client:
+                wire.cut()
+
     def refuse(self, seconds: float) -> None:
         """Nobody gets in for a while; who is in stays."""
         self._refusing_until = max(self._refusing_until, self.clock.now + seconds)
@@ -560,13 +634,41 @@ class Network:
         for wire in self.wires:
             wire.cut(reason="the server is gone")
         self.front.close_all()
+        self.front.join()
         self.front.say(self.front.model.restart(self.clock.now))
 
     def lose_leader(self, stream: str, seconds: float, *, drop: int = 0, is_silent: bool = False) -> None:
         """A stream is without a leader for some seconds; see :meth:`ModelServer.lose_leader`."""
         model, front, clock = self.front.model, self.front, self.clock
         front.say(model.lose_leader(stream, clock.now, drop=drop, is_silent=is_silent))
-        clock.after(seconds, lambda: front.say(model.elect_leader(stream, clock.now)))
+        clock.after(seconds, lambda: self._elect(stream))
+
+    def _elect(self, stream: str) -> None:
+        """The next one that is not behind a partition."""
+        front, model, now = self.front, self.front.model, self.clock.now
+        leader = (model.leader(stream) + 1) % NODES
+        if leader == front.parted_node:
+            leader = (leader + 1) % NODES
+        front.say(model.elect_leader(stream, now, leader=leader))
+
+    def slow_down(self, stream: str, seconds: float, *, apply_s: float) -> None:
+        """Let replicas take their time for some seconds; see :meth:`ModelServer.slow_down`."""
+        model, front, clock = self.front.model, self.front, self.clock
+        front.say(model.slow_down(stream, clock.now, apply_s))
+        clock.after(seconds, lambda: front.say(model.slow_down(stream, clock.now, 0.0)))
+
+    def partition(self, stream: str, seconds: float, *, without_s: float, drop: int = 0) -> None:
+        """Part the node that leads a stream from the others for some seconds.
+
+        It goes on as leader for its own clients; the others elect one after ``without_s``. The proposals it could not
+        replicate, up to ``drop`` messages, are lost. A node that is behind a partition already comes back first.
+        """
+        front, model, clock = self.front, self.front.model, self.clock
+        front.join()
+        front.cut_off_node(model.leader(stream), stream)
+        fork = front.fork
+        self.lose_leader(stream, without_s, drop=drop)
+        clock.after(seconds, lambda: front.join() if front.fork is fork else None)
 
     def cut_off_leader(self, stream: str, seconds: float, *, without_s: float = 0.0) -> None:
         """Cut a stream's leader off from the other replicas for some seconds; see :meth:`ModelServer.cut_off_leader`.

@@ -234,7 +234,7 @@ class Link:
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
-Fault: TypeAlias = Literal["cut", "cut all", "refuse", "kill", "leader", "cut off leader"]
+Fault: TypeAlias = Literal["cut", "cut all", "refuse", "kill", "leader", "cut off leader", "partition", "slow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ class FaultPlan:
     """What goes wrong, how often and for how long."""
 
     kinds: Sequence[Fault] = ("cut", "cut", "cut all", "refuse", "kill")
-    """Drawn from with equal chances: name one twice to have it twice as often. The last two need replicas."""
+    """Drawn from with equal chances: name one twice to have it twice as often. The last four need replicas."""
     every_s: float = 2.0
     """The mean time between two."""
     per_write: float = 0.0
@@ -300,3 +300,9 @@ class Faults:
                 network.lose_leader(self._stream, seconds, drop=drop, is_silent=is_silent)
             case "cut off leader":
                 network.cut_off_leader(self._stream, seconds, without_s=die.uniform(0.0, 1.0))
+            case "partition":
+                # A leader that is alone stays one until the others reach it again.
+                drop, without_s = die.randint(0, self._plan.max_drop), die.uniform(0.0, min(seconds, 2.0))
+                network.partition(self._stream, seconds, without_s=without_s, drop=drop)
+            case "slow":
+                network.slow_down(self._stream, seconds, apply_s=die.choice([0.05, 1.0, 4.0]))

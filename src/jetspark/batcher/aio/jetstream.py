@@ -1,4 +1,4 @@
-"""Sinks that store batches in JetStream, with asyncio. Decisions are made in :mod:`jetspark.batcher.stores`."""
+"""Sinks that store batches in JetStream, with asyncio; :mod:`jetspark.batcher.jetstream_sinks` decides."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.batcher.aio.sinks import Runner
-from jetspark.batcher.faces import AtomicFace, FastIngestFace
+from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
 T = TypeVar("T")
 
 
-class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
-    __doc__ = FastIngestFace.__doc__
+class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
+    __doc__ = FastIngestSinkBase.__doc__
 
     _make_runner = Runner
     _make_turn = asyncio.Lock
@@ -30,6 +30,7 @@ class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
             BatchCutShort: See above.
             ServerError: The stream refused a message; those before it are stored.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             BatchInDoubt: Out of patience. What was handed over may be stored.
         """
         await self._runner.run(self._ingest.write(batch))
@@ -50,8 +51,8 @@ class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
         await self.close()
 
 
-class AtomicSink(AtomicFace[JetStream, T]):
-    __doc__ = AtomicFace.__doc__
+class AtomicSink(AtomicSinkBase[JetStream, T]):
+    __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
 

@@ -1,6 +1,6 @@
 """Sinks with asyncio: the protocol, wrappers that compose in any order, and a file.
 
-Decisions are made in :mod:`jetspark.batcher.steps`; this adds waiting and writing.
+Decisions are made in :mod:`jetspark.batcher.effects`; this adds waiting and writing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ from contextlib import nullcontext
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from jetspark.batcher.config import Clock
-from jetspark.batcher.faces import CircuitBreakerFace, DeadLetterFace, MeteredFace, RateLimitFace, RetryFace
+from jetspark.batcher.dead_letters import DeadLetter
+from jetspark.batcher.effects import Call, Notify, Now, Random, Sleep, Step, Steps, WallTime, Write, WriteDeadLetters
 from jetspark.batcher.files import LineFile, json_line
-from jetspark.batcher.steps import (
-    Bury,
-    Call,
-    Chance,
-    DeadLetter,
-    Now,
-    Observer,
-    Sleep,
-    Step,
-    Steps,
-    Tell,
-    WallTime,
-    Write,
+from jetspark.batcher.metered import Observer
+from jetspark.batcher.sink_base import (
+    CircuitBreakerSinkBase,
+    DeadLetterSinkBase,
+    MeteredSinkBase,
+    RateLimitSinkBase,
+    RetrySinkBase,
 )
 
 __all__ = [
@@ -104,14 +99,14 @@ class Runner:
                 return self._now()
             case Sleep(seconds):
                 await self._sleep(seconds)
-            case Chance():
+            case Random():
                 return random.SystemRandom().random()
-            case Bury(records):
+            case WriteDeadLetters(records):
                 assert self.dead_letters is not None
                 await self.dead_letters.write(records)
             case WallTime():
                 return time.time()
-            case Tell(written):
+            case Notify(written):
                 if self.observe is not None:
                     try:
                         self.observe(written)
@@ -148,24 +143,24 @@ class _Writing(Generic[T]):
         await self._runner.run(self._steps(batch))
 
 
-class RetrySink(_Writing[T], RetryFace[Sink[T]]):
-    __doc__ = RetryFace.__doc__
+class RetrySink(_Writing[T], RetrySinkBase[Sink[T]]):
+    __doc__ = RetrySinkBase.__doc__
 
 
-class CircuitBreakerSink(_Writing[T], CircuitBreakerFace[Sink[T]]):
-    __doc__ = CircuitBreakerFace.__doc__
+class CircuitBreakerSink(_Writing[T], CircuitBreakerSinkBase[Sink[T]]):
+    __doc__ = CircuitBreakerSinkBase.__doc__
 
 
-class RateLimitSink(_Writing[T], RateLimitFace[Sink[T]]):
-    __doc__ = RateLimitFace.__doc__
+class RateLimitSink(_Writing[T], RateLimitSinkBase[Sink[T]]):
+    __doc__ = RateLimitSinkBase.__doc__
 
 
-class DeadLetterSink(_Writing[T], DeadLetterFace[Sink[T], Sink[DeadLetter[T]]]):
-    __doc__ = DeadLetterFace.__doc__
+class DeadLetterSink(_Writing[T], DeadLetterSinkBase[Sink[T], Sink[DeadLetter[T]]]):
+    __doc__ = DeadLetterSinkBase.__doc__
 
 
-class MeteredSink(_Writing[T], MeteredFace[Sink[T]]):
-    __doc__ = MeteredFace.__doc__
+class MeteredSink(_Writing[T], MeteredSinkBase[Sink[T]]):
+    __doc__ = MeteredSinkBase.__doc__
 
 
 class FileSink(Generic[T]):

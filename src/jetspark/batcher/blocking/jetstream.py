@@ -1,4 +1,4 @@
-"""Sinks that store batches in JetStream, from threads. Decisions are made in :mod:`jetspark.batcher.stores`."""
+"""Sinks that store batches in JetStream, from threads; :mod:`jetspark.batcher.jetstream_sinks` decides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from jetspark.batcher.blocking.sinks import Runner
-from jetspark.batcher.faces import AtomicFace, FastIngestFace
+from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
 
@@ -52,8 +52,8 @@ class FairLock:
                 self._is_taken = False
 
 
-class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
-    __doc__ = FastIngestFace.__doc__
+class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
+    __doc__ = FastIngestSinkBase.__doc__
 
     _make_runner = Runner
     _make_turn = FairLock
@@ -66,6 +66,7 @@ class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
             BatchCutShort: See above.
             ServerError: The stream refused a message; those before it are stored.
+            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             BatchInDoubt: Out of patience. What was handed over may be stored.
         """
         self._runner.run(self._ingest.write(batch))
@@ -86,8 +87,8 @@ class FastIngestSink(FastIngestFace[JetStream, FastPublisher, T]):
         self.close()
 
 
-class AtomicSink(AtomicFace[JetStream, T]):
-    __doc__ = AtomicFace.__doc__
+class AtomicSink(AtomicSinkBase[JetStream, T]):
+    __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
 

@@ -97,12 +97,12 @@ class AtomicBatches:
         said: list[Delivery] = []
         answer = self._take(message, now, said)
         config = self._store.config
-        if reply and not config.no_ack:
+        if answer is not None and reply and not config.no_ack:
             data = replies.error_ack(config.name, answer) if isinstance(answer, ApiError) else answer
             said.append(Delivery(reply, data))
         return said
 
-    def _take(self, message: Incoming, now: float, said: list[Delivery]) -> bytes | ApiError:
+    def _take(self, message: Incoming, now: float, said: list[Delivery]) -> bytes | ApiError | None:
         fields = message.fields
         id = fields[BATCH_ID]
         if not self._store.config.allow_atomic:
@@ -151,7 +151,8 @@ class AtomicBatches:
         return _commit(self._store, id, batch.messages, now)
 
 
-def _commit(store: Store, id: str, messages: list[Incoming], now: float) -> bytes | ApiError:
+def _commit(store: Store, id: str, messages: list[Incoming], now: float) -> bytes | ApiError | None:
+    """The answer; none from a leader that is cut off, who can only propose. Its refusals need no majority."""
     staged = checks.Staged()
     store.proposed_sequence = 0
     for position, message in enumerate(messages):
@@ -166,13 +167,19 @@ def _commit(store: Store, id: str, messages: list[Incoming], now: float) -> byte
                 return refused
             store.promise(refused)
             return _DUPLICATE
+    if store.is_cut_off:
+        store.propose(message.fields.get(checks.MSG_ID, "") for message in messages)
+        return None
     for message in messages:
         msg_id = message.fields.get(checks.MSG_ID, "")
         sequence = store.append(message.subject, message.data, message.headers, now, msg_id)
         if rollup := message.fields.get(checks.ROLLUP):
             store.roll_up(rollup.lower(), message.subject, sequence)
-    # All or none, so a lost leader may not take a part: the batch counts as acknowledged even if nobody asked.
-    store.promise(store.last_sequence)
+    if store.apply_s:
+        store.pieces.append(range(store.last_sequence - len(messages) + 1, store.last_sequence + 1))
+    else:
+        # All or none, so a lost leader may not take a part: the batch counts as acknowledged even if nobody asked.
+        store.promise(store.last_sequence)
     return replies.pub_ack(store.config.name, store.last_sequence, batch=id, count=len(messages))
 
 

@@ -160,7 +160,7 @@ def _refuse_sequence(store: Store, fields: dict[str, str], staged: Staged) -> Ap
         return None
     # Only the first message of a batch may ask. The sequence named in the refusal of a later one counts the batch's own
     # messages, though none is stored.
-    running = max(store.last_sequence, store.proposed_sequence) + staged.count
+    running = max(store.last_sequence + store.proposed_messages, store.proposed_sequence) + staged.count
     if running != number(wanted):
         return _wrong_sequence(running)
     return _WRONG_SEQUENCE_SOMEHOW if staged.count else None

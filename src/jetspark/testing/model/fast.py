@@ -259,7 +259,7 @@ class FastIngest:
             return
         if store.is_cut_off:
             # Proposed, and waiting for a majority that never hears of it.
-            store.proposed_ids.add(fields.get(checks.MSG_ID, ""))
+            store.propose([fields.get(checks.MSG_ID, "")])
             batch.pending += 1
             batch.is_ending = is_commit
             return

@@ -13,6 +13,7 @@ causes.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -113,6 +114,10 @@ class ModelServer:
         """Of the newest message there was."""
         return self._stream(stream).store.last_sequence
 
+    def leader(self, stream: str) -> int:
+        """The number of the replica that leads, or led last, counted from 0."""
+        return self._stream(stream).leader
+
     def flow(self, stream: str) -> Sequence[OpenFastBatch]:
         """The open fast-ingest batches, oldest first, and how fast each may go."""
         return self._stream(stream).fast.open_batches()
@@ -130,6 +135,8 @@ class ModelServer:
         said = stream.publish(subject, data, reply, headers, now)
         if self._quiet_until > now + self._limits.timeout_s:
             self._quiet_until = now + self._limits.timeout_s
+        if stream.store.apply_s and (answer_at := stream.next_answer_at()) is not None:
+            self._quiet_until = min(self._quiet_until, answer_at)
         return due + said if due else said
 
     # Time
@@ -177,17 +184,39 @@ class ModelServer:
         """The leader of a replicated stream reaches no majority any more, and does not know it.
 
         Until `lose_leader` or `elect_leader` it takes messages, stores none, acknowledges duplicates as ever; what it
-        took is gone then. A message of an atomic batch gets no answer meanwhile.
+        took is gone then. It stages atomic batches and refuses them as ever; a commit gets no answer.
         """
         said = self.on_time(now)
         self._stream(stream).cut_off_leader()
         return said
 
-    def elect_leader(self, stream: str, now: float) -> list[Delivery]:
-        """Another leader: staged atomic batches are gone, fast ones are told how far they were stored."""
-        said = self.on_time(now) + self._stream(stream).elect_leader()
+    def elect_leader(self, stream: str, now: float, *, leader: int | None = None) -> list[Delivery]:
+        """Another leader: staged atomic batches are gone, fast ones are told how far they were stored.
+
+        ``leader`` is the number of a replica, counted from 0; by default it is the next one's turn.
+        """
+        said = self.on_time(now) + self._stream(stream).elect_leader(now, leader)
         self._look_ahead()
         return said
+
+    def slow_down(self, stream: str, now: float, apply_s: float) -> list[Delivery]:
+        """From now on a majority of the replicas takes so long to apply what the leader takes; 0 is at once.
+
+        Meanwhile it is a proposal: it counts in the leader's checks, shows in nothing that is read, and is not
+        acknowledged. An atomic batch among it may vanish with the leader.
+        """
+        said = self.on_time(now)
+        self._stream(stream).store.apply_s = apply_s if self._stream(stream).store.is_replicated else 0.0
+        return said
+
+    def next_answer_at(self) -> float | None:
+        """When `on_time` has an answer that somebody waits for, None if nobody does."""
+        times = (stream.next_answer_at() for stream in self._streams.values())
+        return min((each for each in times if each is not None), default=None)
+
+    def fork(self) -> ModelServer:
+        """The same server once more, whose future is another: what one side of a partition goes on with."""
+        return copy.deepcopy(self)
 
     def restart(self, now: float) -> list[Delivery]:
         """The server ends, by its own will or by a kill, and is there again: what is stored stays, no batch is open."""

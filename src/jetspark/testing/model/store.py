@@ -11,7 +11,7 @@ duplicate window does. The sizes are those the server's own stores account for, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jetspark.core.headers import Headers, encode
@@ -40,6 +40,9 @@ class StoredMessage:
     time: float
     size_bytes: int
     """What it counts for in ``max_bytes``: subject, headers, data and the store's own bookkeeping."""
+
+    def __deepcopy__(self, memo: object) -> StoredMessage:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,12 @@ class Store:
         """The leader does not reach a majority of the replicas: it takes messages and stores none of them."""
         self.proposed_ids: set[str] = set()
         """Of messages a leader took while it was cut off. It knows them, and nobody has them."""
+        self.proposed_messages = 0
+        """How many those are, with ids and without."""
+        self.apply_s = 0.0
+        """How long after a message is proposed the leader of a replicated stream has applied it, and answers."""
+        self.pieces: list[range] = []
+        """Sequences of atomic batches that nobody was told about: lost as a whole or not at all."""
         self.acknowledged = self.last_sequence
         """Up to here somebody was told that it is stored, and it is never lost."""
         self.configure(config)
@@ -207,6 +216,14 @@ class Store:
         """Somebody is told that everything up to here is stored."""
         if sequence > self.acknowledged:
             self.acknowledged = sequence
+            self.pieces = [piece for piece in self.pieces if piece.start > sequence]
+
+    def propose(self, ids: Iterable[str]) -> None:
+        """A leader that is cut off takes messages with these ids, an empty one for none."""
+        for each in ids:
+            self.proposed_messages += 1
+            if each:
+                self.proposed_ids.add(each)
 
     def purge(self) -> None:
         self._messages.clear()
@@ -217,13 +234,17 @@ class Store:
     def drop_newest(self, count: int) -> int:
         """Undo up to ``count`` of the newest messages, sequences and ids included, and say how many it were.
 
-        What was acknowledged stays, and so does everything before it.
+        What was acknowledged stays, and so does everything before it. An atomic batch goes as a whole.
         """
         count = max(0, min(count, self.last_sequence - self.acknowledged))
+        for piece in self.pieces:
+            if self.last_sequence - count in piece[:-1]:
+                count = self.last_sequence - piece.start + 1
         for sequence in range(self.last_sequence, self.last_sequence - count, -1):
             if sequence in self._messages:
                 self._ids.pop(self._id_of(sequence), None)
                 self._remove(sequence)
+        self.pieces = [piece for piece in self.pieces if piece.stop <= self.last_sequence - count + 1]
         if count:
             self.last_sequence -= count
             self.last_id = self._id_of(self.last_sequence)

@@ -5,12 +5,16 @@ reply subject of its kind, atomic batches what has a batch id, and the rest is a
 for the same reasons by `jetspark.testing.model.checks`.
 
 A replicated stream stores at once here, where the server waits for a majority. What that hides, ``lose_leader`` brings
-back: the newest messages that nobody was told about may vanish with the old leader.
+back: the newest messages that nobody was told about may vanish with the old leader. With ``apply_s`` the majority takes
+its time: what is stored is a proposal until then, which counts in the leader's checks and shows nowhere else
+(``applied_sequence``), and its answer waits.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.errors import ConfigError
@@ -27,6 +31,16 @@ __all__ = ["ModelStream"]
 _SEALED = ApiError(400, 10109, "invalid operation on sealed stream")
 _TOO_LARGE = ApiError(400, 10054, "message size exceeds maximum allowed")
 _NO_FIELDS: dict[str, str] = {}
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """Messages that are in the log and not applied, and what is said when they are."""
+
+    first: int
+    last: int
+    applied_at: float
+    answers: list[Delivery]
 
 
 class ModelStream:
@@ -56,6 +70,10 @@ class ModelStream:
         )
         self.fast = FastIngest(self.store, limits, total_fast)
         self.has_leader = True
+        self.leader = 0
+        """The number of the replica that leads, or led last."""
+        self.led_since = 0.0
+        self._proposals: deque[_Proposal] = deque()
         self.elected_at: float | None = None
         self._is_silent = False
         self._max_message_bytes = 0
@@ -72,8 +90,14 @@ class ModelStream:
         if not config.allow_batched:
             self.fast.clear()
 
+    @property
+    def applied_sequence(self) -> int:
+        """Of the newest message that the leader can show."""
+        return self._proposals[0].first - 1 if self._proposals else self.store.last_sequence
+
     def restart(self) -> None:
         self._end_cut()
+        self._proposals.clear()
         self.atomic.clear()
         self.fast.clear()
         self.has_leader, self.elected_at = not self.store.is_halted, None
@@ -82,14 +106,22 @@ class ModelStream:
     # Time
 
     def next_deadline(self) -> float | None:
-        deadlines = (self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at)
+        deadlines = (self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at, self.next_answer_at())
         return min((each for each in deadlines if each is not None), default=None)
+
+    def next_answer_at(self) -> float | None:
+        """When the oldest proposal is applied; never, by a leader that is cut off."""
+        return self._proposals[0].applied_at if self._proposals and not self.store.is_cut_off else None
 
     def on_time(self, now: float) -> list[Delivery]:
         said: list[Delivery] = []
+        while (applied_at := self.next_answer_at()) is not None and applied_at <= now:
+            proposal = self._proposals.popleft()
+            self.store.promise(proposal.last)
+            said += proposal.answers
         if self.elected_at is not None and self.elected_at <= now:
             self.fast.expire(self.elected_at)
-            said += self.elect_leader()
+            said += self.elect_leader(self.elected_at)
         said += self.atomic.expire(now)
         self.fast.expire(now)
         return said
@@ -101,6 +133,13 @@ class ModelStream:
             raise ConfigError(f"stream {self.config.name!r} has one replica: expected 2 or more, or use restart()")
         self.store.drop_newest(drop)
         self._end_cut()
+        last = self.store.last_sequence
+        # Those that survive are applied by the next leader, who does not know whom to answer.
+        self._proposals = deque(
+            _Proposal(each.first, min(each.last, last), each.applied_at, [])
+            for each in self._proposals
+            if each.first <= last
+        )
         self.atomic.clear()
         self.has_leader, self._is_silent, self.elected_at = False, is_silent, elected_at
 
@@ -113,9 +152,14 @@ class ModelStream:
         """What a leader proposed while it was cut off, nobody else has heard of."""
         self.store.is_cut_off = False
         self.store.proposed_ids.clear()
+        self.store.proposed_messages = 0
 
-    def elect_leader(self) -> list[Delivery]:
+    def elect_leader(self, now: float, leader: int | None = None) -> list[Delivery]:
         self.elected_at = None
+        self.led_since = now
+        self.leader = (self.leader + 1) % (self.config.replicas or 1) if leader is None else leader
+        for proposal in self._proposals:
+            proposal.applied_at = now + self.store.apply_s
         self._end_cut()
         if self.store.is_halted:
             return []
@@ -132,7 +176,7 @@ class ModelStream:
     ) -> list[Delivery]:
         if not self.has_leader:
             return [] if self._is_silent or not reply else [replies.no_responders(subject, reply)]
-        config = self.config
+        config, store, before = self.config, self.store, self.store.last_sequence
         if headers:
             own = Headers(headers)
             message = Incoming(subject, data, own, first_values(own))
@@ -147,11 +191,16 @@ class ModelStream:
         if reply is not None and reply.endswith(SUFFIX):
             said = self.fast.receive(message, reply, now)
         elif message.fields.get(BATCH_ID):
-            said = [] if self.store.is_cut_off else self.atomic.receive(message, reply, now)
+            said = self.atomic.receive(message, reply, now)
         else:
             said = self._publish_plain(message, reply, now)
         if self.store.is_halted:
             self.has_leader, self._is_silent = False, True
+        if store.last_sequence > before and store.apply_s:
+            before = max(before, self._proposals[-1].last if self._proposals else 0)
+            applied_at = max(now + store.apply_s, self._proposals[-1].applied_at if self._proposals else now)
+            self._proposals.append(_Proposal(before + 1, store.last_sequence, applied_at, said))
+            return []
         return said
 
     def _publish_plain(self, message: Incoming, reply: str | None, now: float) -> list[Delivery]:
@@ -171,7 +220,7 @@ class ModelStream:
             store.promise(found)
             return self._answer(reply, replies.pub_ack(self.config.name, found, is_duplicate=True))
         if store.is_cut_off:
-            store.proposed_ids.add(fields.get(checks.MSG_ID, ""))
+            store.propose([fields.get(checks.MSG_ID, "")])
             return []
         sequence = store.append(message.subject, message.data, message.headers, now, fields.get(checks.MSG_ID, ""))
         if fields and (rollup := fields.get(checks.ROLLUP)):

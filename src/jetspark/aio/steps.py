@@ -1,0 +1,175 @@
+"""Running procedures with asyncio: what a step of :mod:`jetspark.publish.steps` asks for is done here."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.pull import Source
+from jetspark.core.headers import decode
+from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
+from jetspark.jetstream.operations import Api, Deadline, Pause, Request
+from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
+from jetspark.jetstream.pull import Ask, Wait
+from jetspark.publish.steps import (
+    AskMany,
+    ClosePull,
+    Connect,
+    Ingest,
+    IngestReport,
+    Now,
+    OpenPull,
+    Pieces,
+    Procedure,
+    PublishEach,
+    Pull,
+    RandomPause,
+    Step,
+)
+
+__all__ = ["Runner"]
+
+T = TypeVar("T")
+
+
+class Runner:
+    """Runs procedures on a JetStream context, one at a time."""
+
+    def __init__(self, js: JetStream | None = None, *, renew: Callable[[], Awaitable[JetStream]] | None = None) -> None:
+        """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
+        self._js, self._renew = js, renew
+        self._rng = random.SystemRandom()
+        self._ways: dict[type[Any], Callable[[Any], Awaitable[Any]]] = {
+            Request: self._ask,
+            Pause: lambda step: asyncio.sleep(step.seconds),
+            RandomPause: lambda step: asyncio.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
+            Now: self._now,
+            Connect: self._connect,
+            AskMany: self._ask_many,
+            Ingest: self._ingest,
+            PublishEach: self._publish_each,
+            OpenPull: self._open_pull,
+            Pull: self._pull,
+            ClosePull: self._close_pull,
+        }
+
+    async def run(self, procedure: Procedure[T]) -> T:
+        try:
+            step = next(procedure)
+            while True:
+                try:
+                    answer = await self._perform(step)
+                except BaseException as error:
+                    # The procedure knows what this means for what it asked.
+                    step = procedure.throw(error)
+                else:
+                    step = procedure.send(answer)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    async def pieces(self, reading: Pieces) -> AsyncGenerator[list[Any], None]:
+        """Read to the end, and close the reading however the loop is left."""
+        try:
+            while (piece := await self.run(reading.next())) is not None:
+                yield piece
+        finally:
+            await self.run(reading.close())
+
+    # ---- the steps ---------------------------------------------------------------------------------------------
+
+    async def _perform(self, step: Step) -> Any:
+        try:
+            return await self._ways[type(step)](step)
+        except ConnectionClosed as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: JetSparkError) -> JetSparkError:
+        """Where the next connection will be another one, the end of this one is a loss that passes."""
+        if self._renew is None or not isinstance(error, ConnectionClosed):
+            return error
+        return ConnectionLost(f"the connection was closed: {error}")
+
+    @property
+    def _context(self) -> JetStream:
+        assert self._js is not None, "a procedure connects before anything else"
+        return self._js
+
+    async def _now(self, step: Now) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _connect(self, step: Connect) -> Api:
+        if self._renew is not None:
+            self._js = await self._renew()
+        return self._context._api
+
+    async def _ask(self, step: Request) -> Any:
+        js = self._context
+        return await js._perform(step, Deadline(js._timeout_s, js._now()))
+
+    async def _ask_many(self, step: AskMany) -> None:
+        js, reading = self._context, step.answers
+        timeout_s, accept = js._timeout_s, reading.accept
+        async with js._asked(reading.request()) as answers:
+            try:
+                while not reading.is_over:
+                    accept(await answers.next(timeout_s))
+            except ConnectionClosed:
+                if js._client.is_closed:
+                    raise
+                reading.lost()
+
+    async def _ingest(self, step: Ingest) -> IngestReport:
+        batch = self._context.fast_batch(gap="ok")
+        failure: JetSparkError | None = None
+        try:
+            async with batch:
+                await batch.add_many(step.items, commit=True)
+        except JetSparkError as error:
+            failure = self._meaning(error)
+        return IngestReport(batch.acknowledged, (*batch.gaps, *batch.doubts), tuple(batch.errors), failure)
+
+    async def _publish_each(self, step: PublishEach) -> list[Exception | None]:
+        js = self._context
+        futures = []
+        for subject, data, *rest in step.items:
+            block = rest[0] if rest else None
+            headers = decode(block) if isinstance(block, bytes) else block
+            futures.append(await js.publish_async(subject, data, headers=headers))
+        found: list[Exception | None] = []
+        for future in futures:
+            try:
+                await future
+            except Exception as error:
+                found.append(self._meaning(error) if isinstance(error, JetSparkError) else error)
+            else:
+                found.append(None)
+        return found
+
+    async def _open_pull(self, step: OpenPull) -> Source:
+        return Source(self._context, step.info)
+
+    async def _pull(self, step: Pull) -> list[Any]:
+        source, reader, buffer = step.source, step.reader, step.source.puller.buffer
+        assert isinstance(source, Source)
+        while isinstance(count := reader.step(source.loop.time(), source.session), Ask):
+            await source.send(count)
+        if isinstance(count, Wait):
+            await source.wait(count)
+            count = len(buffer)  # what came while it waited
+        take = buffer.popleft
+        return [take() for _ in range(count or 0)]
+
+    async def _close_pull(self, step: ClosePull) -> None:
+        source, info, js = step.source, step.info, self._context
+        assert isinstance(source, Source)
+        source.puller.release()  # nothing is owed an acknowledgement, so nothing has to be waited for
+        await source.close()
+        if js._client.is_connected:
+            try:
+                await js._run(js._api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
+            except JetSparkError:
+                pass  # gone already, or about to be

@@ -1,0 +1,424 @@
+"""What the sinks for JetStream decide, once for both drivers, in the steps of :mod:`jetspark.batcher.effects`. Pure.
+
+*Fast ingest.* Every write hands its messages to one publisher, one write after the other, and waits until all of them
+are known to be stored. Only an acknowledgement, which comes after so many messages, or the end of the server's batch
+tells that. So the last write under way has the batch ended; while there are others, it first waits a moment whether
+one of them, or the next, brings the acknowledgement along.
+
+*Atomic.* A write is one atomic batch, or several where it is larger than the server allows. Each is stored or not, and
+the error says how many items of the write are. A batch in doubt is resolved. A batch that has ids the stream knows is
+refused as a whole, so it is found out which ids those are, and the others are stored, all or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+
+from jetspark.batcher.effects import Call, Now, Sleep, Step, Steps
+from jetspark.core.connection import Connection
+from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.subjects import validate_subject
+from jetspark.errors import (
+    BatchCutShort,
+    BatchInDoubt,
+    BatchTooLarge,
+    ConfigError,
+    DuplicateMessageId,
+    JetSparkError,
+    ProtocolError,
+    ServerError,
+    TooManyBatches,
+    UsageError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.publishing import Expect, header_block, publish_headers
+from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
+from jetspark.publish.outgoing import Item, are_plain
+
+__all__ = ["Atomic", "Ingest", "Messages", "ToMessage", "Turn", "check_publisher"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ToMessage: TypeAlias = Callable[[Any], tuple[str, bytes] | tuple[str, bytes, HeadersLike | None]]
+"""From an item to the subject, the data and, if there are any, the headers of its message."""
+
+# The server's own, which it does not tell before a batch is larger.
+DEFAULT_MAX_MESSAGES = 1000
+# Ids that others store at the same time may turn up after we looked.
+ROUNDS = 3
+RESOLVE_PAUSE_S = 0.2
+PROBE_PAUSE_S = 0.02
+# No stream gets there.
+_NEVER = Expect(last_sequence=2**63 - 1)
+_ID = "Nats-Msg-Id"
+_END_OF_BATCH_LEVEL = 4
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+class Messages(Generic[T]):
+    """Makes messages of items."""
+
+    def __init__(
+        self, subject: str | None, to_message: ToMessage | None, id_of: Callable[[T], str] | None = None
+    ) -> None:
+        if (subject is None) == (to_message is None):
+            raise ConfigError("expected either subject=, for items that are bytes, or to_message=")
+        if subject is not None:
+            validate_subject(subject)
+        for name, value in (("to_message", to_message), ("id_of", id_of)):
+            if value is not None and not callable(value):
+                raise ConfigError(f"{name}={value!r}: expected a function of an item")
+        self._subject, self._to_message, self.id_of = subject, to_message, id_of
+
+    def plain(self, batch: Sequence[T]) -> list[Item]:
+        """Subject, data, and headers where there are any, the id among them.
+
+        Raises:
+            TypeError, ConfigError: An item that cannot be a message.
+        """
+        if self._subject is None:
+            items = [self._made(item) for item in batch]
+        else:
+            subject, data = self._subject, cast(Sequence[bytes], batch)
+            items = [(subject, item if type(item) is bytes else _bytes(item)) for item in data]
+        if self.id_of is None:
+            return items
+        return [
+            (item[0], item[1], self._named(item[2] if len(item) == 3 else None, self.id_of(each)))
+            for item, each in zip(items, batch, strict=True)
+        ]
+
+    def _made(self, item: T) -> Item:
+        assert self._to_message is not None
+        made = self._to_message(item)
+        if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
+            raise TypeError(f"to_message gave {made!r}: expected (subject, data) or (subject, data, headers)")
+        return (made[0], made[1]) if len(made) == 2 or made[2] is None else made
+
+    def _named(self, headers: HeadersLike | bytes | None, msg_id: str) -> Headers:
+        if not isinstance(msg_id, str):
+            raise ConfigError(f"id_of gave {msg_id!r}: expected a text")
+        assert not isinstance(headers, bytes)
+        named = publish_headers(headers, msg_id, None, None)
+        assert isinstance(named, Headers)
+        return named
+
+    def blocks(self, batch: Sequence[T]) -> list[Item]:
+        """The same with ready-made header blocks where the id is the item's own, because that is faster."""
+        if self.id_of is None:
+            return self.plain(batch)
+        return [(item[0], item[1], _block(item)) for item in self.plain(batch)]
+
+
+def check(connection: Connection, items: Sequence[Item]) -> None:
+    """Whether all of them can be sent: before any is.
+
+    Raises:
+        InvalidSubject, InvalidHeader, PayloadTooLarge: One cannot.
+    """
+    if are_plain(connection, items):
+        return
+    last_subject, max_bytes = None, connection.info.max_payload_bytes
+    for item in items:
+        subject, data = item[0], item[1]
+        if subject != last_subject:
+            connection.address(subject)
+            last_subject = subject
+        if len(item) == 3 or len(data) > max_bytes or type(data) is not bytes:
+            connection.payload(data, len(_block(item)))
+
+
+def _bytes(item: object) -> bytes:
+    if isinstance(item, bytearray | memoryview):
+        return bytes(item)
+    raise TypeError(f"an item is {type(item).__name__}: expected bytes, or give the sink to_message")
+
+
+def _block(item: Item) -> bytes:
+    headers = item[2] if len(item) == 3 else None
+    return headers if isinstance(headers, bytes) else b"" if headers is None else header_block(headers)
+
+
+# ---- fast ingest -----------------------------------------------------------------------------------------------------
+
+
+class Turn(Protocol):
+    """A lock that is had in the order of asking."""
+
+    def acquire(self) -> Any: ...
+
+    def release(self) -> None: ...
+
+
+def check_publisher(message_ids: bool, options: FastPublisherKeywords) -> None:
+    """Whether publishers of a sink can be made with these.
+
+    Raises:
+        ConfigError: Some option is unknown, or would lose messages.
+    """
+    if "id_prefix" in options:
+        # Positions begin anew with each publisher, so its ids would be those of messages stored before.
+        raise ConfigError("id_prefix: expected id_of instead, which gives an item the same id in every run")
+    FastPublisherOptions.of(message_ids, options)  # has checks of its own
+
+
+class Ingest(Generic[T]):
+    """Writes that share one publisher."""
+
+    def __init__(self, messages: Messages[T], make: Callable[[], Any], turn: Turn, *, linger_s: float) -> None:
+        """``make`` gives a new publisher."""
+        if not linger_s >= 0:
+            raise ConfigError(f"linger_s={linger_s}: expected 0 seconds or more")
+        self._messages, self._make, self._turn, self._linger_s = messages, make, turn, linger_s
+        self.publisher: Any = None
+        self._under_way = 0
+        self._is_closed = False
+
+    def write(self, batch: Sequence[T]) -> Steps:
+        items = yield Call(partial(self._messages.blocks, batch))
+        if not items:
+            return
+        self._under_way += 1
+        try:
+            yield Call(self._turn.acquire)
+            try:
+                publisher = yield from self._usable()
+                yield Call(partial(check, publisher._connection, items))
+                first = publisher.accepted + 1
+                try:
+                    last = yield Call(partial(publisher.publish_many, items))
+                except JetSparkError as error:
+                    raise _blame(publisher, first, error) from error.__cause__
+            finally:
+                self._turn.release()
+            # Alone there is nobody who could bring the acknowledgement along.
+            linger_s = self._linger_s if self._under_way > 1 else 0.0
+            try:
+                yield Call(partial(publisher.wait_published, last, linger_s=linger_s))
+            except JetSparkError as error:
+                raise _blame(publisher, first, error) from error.__cause__
+        finally:
+            self._under_way -= 1
+
+    def _usable(self) -> Generator[Step, Any, Any]:
+        """The publisher, or a new one when it gave up: those whose messages it still had were told."""
+        if self._is_closed:
+            raise UsageError("the sink is closed; make another one")
+        if self.publisher is not None and self.publisher._endless.failure is not None:
+            old, self.publisher = self.publisher, None
+            try:
+                yield Call(partial(old.close, 0.0))
+            except JetSparkError:
+                pass  # the failure we know
+        if self.publisher is None:
+            self.publisher = yield Call(self._make)
+        return self.publisher
+
+    def close(self, timeout: float | None) -> Steps:
+        self._is_closed = True
+        publisher = self.publisher
+        if publisher is not None:
+            yield Call(partial(publisher.close, timeout))
+
+
+def _blame(publisher: Any, first: int, error: JetSparkError) -> JetSparkError:
+    """What a write that failed raises.
+
+    A message the stream refuses ends the publisher, and with it every write that has something after that message.
+    Nothing of those is stored, and nothing is wrong with them.
+    """
+    refused = publisher.published() + 1
+    if error is publisher._endless.failure and isinstance(error, ServerError) and refused < first:
+        return BatchCutShort("", 0, f"the stream refused a message of another write: {error}")
+    return error
+
+
+# ---- atomic ----------------------------------------------------------------------------------------------------------
+
+
+class Atomic(Generic[T]):
+    """Writes that are atomic batches."""
+
+    def __init__(
+        self,
+        js: Any,
+        messages: Messages[T],
+        outcome_of: Callable[[Any], Any],
+        *,
+        max_messages: int,
+        timeout_s: float | None,
+        doubt_s: float,
+    ) -> None:
+        """``outcome_of`` has the acknowledgement of a future, in the driver's way."""
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise ConfigError(f"max_messages={max_messages!r}: expected 1 or more")
+        if not doubt_s >= 0:
+            raise ConfigError(f"doubt_s={doubt_s}: expected 0 seconds or more")
+        self._js, self._messages, self._outcome_of = js, messages, outcome_of
+        self._timeout_s, self._doubt_s = timeout_s, doubt_s
+        self.max_messages = max_messages
+        """Of a batch, as far as known."""
+
+    @property
+    def _connection(self) -> Connection:
+        connection: Connection = self._js._client._machine
+        return connection
+
+    def write(self, batch: Sequence[T]) -> Steps:
+        items = yield Call(partial(self._messages.plain, batch))
+        yield Call(partial(check, self._connection, items))
+        stored = 0
+        while stored < len(items):
+            part = items[stored : stored + self.max_messages]
+            try:
+                yield from self._store(part)
+            except BatchTooLarge as error:
+                if error.limit is None or not 1 <= error.limit < len(part):
+                    if not stored:
+                        raise
+                    raise _so_far(stored, error) from error
+                self.max_messages = min(self.max_messages, error.limit)
+            except Exception as error:
+                if not stored:
+                    raise
+                raise _so_far(stored, error) from error
+            else:
+                stored += len(part)
+
+    def _store(self, part: list[Item]) -> Steps:
+        missing = _without_repeats(part)
+        for last_round in range(ROUNDS, 0, -1):
+            try:
+                return (yield from self._commit(missing))
+            except DuplicateMessageId:
+                if last_round == 1 or not all(map(_id_of, missing)):
+                    raise
+            missing = yield from self._unknown(missing)
+            if not missing:
+                return  # this write, or one with the same items, was stored before
+
+    def _commit(self, part: list[Item]) -> Steps:
+        """One atomic batch. What this raises means that nothing of it is stored, unless it is ``BatchInDoubt``."""
+        batch = self._js.atomic_batch(timeout=self._timeout_s)._enter()
+        try:
+            head: list[Item] = part[:-1]
+            last: Item | None = part[-1]
+            if not head and self._knows_end_of_batch:
+                # A batch of one that is its own commit could not be resolved once its session is lost.
+                head, last = part, None
+            if all(len(item) == 2 for item in head):
+                yield Call(partial(batch.add_many, head))
+            else:
+                for item in head:
+                    yield Call(partial(batch.add, item[0], item[1], headers=item[2] if len(item) == 3 else None))
+            if last is None:
+                yield Call(batch.commit)
+            else:
+                headers = last[2] if len(last) == 3 else None
+                yield Call(partial(batch.commit, last[0], last[1], headers=headers))
+        except BatchInDoubt as error:
+            if batch.outcome == "unknown":
+                yield from self._resolve(batch, error)
+            else:
+                raise
+        except BaseException:
+            if batch.outcome in ("open", "not stored"):
+                try:
+                    yield Call(batch.discard)  # others may have its place; nobody waits for an answer
+                except JetSparkError:
+                    pass  # then the server forgets it by itself
+            raise
+
+    @property
+    def _knows_end_of_batch(self) -> bool:
+        return int(self._connection.info.fields.get("api_lvl", 0)) >= _END_OF_BATCH_LEVEL
+
+    def _resolve(self, batch: Any, doubt: BatchInDoubt) -> Steps:
+        """Returns when it is stored."""
+        began = yield Now()
+        while True:
+            try:
+                outcome = yield Call(batch.resolve)
+                break
+            except BatchInDoubt as error:
+                # With a cause the stream did not answer, which may pass. Otherwise it cannot be known any more.
+                if error.__cause__ is None or (yield Now()) - began > self._doubt_s:
+                    raise
+            yield Sleep(RESOLVE_PAUSE_S)
+        if outcome != "stored":
+            raise BatchCutShort(batch.id, 0, "its commit was not answered, and had no effect") from doubt.__cause__
+
+    def _unknown(self, part: list[Item]) -> Generator[Step, Any, list[Item]]:
+        """Those whose ids the stream does not know.
+
+        The server compares the ids of an atomic batch before it compares what the batch expects. So a batch of one
+        that expects what cannot be is refused for its id if that is known, and for its expectation if not; it is stored
+        in neither case. Were the order another, every id would seem unknown, and the write would fail as it did.
+        (A plain message is no such oracle: nats-server 2.15 looks at its expectation first.) All are sent before the
+        first is answered, because each takes a millisecond or two on file storage.
+        """
+        began = yield Now()
+        waiting, missing = list(range(len(part))), list[int]()
+        while waiting:
+            name = self._js.atomic_batch().id
+            futures = []
+            for index in waiting:
+                future = yield Call(partial(self._probe, f"{name}-{index}", part[index]))
+                futures.append(future)
+            turned_away: list[int] = []
+            failure: Exception | None = None
+            for index, future in zip(waiting, futures, strict=True):
+                try:
+                    yield Call(partial(self._outcome_of, future))
+                except DuplicateMessageId:
+                    pass
+                except WrongLastSequence:
+                    missing.append(index)
+                except TooManyBatches as error:  # others have all places for the moment
+                    turned_away.append(index)
+                    if (yield Now()) - began > self._doubt_s:
+                        failure = error
+                except Exception as error:
+                    failure = error
+                else:
+                    failure = ProtocolError(f"a message on {part[index][0]!r} was stored that expected what cannot be")
+            if failure is not None:
+                raise failure
+            waiting = turned_away
+            if waiting:
+                yield Sleep(PROBE_PAUSE_S)
+        return [part[index] for index in sorted(missing)]
+
+    def _probe(self, batch_id: str, item: Item) -> Any:
+        headers = {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"}
+        return self._js.publish_async(item[0], b"", msg_id=_id_of(item), expect=_NEVER, headers=headers)
+
+
+def _so_far(stored: int, error: Exception) -> Exception:
+    batch_id = getattr(error, "batch_id", "")
+    if isinstance(error, BatchInDoubt):
+        return BatchInDoubt(batch_id, error.reason, stored)
+    return BatchCutShort(batch_id, stored, str(error))
+
+
+def _id_of(item: Item) -> str | None:
+    headers = item[2] if len(item) == 3 else None
+    return None if headers is None or isinstance(headers, bytes) else Headers(headers).get(_ID)
+
+
+def _without_repeats(part: list[Item]) -> list[Item]:
+    """The stream would keep the first of those with the same id; in a batch it would refuse them all."""
+    seen: set[str] = set()
+    kept = []
+    for item in part:
+        msg_id = _id_of(item) if len(item) == 3 else None
+        if msg_id is None or msg_id not in seen:
+            kept.append(item)
+        if msg_id is not None:
+            seen.add(msg_id)
+    return kept

@@ -1,0 +1,56 @@
+"""A rate limit: writes wait until a token bucket has one token for each of their items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jetspark.batcher.config import check_count
+from jetspark.batcher.effects import Now, Sleep, Steps, Write
+from jetspark.errors import ConfigError
+
+__all__ = ["TokenBucket"]
+
+
+class TokenBucket:
+    """Tokens, one for each item: ``items_per_s`` are added each second, and it holds at most ``burst``.
+
+    A write takes its tokens when it comes, in order, and waits until they would have been there; so the bucket may owe.
+    One larger than the bucket waits until it is full, and those after it pay. In any ``t`` seconds at most ``burst +
+    items_per_s * t`` items begin, and the excess of one such batch.
+    """
+
+    def __init__(self, *, items_per_s: float, burst: int | None) -> None:
+        if not 0 < items_per_s < math.inf:
+            raise ConfigError(f"items_per_s={items_per_s}: expected more than 0")
+        if burst is not None:
+            check_count("burst", burst)
+        self.items_per_s = items_per_s
+        self.burst = max(1, math.ceil(items_per_s)) if burst is None else burst
+        self._tokens = float(self.burst)
+        self._filled_at: float | None = None
+
+    def take(self, count: int, now: float) -> float:
+        """Take ``count`` tokens; returns the seconds to wait before using them."""
+        if self._filled_at is not None and now > self._filled_at:
+            self._tokens = min(float(self.burst), self._tokens + (now - self._filled_at) * self.items_per_s)
+        self._filled_at = now if self._filled_at is None else max(now, self._filled_at)
+        missing = min(count, self.burst) - self._tokens
+        self._tokens -= count
+        return max(0.0, missing / self.items_per_s)
+
+    def give_back(self, count: int) -> None:
+        """They were not used."""
+        self._tokens = min(float(self.burst), self._tokens + count)
+
+    def write(self, batch: Sequence[Any]) -> Steps:
+        count = len(batch)
+        wait_s = self.take(count, (yield Now()))
+        if wait_s > 0:
+            try:
+                yield Sleep(wait_s)
+            except BaseException:
+                self.give_back(count)
+                raise
+        yield Write(batch)

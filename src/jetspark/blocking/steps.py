@@ -1,0 +1,162 @@
+"""Running procedures from threads: what a step of :mod:`jetspark.publish.steps` asks for is done here."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from jetspark.blocking.jetstream import JetStream
+from jetspark.blocking.pull import Source
+from jetspark.core.headers import decode
+from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
+from jetspark.jetstream.operations import Api, Deadline, Pause, Request
+from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
+from jetspark.publish.steps import (
+    AskMany,
+    ClosePull,
+    Connect,
+    Ingest,
+    IngestReport,
+    Now,
+    OpenPull,
+    Pieces,
+    Procedure,
+    PublishEach,
+    Pull,
+    RandomPause,
+    Step,
+)
+
+__all__ = ["Runner"]
+
+T = TypeVar("T")
+
+
+class Runner:
+    """Runs procedures on a JetStream context, one at a time."""
+
+    def __init__(self, js: JetStream | None = None, *, renew: Callable[[], JetStream] | None = None) -> None:
+        """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
+        self._js, self._renew = js, renew
+        self._rng = random.SystemRandom()
+        self._ways: dict[type[Any], Callable[[Any], Any]] = {
+            Request: self._ask,
+            Pause: lambda step: time.sleep(step.seconds),
+            RandomPause: lambda step: time.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
+            Now: lambda step: time.monotonic(),
+            Connect: self._connect,
+            AskMany: self._ask_many,
+            Ingest: self._ingest,
+            PublishEach: self._publish_each,
+            OpenPull: self._open_pull,
+            Pull: self._pull,
+            ClosePull: self._close_pull,
+        }
+
+    def run(self, procedure: Procedure[T]) -> T:
+        try:
+            step = next(procedure)
+            while True:
+                try:
+                    answer = self._perform(step)
+                except BaseException as error:
+                    # The procedure knows what this means for what it asked.
+                    step = procedure.throw(error)
+                else:
+                    step = procedure.send(answer)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    def pieces(self, reading: Pieces) -> Generator[list[Any], None, None]:
+        """Read to the end, and close the reading however the loop is left."""
+        try:
+            while (piece := self.run(reading.next())) is not None:
+                yield piece
+        finally:
+            self.run(reading.close())
+
+    # ---- the steps ---------------------------------------------------------------------------------------------
+
+    def _perform(self, step: Step) -> Any:
+        try:
+            return self._ways[type(step)](step)
+        except ConnectionClosed as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: JetSparkError) -> JetSparkError:
+        """Where the next connection will be another one, the end of this one is a loss that passes."""
+        if self._renew is None or not isinstance(error, ConnectionClosed):
+            return error
+        return ConnectionLost(f"the connection was closed: {error}")
+
+    @property
+    def _context(self) -> JetStream:
+        assert self._js is not None, "a procedure connects before anything else"
+        return self._js
+
+    def _connect(self, step: Connect) -> Api:
+        if self._renew is not None:
+            self._js = self._renew()
+        return self._context._api
+
+    def _ask(self, step: Request) -> Any:
+        js = self._context
+        return js._perform(step, Deadline(js._timeout_s, js._now()))
+
+    def _ask_many(self, step: AskMany) -> None:
+        js, reading = self._context, step.answers
+        timeout_s, accept = js._timeout_s, reading.accept
+        with js._asked(reading.request()) as answers:
+            try:
+                while not reading.is_over:
+                    accept(answers.next(timeout_s))
+            except ConnectionClosed:
+                if js._client.is_closed:
+                    raise
+                reading.lost()
+
+    def _ingest(self, step: Ingest) -> IngestReport:
+        batch = self._context.fast_batch(gap="ok")
+        failure: JetSparkError | None = None
+        try:
+            with batch:
+                batch.add_many(step.items, commit=True)
+        except JetSparkError as error:
+            failure = self._meaning(error)
+        return IngestReport(batch.acknowledged, (*batch.gaps, *batch.doubts), tuple(batch.errors), failure)
+
+    def _publish_each(self, step: PublishEach) -> list[Exception | None]:
+        js = self._context
+        futures = []
+        for subject, data, *rest in step.items:
+            block = rest[0] if rest else None
+            headers = decode(block) if isinstance(block, bytes) else block
+            futures.append(js.publish_async(subject, data, headers=headers))
+        errors = (future.exception() for future in futures)
+        return [self._meaning(error) if isinstance(error, JetSparkError) else error for error in errors]
+
+    def _open_pull(self, step: OpenPull) -> Source:
+        return Source(self._context, step.info)
+
+    def _pull(self, step: Pull) -> list[Any]:
+        source, buffer = step.source, step.source.puller.buffer
+        assert isinstance(source, Source)
+        count = source.perform(step.reader)
+        if not isinstance(count, int):
+            count = len(buffer)  # what came while it waited
+        take = buffer.popleft
+        return [take() for _ in range(count)]
+
+    def _close_pull(self, step: ClosePull) -> None:
+        source, info, js = step.source, step.info, self._context
+        assert isinstance(source, Source)
+        source.puller.release()  # nothing is owed an acknowledgement, so nothing has to be waited for
+        source.close()
+        if js._client.is_connected:
+            try:
+                js._run(js._api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
+            except JetSparkError:
+                pass  # gone already, or about to be

@@ -1,0 +1,124 @@
+"""How a connection is closed and drained: generators that decide, driven by whoever can wait.
+
+They yield what they need done and are resumed when it is, or with the error there was instead. The driver ends the
+connection when they are through, whatever they raise. They raise when messages that were published may not arrive:
+closing is the last chance to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from jetspark.core.connection import Connection
+from jetspark.core.options import ConnectOptions
+from jetspark.errors import (
+    BufferFull,
+    ConnectionLost,
+    JetSparkError,
+    PermissionDenied,
+    RequestTimeout,
+)
+
+__all__ = ["INTERRUPTED_S", "AwaitAcks", "Ending", "Flush", "ReadUp", "Step", "close", "drain", "leaving_s", "lost"]
+
+# Longest wait for the server when a client's block is interrupted: somebody wants the program, or the task, to end. A
+# server that answers does so in a fraction of it.
+INTERRUPTED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Have the server confirm everything that was published; raises what that raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitAcks:
+    """Wait for the acknowledgements of ``publish_async``. Who is not done in time is told by the end itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUp:
+    """Have the server send no more and these readers finish; the answer is whether they did in time."""
+
+    readers: list[Any]
+
+
+Step: TypeAlias = Flush | AwaitAcks | ReadUp
+Ending: TypeAlias = Generator[Step, Any, None]
+
+
+def close(machine: Connection) -> Ending:
+    """See to it that the server has everything.
+
+    Raises:
+        ConnectionLost: It has not confirmed that. Also where the connection has ended by itself, with messages that
+            were accepted and never sent.
+        PermissionDenied: It refused some of it.
+    """
+    try:
+        yield from _confirm(machine)
+    except RequestTimeout as error:
+        raise lost(machine) from error
+
+
+def drain(machine: Connection, timeout_s: float) -> Ending:
+    """Let every reader finish what was received, then see to it that the server has everything.
+
+    Raises:
+        RequestTimeout: Not all of it in time.
+        ConnectionLost, PermissionDenied: As for :func:`close`.
+    """
+    # Acknowledgements come to inboxes, and are waited for once everything is sent.
+    states = [state for state in machine.subscriptions if state.handle is not None and not state.is_inbox]
+    readers = [state.handle for state in states]
+    lost_before = machine.lost_messages
+    is_read = yield ReadUp(readers)
+    unread = sum(reader.pending_messages for reader in readers)
+    try:
+        yield from _confirm(machine)
+    except RequestTimeout:
+        what = f"drain, {unread} messages unread, {machine.in_doubt} messages in doubt"
+        raise RequestTimeout(what, timeout_s) from None
+    if (lost_meanwhile := machine.lost_messages - lost_before) > 0:  # while readers finished: no flush was told
+        raise ConnectionLost("the session ended during the drain", lost_meanwhile)
+    if not is_read:
+        raise RequestTimeout(f"drain, {unread} messages unread", timeout_s)
+
+
+def lost(machine: Connection, error: JetSparkError | None = None) -> ConnectionLost:
+    """What is told of messages that may not have arrived, and why where that is known."""
+    reason, unconfirmed = "closed before the server confirmed", machine.in_doubt
+    if isinstance(error, ConnectionLost):
+        # Those of its session. The machine no longer counts them, but those that wait for the next one.
+        return ConnectionLost(f"{reason}: {error.reason}", error.unconfirmed_messages + unconfirmed)
+    return ConnectionLost(reason if error is None else f"{reason}: {error}", unconfirmed)
+
+
+def _confirm(machine: Connection) -> Ending:
+    # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
+    failure: JetSparkError | None = None
+    try:
+        if machine.in_doubt:
+            yield Flush()
+    except (PermissionDenied, RequestTimeout) as error:
+        failure = error
+    except JetSparkError as error:
+        if not machine.is_closed and not isinstance(error, BufferFull | ConnectionLost):
+            raise  # a call that is wrong
+        doubt = lost(machine, error)
+        doubt.__cause__ = error
+        failure = doubt if doubt.unconfirmed_messages else None
+    if not machine.is_closed:  # else they are resolved, or another process has them
+        yield AwaitAcks()
+    if failure is not None:
+        raise failure
+
+
+def leaving_s(options: ConnectOptions, kind: type[BaseException] | None) -> float:
+    """How long closing may take at the end of a block that was left by an exception of this kind, or by none."""
+    # GeneratorExit interrupts nothing: it is how a generator with the block in it ends when its reader has enough.
+    if kind is None or issubclass(kind, Exception | GeneratorExit):
+        return options.drain_timeout_s
+    return min(options.drain_timeout_s, INTERRUPTED_S)

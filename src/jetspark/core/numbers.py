@@ -1,0 +1,95 @@
+"""Numbers that callers give: whether they are some, and in range. Each check returns the number, as Python's own type.
+
+``True`` is an ``int``, ``"5"`` compares with nothing, and ``nan`` is neither above nor below a bound: unchecked, they
+show far from the call that gave them. Numbers of other libraries (numpy's) are as good as Python's.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import Any
+
+from jetspark.errors import ConfigError
+
+__all__ = ["INT64", "MAX_SECONDS", "UINT64", "check_timeout", "seconds", "seconds_above_0", "timeout_of", "whole"]
+
+INT64, UINT64 = 2**63 - 1, 2**64 - 1
+# As nanoseconds these fit the server's durations, and as seconds what threads may wait for.
+MAX_SECONDS = INT64 // 1_000_000_000
+
+
+def whole(what: str, value: Any, *, low: int = 1, high: int = INT64, instead: str = "") -> int:
+    """A count, a size or a sequence. ``instead`` says what else may be given, as in ``or None for all``.
+
+    Raises:
+        ConfigError: It is none, or out of range.
+    """
+    if type(value) is int and low <= value <= high:
+        return value
+    limits = f"{low} or more" if high >= INT64 else f"{low} to {high}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise _unfit(what, value, f"a whole number, {limits}", instead)
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise _unfit(what, value, limits, instead)
+    return number
+
+
+def seconds(what: str, value: Any, *, low: int = 0, instead: str = "") -> float:
+    """A time of ``low`` seconds or more.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    expected = f"seconds of {low} or more"
+    number = value if type(value) in (float, int) else _real(what, value, expected, instead)
+    if low <= number <= MAX_SECONDS:
+        return number
+    raise _unfit(what, value, _finite(expected, number), instead)
+
+
+def seconds_above_0(what: str, value: Any, *, instead: str = "") -> float:
+    """A time of more than 0 seconds.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    number = value if type(value) in (float, int) else _real(what, value, "seconds above 0", instead)
+    if 0 < number <= MAX_SECONDS:
+        return number
+    raise _unfit(what, value, _finite("seconds above 0", number), instead)
+
+
+def check_timeout(timeout: Any) -> None:
+    """For a ``timeout`` where None means to wait as long as it takes.
+
+    Raises:
+        ConfigError: It is no time.
+    """
+    if timeout is not None:
+        seconds("timeout", timeout, instead="or None")
+
+
+def timeout_of(timeout: Any, default: float) -> float:
+    """What a call is given as its ``timeout``, or the default where that is None.
+
+    Raises:
+        ConfigError: It is no time.
+    """
+    return default if timeout is None else seconds("timeout", timeout)
+
+
+def _real(what: str, value: Any, expected: str, instead: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        hint = ", as timedelta.total_seconds() gives them" if hasattr(value, "total_seconds") else ""
+        raise _unfit(what, value, expected + hint, instead)
+    return float(value)
+
+
+def _finite(expected: str, number: float) -> str:
+    return f"{expected}, and at most {MAX_SECONDS}" if number > MAX_SECONDS else expected
+
+
+def _unfit(what: str, value: object, expected: str, instead: str) -> ConfigError:
+    return ConfigError(f"{what}={value!r}: expected {expected}{f', {instead}' if instead else ''}")

@@ -1,0 +1,163 @@
+"""Reading many messages by direct get: the fast way to read a stream without a consumer.
+
+The server sends a batch of messages to one inbox and ends it with status 204. Each message names its predecessor, so
+one that was lost on the way (a reconnect, a dropped chunk) is noticed, and the rest is asked for again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64, whole
+from jetspark.core.subjects import validate_filter
+from jetspark.errors import ConfigError, ServerError
+from jetspark.jetstream.errors import unavailable
+from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.operations import Request
+
+__all__ = ["BatchGet", "LastGet"]
+
+# What one request asks for; the server also stops at 64 MB.
+BATCH_MESSAGES = 1000
+
+# How often all of an answer may be asked for again because some of it was lost on the way.
+MAX_LAST_REQUESTS = 3
+
+
+class BatchGet:
+    """The messages from a sequence on, in order, over as many requests as it takes.
+
+    The driver sends :meth:`request`, gives every answer to :meth:`accept` until the batch ``is_over``, calls
+    :meth:`lost` when the connection is lost meanwhile, and asks again until everything ``is_done``. How long nothing
+    may come is the driver's to say.
+    """
+
+    def __init__(
+        self, prefix: str, stream: str, *, start_sequence: int, subject: str | None, max_messages: int | None
+    ) -> None:
+        start_sequence = whole("start_sequence", start_sequence, high=UINT64)
+        if max_messages is not None:
+            max_messages = whole("max_messages", max_messages, instead="or None for all")
+        self._stream = stream
+        self._subject = f"{prefix}.DIRECT.GET.{stream}"
+        self._filter = None if subject is None else validate_filter(subject)
+        self._next_sequence = start_sequence
+        self._left = max_messages
+        self._last_sequence: int | None = None
+        self.is_over = False
+        self.is_done = False
+
+    def request(self) -> Request:
+        self.is_over = False
+        self._last_sequence = 0
+        batch = BATCH_MESSAGES if self._left is None else min(BATCH_MESSAGES, self._left)
+        body: dict[str, Any] = {"batch": batch, "seq": self._next_sequence}
+        if self._filter is not None:
+            body["next_by_subj"] = self._filter
+        return Request(self._subject, json.dumps(body).encode())
+
+    def accept(self, message: CoreMessage) -> StoredMessage | None:
+        """The message in an answer; None when it is the end of the batch, or shows that something was lost.
+
+        Raises:
+            JetStreamUnavailable: Nobody answers: no such stream, or it does not allow direct gets.
+            ServerError: The server refused.
+        """
+        status = message.status
+        if status is not None:
+            self.is_over = True
+            if status.code == 204:
+                self.is_done = int(message.headers.get("Nats-Num-Pending", "0")) == 0 and self._is_unbroken(message)
+            elif status.code == 404:
+                self.is_done = True
+            elif status.code == 503:
+                raise unavailable(self._subject)
+            else:
+                raise ServerError(status.code, 0, status.description, self._stream)
+            return None
+        if not self._is_unbroken(message):
+            self.is_over = True
+            return None
+        stored = StoredMessage.from_direct(message)
+        self._last_sequence = stored.sequence
+        self._next_sequence = stored.sequence + 1
+        if self._left is not None:
+            self._left -= 1
+            self.is_done = self.is_over = not self._left
+        return stored
+
+    def lost(self) -> None:
+        """The rest of the batch will not come."""
+        self.is_over = True
+
+    def _is_unbroken(self, message: CoreMessage) -> bool:
+        """Whether the message before this one is the last we have; the first of a batch has none."""
+        return _last_sequence(message) == self._last_sequence
+
+
+def _last_sequence(message: CoreMessage) -> int:
+    # The server's headers come behind the message's own, which may have the same name.
+    found = message.headers.get_all("Nats-Last-Sequence")
+    return int(found[-1]) if found else 0
+
+
+def _pending(message: CoreMessage) -> int:
+    found = message.headers.get_all("Nats-Num-Pending")
+    return int(found[-1]) if found else 0
+
+
+class LastGet:
+    """The last message of each of many subjects, all as of one moment."""
+
+    # nats-server answers 413 above this.
+    MAX_SUBJECTS = 1024
+
+    def __init__(self, prefix: str, stream: str, filters: Sequence[str], up_to_sequence: int | None) -> None:
+        if isinstance(filters, str) or not filters:
+            raise ConfigError(f"filters={filters!r}: expected a list of subjects or filters")
+        self._stream = stream
+        self._subject = f"{prefix}.DIRECT.GET.{stream}"
+        self._body: dict[str, Any] = {"multi_last": [validate_filter(each) for each in filters]}
+        if up_to_sequence is not None:
+            self._body["up_to_seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64)
+        self.messages: list[StoredMessage] = []
+        self.is_over = False
+        self.is_broken = False
+        """Something was lost on the way, and everything must be asked for again: half an answer is not one moment."""
+
+    def request(self) -> Request:
+        self.messages = []
+        self.is_over = self.is_broken = False
+        return Request(self._subject, json.dumps(self._body).encode())
+
+    def lost(self) -> None:
+        """The rest of the answer will not come."""
+        self.is_over = self.is_broken = True
+
+    def accept(self, message: CoreMessage) -> None:
+        status = message.status
+        last = self.messages[-1].sequence if self.messages else 0
+        if status is None:
+            self.is_broken |= _last_sequence(message) != last
+            self.messages.append(StoredMessage.from_direct(message))
+            return
+        self.is_over = True
+        if status.code == 204:
+            self.is_broken |= _last_sequence(message) != last
+            if not self.is_broken and (left := _pending(message)):
+                # The rest could be asked for, but by then it may be of another moment.
+                raise ConfigError(
+                    f"{left} of the last messages of {self._body['multi_last']} are beyond the 64 MB that nats-server "
+                    "answers with at a time: ask for fewer"
+                )
+        elif status.code == 413:
+            raise ConfigError(
+                f"more than {self.MAX_SUBJECTS} subjects match {self._body['multi_last']}: ask for fewer at a time"
+            )
+        elif status.code == 503:
+            raise unavailable(self._subject)
+        elif status.code != 404:
+            raise ServerError(status.code, 0, status.description, self._stream)

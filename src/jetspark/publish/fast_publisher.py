@@ -1,0 +1,663 @@
+"""The fast publisher, endless over many batches: what was accepted is stored, in order, whatever happens. Pure.
+
+Every accepted message has a position, counted from 1, and is in one of four places::
+
+    accept() ──> backlog ──pump()──> sent, in the present batch ──ack, final ack──> claimed ──proof──> published
+                    ^                       │                                          │
+                    └───────batch over──────┴───────────in doubt, disproved────────────┘   in front, in order
+
+A batch is over when the server ends it (a message was lost on the way, or refused), does not know it any more (idle
+for too long, restarted), or does not answer. In mode "fail" the stored messages of a batch are its first ones, so the
+next batch begins with the first that is not known to be stored. When the server counted them (``BatchCutShort``),
+that is exact. When nobody knows (``BatchInDoubt``), those after the last acknowledgement may be stored already: with
+message ids the stream recognises them, without they may be there twice, and ``possibly_doubled`` counts them.
+
+An acknowledgement is a claim, and mostly its own proof: a leader acknowledges a new message when a majority has it, and
+with it everything before it in the leader's log. But a leader that is cut off from the other replicas acknowledges a
+*duplicate* of what it could only propose and will lose (measured on nats-server 2.15.1). So what was sent before, in a
+batch that ended in doubt, and has an id, is claimed until a message behind it in the same batch is acknowledged that
+cannot be a duplicate. Where there is none, the batch is ended and the last claimed message sent once more, as a batch
+of its own, with an expectation that cannot come true. The answer is the proof: "a duplicate of message n" (stored, and
+all before it), "in process" (only proposed: ask again), or "wrong last sequence" (not there: send all that is claimed
+again). Nothing can be stored by asking. No batch is open meanwhile: what follows must not be stored before what it
+follows. Reading the stream back would need rights that publishers do not have, and finds nothing where messages were
+consumed or overwritten.
+
+A message the stream refuses would be refused again: it stops the publisher, or is handed to ``on_refused`` and
+skipped.
+
+While no batch was answered for, "nobody listens" most likely means that there is no such stream. It ends the publisher
+after ``wait_for_stream_s``, and nothing is stored then. Once there was an answer, or a batch ended in doubt, it means
+that a leader is being elected, and ``patience_s`` holds.
+
+Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``.
+Claimed messages are those directly after ``published``, and only those sent before are ever left claimed. At
+most ``max_pending_messages`` and ``max_pending_bytes`` are kept. The publisher gives up after ``patience_s`` without
+progress; what it keeps then is still there to be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from jetspark.codes import Code
+from jetspark.core.backoff import Backoff
+from jetspark.core.connection import Connection
+from jetspark.core.events import Closed, ConnectionEvent
+from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.numbers import seconds, seconds_above_0, whole
+from jetspark.core.options import check_keywords
+from jetspark.errors import (
+    BatchCutShort,
+    BatchInDoubt,
+    BatchUnknown,
+    BufferFull,
+    ConfigError,
+    ConnectionClosed,
+    FeatureUnavailable,
+    JetSparkError,
+    JetStreamUnavailable,
+    RequestTimeout,
+    ServerError,
+    UsageError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.publishing import header_block
+from jetspark.publish.atomic_resolve import IMPOSSIBLE
+from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
+from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of
+
+__all__ = ["FastPublisherKeywords", "FastPublisherMachine", "FastPublisherOptions", "Refused"]
+
+# What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
+KEPT_OVERHEAD_BYTES = 200
+RETRY = Backoff(first_s=0.05, max_s=2.0)
+_IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
+# The stream will not change its mind about these, so trying again would only hide them.
+_HOPELESS = frozenset({Code.STREAM_SEALED, Code.FAST_DISABLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message the stream would not store, and what it said."""
+
+    position: int
+    subject: str
+    data: bytes
+    headers: HeadersLike | bytes | None
+    error: ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastPublisherOptions:
+    """How a fast publisher behaves."""
+
+    message_ids: bool = False
+    """Give every message an id, so that those in doubt are stored once; costs the server a look at each."""
+    id_prefix: str | None = None
+    """Ids are this, a dash and the position. By default it is unique; give one to have the same ids in every run."""
+    max_pending_messages: int = 10_000
+    """Accepted and not yet known to be stored; then ``publish`` waits."""
+    max_pending_bytes: int = 64 << 20
+    flow: int = 500
+    max_outstanding_acks: int = 2
+    patience_s: float = 120.0
+    """Longest time without progress before giving up. A stream's duplicate window, which ids rely on, is as long."""
+    batch_timeout_s: float = 15.0
+    """Longest time without an answer before a batch is given up for the next."""
+    wait_for_stream_s: float = WAIT_FOR_STREAM_S
+    """How long to try again when nobody listens to the very first message: then ``JetStreamUnavailable`` says that
+    JetStream is off, no stream stores the subject, or it has no leader, and nothing is stored. From the first answer on
+    ``patience_s`` holds instead."""
+    on_refused: Callable[[Refused], None] | None = None
+    """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_pending_messages", "max_pending_bytes"):
+            whole(name, getattr(self, name))
+        for name in ("patience_s", "batch_timeout_s"):
+            seconds_above_0(name, getattr(self, name))
+        seconds("wait_for_stream_s", self.wait_for_stream_s)
+        if self.id_prefix is not None and not self.message_ids:
+            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
+        if self.id_prefix is not None and (not self.id_prefix.isprintable() or self.id_prefix[:1] in ("", " ")):
+            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected printable characters, no blank first")
+        FastBatchOptions(flow=self.flow, max_outstanding_acks=self.max_outstanding_acks)  # has checks of its own
+
+    def batch_options(self, *, is_stream_known: bool) -> FastBatchOptions:
+        return FastBatchOptions(
+            gap="fail",
+            # An acknowledgement has to come before there is no room for more to send.
+            flow=max(1, min(self.flow, self.max_pending_messages // (self.max_outstanding_acks + 1))),
+            max_outstanding_acks=self.max_outstanding_acks,
+            timeout=self.batch_timeout_s,
+            wait_for_stream_s=self.batch_timeout_s if is_stream_known else self.wait_for_stream_s,
+        )
+
+    @classmethod
+    def of(cls, message_ids: bool, given: FastPublisherKeywords) -> FastPublisherOptions:
+        """From keywords; an unknown one is an error that lists the known ones."""
+        check_keywords(cls, "fast publisher", given)
+        return cls(message_ids=message_ids, **given)
+
+
+class FastPublisherKeywords(TypedDict, total=False):
+    """The fields of :class:`FastPublisherOptions` as keywords of ``fast_publisher``, for type checkers."""
+
+    id_prefix: str | None
+    max_pending_messages: int
+    max_pending_bytes: int
+    flow: int
+    max_outstanding_acks: int
+    patience_s: float
+    batch_timeout_s: float
+    wait_for_stream_s: float
+    on_refused: Callable[[Refused], None] | None
+
+
+class FastPublisherMachine:
+    """Messages on their way into a stream, over as many fast batches as it takes."""
+
+    def __init__(self, machine: Connection, owner: Any, options: FastPublisherOptions, *, now: float) -> None:
+        """``owner`` is the driver's object that is woken when the server said something."""
+        self.options = options
+        self.accepted = 0
+        """Position of the last message accepted."""
+        self.published = 0
+        """All up to this position are stored, or were handed to ``on_refused``."""
+        self.possibly_doubled = 0
+        """Sent again without knowing, and without ids to be recognised by."""
+        self.batches = 0
+        self.failure: Exception | None = None
+        """Why the publisher gave up."""
+        self.is_left = False
+        """The caller is gone: nothing is sent any more, and what is pending stays to be read."""
+        self.news: list[Refused] = []
+        """Refusals that nobody was told yet."""
+        self.doubled_news = 0
+        """Of those possibly doubled, those nobody was told of yet."""
+        self._machine, self._owner = machine, owner
+        self._batch: FastMachine | None = None
+        self._is_proving = False
+        """The present batch is a question about what is claimed."""
+        self._claimed: deque[Item] = deque()
+        """Acknowledged, but perhaps as duplicates of what a leader proposed and lost."""
+        self._max_question_bytes = machine.info.max_payload_bytes
+        self._session = 0
+        """The connection's, when the present batch began."""
+        self._sent_before = 0
+        """Up to this position, messages were sent in a batch that ended in doubt."""
+        self._is_stream_known = False
+        """Some stream answered, or may have: if nobody does any more, it has no leader for the moment."""
+        self._sent: deque[Item] = deque()
+        self._backlog: deque[Item] = deque()
+        self._pending_bytes = 0
+        self._settled_in_batch = 0
+        """How many of the present batch's messages have left ``sent``: published or claimed."""
+        self._flush_to = 0
+        self._linger_to = 0
+        """To be flushed as well, once nothing was accepted for a while; acknowledgements may make that needless."""
+        self._linger_s = 0.0
+        self._linger_until: float | None = None
+        self._is_closing = False
+        self._retry_at: float | None = None
+        self._failures = 0
+        self._last_error: Exception | None = None
+        self._moved_at = now
+        prefix = options.id_prefix or machine.new_batch()[1]
+        self._ids = f"{prefix}-" if options.message_ids else None
+        self._id_head = f"NATS/1.0\r\nNats-Msg-Id: {prefix}-".encode() if options.message_ids else None
+
+    # ---- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Accepted and not known to be stored."""
+        return len(self._claimed) + len(self._sent) + len(self._backlog)
+
+    @property
+    def room(self) -> int:
+        """How many more messages are accepted now."""
+        if self.room_bytes <= 0:
+            return 0
+        return max(0, self.options.max_pending_messages - self.pending)
+
+    @property
+    def room_bytes(self) -> int:
+        """How many more bytes; the message that passes it is still accepted."""
+        return self.options.max_pending_bytes - self._pending_bytes
+
+    @property
+    def batch(self) -> FastMachine | None:
+        return self._batch
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is pending and no batch is open."""
+        return self._batch is None and not self.pending
+
+    @property
+    def _is_owed(self) -> bool:
+        """It is the server's turn. It owes nothing to a slow producer whose next acknowledgement is not due."""
+        if not self.pending:
+            return False
+        return bool(self._backlog) or self._batch is None or self._batch.is_waiting
+
+    @property
+    def _is_ack_on_its_way(self) -> bool:
+        """The server has enough for an acknowledgement, or will have without anybody's doing."""
+        batch = self._batch
+        if self._backlog or batch is None or batch.state is not State.OPEN:
+            return True
+        return batch.sequence - batch.acknowledged >= batch.msgs_per_ack
+
+    def _begin_patience(self, now: float) -> None:
+        """It runs from the moment the server has something to answer."""
+        if not self._is_owed:
+            self._moved_at = now
+
+    def unpublished(self) -> list[Item]:
+        """What is accepted and not known to be stored, in order."""
+        return [*self._claimed, *self._sent, *self._backlog]
+
+    def check(self) -> None:
+        """Whether the publisher may be used.
+
+        Raises:
+            JetSparkError: It gave up, or was closed.
+        """
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if self._is_closing:
+            raise UsageError("the publisher is closed; make another one")
+
+    # ---- accepting ---------------------------------------------------------------------------------------------
+
+    def accept(self, items: Sequence[Item], now: float) -> None:
+        """Take messages, for which there must be room.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent. Those before it are taken.
+            JetSparkError: The publisher gave up, or was closed meanwhile. None is taken.
+        """
+        if not items:
+            return
+        self.check()
+        kept: list[Item] = []
+        try:
+            self._check(items, kept)
+        finally:
+            self._begin_patience(now)
+            if self._linger_until is not None:
+                self._linger_until = now + self._linger_s
+            self.accepted += len(kept)
+            self._backlog.extend(kept)
+            self._pending_bytes += _kept_bytes(kept)
+
+    def _check(self, items: Sequence[Item], kept: list[Item]) -> None:
+        """Make of each message what is kept of it: its data, and its headers as they stand in a frame."""
+        machine = self._machine
+        payload, max_payload = machine.payload, machine.info.max_payload_bytes
+        id_head = self._id_head
+        if id_head is None and are_plain(machine, items):
+            kept.extend(items)
+            return
+        last_subject = None
+        for position, item in enumerate(items, self.accepted + 1):
+            subject, data = item[0], item[1]
+            if subject != last_subject:  # most go where the one before went
+                machine.address(subject)
+                last_subject = subject
+            headers = item[2] if len(item) == 3 else None
+            if headers is None and id_head is None:
+                if type(data) is not bytes or len(data) > max_payload:
+                    data = payload(data)
+                kept.append((subject, data))
+                continue
+            if headers is None:
+                block = b"%b%d\r\n\r\n" % (id_head or b"", position)
+            else:
+                block = headers if isinstance(headers, bytes) else self._encode(headers, position)
+            if type(data) is not bytes or len(block) + len(data) > max_payload:
+                data = payload(data, len(block))
+            kept.append((subject, data, block))
+
+    def _encode(self, headers: HeadersLike, position: int) -> bytes:
+        if self._ids is None:
+            return header_block(headers)
+        named = Headers(headers)
+        if "Nats-Msg-Id" not in named:  # the caller's own is better: it may outlive this process
+            named["Nats-Msg-Id"] = f"{self._ids}{position}"
+        return header_block(named)
+
+    def flush(self) -> int:
+        """Have everything accepted so far stored soon; returns the position to wait for."""
+        self._flush_to = self.accepted
+        return self._flush_to
+
+    def want(self, position: int, now: float, linger_s: float) -> None:
+        """Have everything up to a position stored soon.
+
+        With ``linger_s`` the batch is ended for that only when nothing was accepted for so long: as long as more comes,
+        its acknowledgements tell.
+        """
+        position, linger_s = whole("position", position, low=0), seconds("linger_s", linger_s)
+        if linger_s <= 0:
+            self._flush_to = max(self._flush_to, min(position, self.accepted))
+            return
+        self._linger_to = max(self._linger_to, min(position, self.accepted))
+        self._linger_s = linger_s
+        self._linger_until = now + linger_s
+
+    def close(self) -> None:
+        """Accept nothing more; store what is there, and end the batch."""
+        self._is_closing = True
+        self._flush_to = self.accepted
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    def pump(self, now: float) -> bool:
+        """Send what may be sent now, some at a time; True while there is more to send at once.
+
+        Raises:
+            BufferFull: The network takes no more for now; nothing is lost.
+        """
+        if self.failure is not None:
+            return False
+        self._begin_patience(now)
+        batch = self._batch
+        if batch is None:
+            if not (self._claimed or self._backlog) or (self._retry_at is not None and now < self._retry_at):
+                return False
+            batch = self._batch = self._new_batch()
+            self._settled_in_batch = 0
+            self._session = self._machine.sessions
+            self._is_proving = bool(self._claimed)
+            self.batches += not self._is_proving
+            self._retry_at = None
+        if batch.state is State.NEW:
+            if batch.reopen_at is None or now >= batch.reopen_at:
+                self._begin(batch, now)
+            return False
+        if batch.state is State.OPEN:
+            # Nothing before it is wanted: it waits here just as well, and what gives up sends nothing more.
+            if self._backlog and (due := batch.due):
+                self._send(batch, min(due, CHUNK_MESSAGES), now)
+                return True  # to more of it, or to the end that a flush is waiting for
+            if self._wants_end(batch):
+                batch.end(now)
+        return False
+
+    def _new_batch(self) -> FastMachine:
+        options = self.options.batch_options(is_stream_known=self._is_stream_known)
+        return FastMachine(self._machine, self._owner, options)
+
+    def _begin(self, batch: FastMachine, now: float) -> None:
+        try:
+            if self._is_proving:
+                batch.start(_question(self._claimed[-1], self._max_question_bytes), now, is_only=True)
+                return
+            batch.start(self._sent[0] if self._sent else self._backlog[0], now)
+        except BufferFull:
+            batch.reopen_at = now + RETRY.first_s  # a moment that has passed would be waited for again at once
+            raise
+        if not self._sent:
+            self._sent.append(self._backlog.popleft())
+
+    def _send(self, batch: FastMachine, count: int, now: float) -> None:
+        before = batch.sequence
+        batch.add_up_to(count, self._backlog, now)
+        self._sent.extend([self._backlog.popleft() for _ in range(batch.sequence - before)])
+
+    def _wants_end(self, batch: FastMachine) -> bool:
+        """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
+        if self._is_closing:
+            return not self._backlog
+        if self.room == 0 and not self._backlog and batch.due > 0:
+            return True  # the server waits for more before it acknowledges, and we have no room for more
+        return self.published < self._flush_to <= self.published + len(self._claimed) + len(self._sent)
+
+    # ---- what comes back ---------------------------------------------------------------------------------------
+
+    def on_replies(self, now: float) -> None:
+        """Take everything that has arrived."""
+        if self._batch is not None:
+            self._batch.on_replies(now)
+            self._look(now)
+
+    def on_event(self, event: ConnectionEvent, now: float) -> None:
+        """Something happened to the connection."""
+        if self._batch is not None:
+            self._batch.on_event(event, now)
+            self._look(now)
+        if isinstance(event, Closed) and self.failure is None and (self.pending or not self._is_closing):
+            self.fail(event.error or ConnectionClosed("the connection was closed"))
+
+    def _look(self, now: float) -> None:
+        """The batch may have moved, or be over."""
+        batch = self._batch
+        assert batch is not None
+        if batch.state is State.OPEN:
+            self._is_stream_known = True
+        if not self._is_proving:
+            self._settle(batch.stored, now)
+        if batch.is_ended:
+            self._batch = None
+            if self._is_proving:
+                self._on_proof(batch, now)
+            else:
+                self._on_batch_over(batch, now)
+
+    def _settle(self, stored: int, now: float) -> None:
+        """The first so many messages of the present batch are acknowledged."""
+        count = stored - self._settled_in_batch
+        if count <= 0:
+            return
+        self._settled_in_batch = stored
+        part = [self._sent.popleft() for _ in range(count)]
+        first = self.published + len(self._claimed) + 1
+        if self._claimed or first <= self._sent_before:
+            part = self._claim(part, first)
+        if part:
+            self._publish(part, now)
+
+    def _claim(self, part: list[Item], first: int) -> list[Item]:
+        """Keep messages that are acknowledged and not proven, the first of which has this position; return what is."""
+        self._claimed.extend(part)
+        known = self._sent_before - first + 1
+        if known >= len(part):  # what was not sent before is new; what has no id is stored again each time it is sent
+            known = next((place for place in range(len(part), 0, -1) if not _has_id(part[place - 1])), 0)
+            proven = len(self._claimed) - len(part) + known if known else 0
+        else:
+            proven = len(self._claimed)
+        return [self._claimed.popleft() for _ in range(proven)]
+
+    def _publish(self, part: list[Item], now: float) -> None:
+        """These, the first of those not published, are stored."""
+        self._pending_bytes -= _kept_bytes(part)
+        self.published += len(part)
+        if self.published >= self._linger_to:
+            self._linger_until = None
+        self._moved_at = now
+        self._failures = 0
+
+    def _on_proof(self, batch: FastMachine, now: float) -> None:
+        """The stream answered whether it has the last of what is claimed, or did not."""
+        self._is_proving = False
+        failure = batch.failure
+        if failure is None and batch.ack is not None and batch.ack.sequence:
+            self._publish(list(self._claimed), now)
+            self._claimed.clear()
+        elif isinstance(failure, WrongLastSequence):
+            self._send_again(self._claimed)
+        elif failure is not None and _is_hopeless(failure):
+            self.fail(failure)
+        else:
+            # Asked with all of its data, a message may be a little larger than the stream takes.
+            if isinstance(failure, ServerError) and failure.err_code == Code.MESSAGE_TOO_LARGE:
+                self._max_question_bytes = 0
+            self._last_error = failure or self._last_error
+            self._retry_later(now)
+
+    def _send_again(self, items: deque[Item]) -> None:
+        self._backlog.extendleft(reversed(items))
+        items.clear()
+
+    def _retry_later(self, now: float) -> None:
+        self._failures += 1
+        self._retry_at = now + RETRY.wait_s(self._failures)
+
+    def _on_batch_over(self, batch: FastMachine, now: float) -> None:
+        failure = batch.failure
+        self._is_stream_known |= not isinstance(failure, JetStreamUnavailable)
+        if failure is None:
+            assert not self._sent
+            return
+        self._last_error = failure
+        refusal = self._refusal(batch)
+        if refusal is not None:
+            self._on_refused(refusal, now)
+        if isinstance(failure, BatchInDoubt):
+            self._on_doubt()
+        elif self._session != self._machine.sessions:
+            # The next batch may, over another server, reach the leader that this one was sent to, not who ended it.
+            self._note_sent()
+        self._send_again(self._sent)
+        if not self._is_stream_known or (_is_hopeless(failure) and refusal is None):
+            self.fail(failure)
+        elif self.failure is None and refusal is None and (batch.errors or not isinstance(failure, BatchCutShort)):
+            self._retry_later(now)
+
+    def _on_doubt(self) -> None:
+        """What is not acknowledged may be stored, or be in a log and lost; what is claimed is sent again with it."""
+        if self._ids is None:
+            self.possibly_doubled += len(self._sent)
+            self.doubled_news += len(self._sent)
+        self._note_sent()
+        self._send_again(self._sent)
+        self._send_again(self._claimed)
+
+    def _note_sent(self) -> None:
+        self._sent_before = max(self._sent_before, self.published + len(self._claimed) + len(self._sent))
+        # Soon, while the stream still remembers their ids.
+        self._flush_to = max(self._flush_to, self._sent_before)
+
+    def _refusal(self, batch: FastMachine) -> ServerError | None:
+        """What the stream said about the first message that is not stored, if it was that which ended the batch."""
+        if self._claimed:
+            return None  # a proof comes first; then it is refused again
+        first_missing = self._settled_in_batch + 1
+        for refusal in batch.errors:
+            is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != Code.DUPLICATE_IN_PROCESS
+            if refusal.sequence == first_missing and self._sent and is_final:
+                return refusal.error
+        return None
+
+    def _on_refused(self, error: ServerError, now: float) -> None:
+        item = self._sent[0]
+        if self.options.on_refused is None:
+            self.fail(error)
+            return
+        self._sent.popleft()
+        self._pending_bytes -= _kept_bytes([item])
+        self.published += 1
+        self._moved_at = now
+        headers = item[2] if len(item) == 3 else None
+        self.news.append(Refused(self.published, item[0], item[1], headers, error))
+
+    def fail(self, error: Exception) -> None:
+        """Give up: nothing more is sent, and what is pending stays to be read."""
+        if self.failure is None:
+            self.failure = error
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
+        if self.failure is not None:
+            return None
+        deadline = self._moved_at + self.options.patience_s if self._is_owed else math.inf
+        if self._batch is not None:
+            deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
+        elif (self._claimed or self._backlog) and self._retry_at is not None:
+            deadline = min(deadline, self._retry_at)
+        deadline = min(deadline, math.inf if self._linger_until is None else self._linger_until)
+        return None if deadline == math.inf else deadline
+
+    def on_time(self, now: float) -> None:
+        """Time has passed: the driver pumps afterwards."""
+        if self._linger_until is not None and now >= self._linger_until:
+            if self._is_ack_on_its_way:
+                self._linger_until = now + self._linger_s
+            else:
+                self._linger_until = None
+                self._flush_to = max(self._flush_to, self._linger_to)
+        if self._batch is not None:
+            self._batch.on_time(now)
+            self._look(now)
+        if self.failure is None and self._is_owed and now >= self._moved_at + self.options.patience_s:
+            self._give_up((self._batch and self._batch.reopen_error) or self._last_error or "no answer", now)
+
+    @property
+    def room_timeout_s(self) -> float:
+        """How long a message may wait for room in the connection's buffer."""
+        return self.options.patience_s
+
+    def on_no_room(self, now: float) -> None:
+        """The connection took nothing for ``room_timeout_s``, whether the server owes an answer or not."""
+        if self.failure is None:
+            self._give_up(RequestTimeout("a message of the publisher", self.room_timeout_s, was_sent=False), now)
+
+    def _give_up(self, reason: object, now: float) -> None:
+        if isinstance(reason, JetStreamUnavailable) and not self._is_stream_known:
+            self.fail(reason)  # no doubt about it: nothing was stored
+        self.fail(BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0))
+        if self._batch is not None:
+            self._batch.abandon(now)
+            self._batch = None
+
+    def abandon(self, now: float) -> None:
+        """The caller leaves: end what is open, wait for nothing, send nothing more."""
+        self._is_closing = self.is_left = True
+        if self.pending:
+            self.fail(UsageError(f"the publisher was left; unpublished() has {self.pending} messages"))
+        if self._batch is not None:
+            self._batch.abandon(now)
+            self._batch = None
+
+
+def _kept_bytes(items: list[Item]) -> int:
+    """What kept messages count for in ``max_pending_bytes``."""
+    size = KEPT_OVERHEAD_BYTES * len(items) + sum(map(len, map(data_of, items)))
+    if sum(map(len, items)) > 2 * len(items):  # some have headers
+        size += sum(len(item[2]) for item in items if len(item) == 3 and isinstance(item[2], bytes))
+    return size
+
+
+def _has_id(item: Item) -> bool:
+    return len(item) == 3 and isinstance(item[2], bytes) and b"\r\nNats-Msg-Id:" in item[2]
+
+
+def _question(item: Item, max_bytes: int) -> Item:
+    """The same message, with an expectation that cannot come true: the stream recognises it, or refuses it.
+
+    Plain subscribers of its subject see it once more, as they do when it is sent again.
+    """
+    assert len(item) == 3
+    block = item[2]
+    assert isinstance(block, bytes)
+    version, rest = block.split(b"\r\n", 1)
+    block = b"%b\r\n%b\r\n%b" % (version, _IMPOSSIBLE, rest)  # the first value of a header counts
+    return item[0], item[1] if len(block) + len(item[1]) <= max_bytes else b"", block
+
+
+def _is_hopeless(error: JetSparkError | Exception) -> bool:
+    cause = error.__cause__ if isinstance(error, BatchInDoubt) else error
+    if isinstance(cause, BatchUnknown | JetStreamUnavailable | BatchCutShort):
+        return False
+    return isinstance(cause, FeatureUnavailable) or (isinstance(cause, ServerError) and cause.err_code in _HOPELESS)

@@ -1,0 +1,158 @@
+"""Steps: what a procedure asks of the driver that runs it.
+
+A procedure is a generator, like the operations of :mod:`jetspark.jetstream.operations`, with more kinds of steps: it
+publishes many messages, gathers many answers, reads through a pull consumer, looks at the clock. It decides; the driver
+only does and waits, and sends back the answer that each step names, or throws the error there was instead. The runners
+are ``aio/steps.py`` and ``blocking/steps.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from jetspark.core.message import CoreMessage
+from jetspark.errors import JetSparkError
+from jetspark.jetstream.info import ConsumerInfo
+from jetspark.jetstream.operations import Pause, Request
+from jetspark.jetstream.pull import Flow, Puller
+from jetspark.publish.fast_options import Refusal
+from jetspark.publish.outgoing import Item
+
+__all__ = [
+    "Answers",
+    "AskMany",
+    "ClosePull",
+    "Connect",
+    "Ingest",
+    "IngestReport",
+    "Now",
+    "OpenPull",
+    "Pieces",
+    "Procedure",
+    "PublishEach",
+    "Pull",
+    "PullSource",
+    "RandomPause",
+    "Step",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Have a connection that is open. The answer is its :class:`~jetspark.jetstream.operations.Api`.
+
+    A runner that can make new connections makes one here, if the last one was closed for good.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The answer is the time on a clock that never goes back, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPause:
+    """Wait between half of this time and all of it: writers that met once would meet again after equal pauses."""
+
+    seconds: float
+
+
+class Answers(Protocol):
+    """A request that has many answers, and what they say."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last answer was given."""
+
+    def request(self) -> Request: ...
+
+    def accept(self, message: CoreMessage) -> object:
+        """Take an answer."""
+
+    def lost(self) -> None:
+        """The connection was lost: the other answers will not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskMany:
+    """Send the request of ``answers``, and give it the answers until it is over. There is nothing to send back."""
+
+    answers: Answers
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """Store messages by one fast batch that goes on after refusals. The answer is an :class:`IngestReport`."""
+
+    items: Iterable[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What became of a fast batch. Numbers are those of its messages, from 1."""
+
+    acknowledged: int
+    """The server is done with all messages up to this one."""
+    missing: tuple[range, ...]
+    """Messages that were lost on the way, or may be."""
+    refusals: tuple[Refusal, ...]
+    failure: JetSparkError | None = None
+    """Why the batch ended before its time. What became of the messages that are not acknowledged is unknown then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishEach:
+    """Publish messages, each with an acknowledgement of its own.
+
+    The answer is a list with the error of each message, or None for one that is stored.
+    """
+
+    items: Iterable[Item]
+
+
+class PullSource(Protocol):
+    """A pull consumer that is read."""
+
+    puller: Puller[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPull:
+    """Subscribe to what is pulled from a consumer without acknowledgements. The answer is a :class:`PullSource`."""
+
+    info: ConsumerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Ask as ``reader`` says, and wait once if nothing is there. The answer is a list of messages, perhaps empty."""
+
+    source: PullSource
+    reader: Flow[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePull:
+    """Unsubscribe and delete the consumer. If that fails, the server forgets the consumer by itself."""
+
+    source: PullSource
+    info: ConsumerInfo
+
+
+Step: TypeAlias = (
+    Request | Pause | Connect | Now | RandomPause | AskMany | Ingest | PublishEach | OpenPull | Pull | ClosePull
+)
+
+Procedure: TypeAlias = Generator[Step, Any, T]
+
+
+class Pieces(Protocol):
+    """Something that is read piece by piece: :meth:`next` until it returns None, and :meth:`close` in any case."""
+
+    def next(self) -> Procedure[list[Any] | None]: ...
+
+    def close(self) -> Procedure[None]: ...

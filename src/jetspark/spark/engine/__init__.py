@@ -1,0 +1,1 @@
+"""Folds run by Spark: the format ``jetstream_fold``."""

@@ -1,0 +1,1 @@
+"""Buckets as Spark tables: the format ``jetstream_kv``."""

@@ -1,0 +1,306 @@
+"""Buckets as tables and as streams of changes: ``spark.read`` and ``readStream`` with ``format("jetstream_kv")``.
+
+Here is what Spark sees: schema, offsets, partitions and tasks. How a table of one moment is read is in
+:mod:`jetspark.state.tables`; what is promised is in ``docs/spark-kv.md``.
+
+A stream of changes is one of messages, so its offsets are those of :mod:`jetspark.spark.offsets`, with the stream
+behind the bucket as the only one and the keys as filters; and it is driven like one, by
+:mod:`jetspark.spark.following`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from jetspark.blocking import JetStream
+from jetspark.blocking.steps import Runner
+from jetspark.errors import ConfigError, JetSparkError
+from jetspark.spark import offsets
+from jetspark.spark.collector import seldom_collecting
+from jetspark.spark.connections import runner_for
+from jetspark.spark.following import PATIENCE_S, Follower
+from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
+from jetspark.spark.kv.rows import ChangeColumns, Rows
+from jetspark.spark.offsets import Limits, Offset, Position, Sizes
+from jetspark.spark.options import read_options
+from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
+from jetspark.spark.retrying import will_pass
+from jetspark.spark.schema import KV_SCHEMA as SCHEMA
+from jetspark.spark.stream.reading import RangeReader
+from jetspark.state import tables
+from jetspark.state.deliveries import delivery
+from jetspark.state.scan import Head, Range
+
+__all__ = ["SCHEMA", "batch_reader", "stream_reader"]
+
+# Where nobody says how many readers there are to be: one for this many revisions, up to a limit.
+REVISIONS_PER_PARTITION = 100_000
+MAX_PARTITIONS = 8
+# An error names this many keys; it has to fit a log.
+MAX_NAMED = 20
+
+_logger = logging.getLogger("jetspark.spark")
+
+
+def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """For ``spark.read``.
+
+    Raises:
+        ConfigError: An option or a column cannot be used.
+    """
+    return TableReader(read_options(ReadOptions, FORMAT, options), _checked(schema))
+
+
+@dataclass(frozen=True)
+class Table(InputPartition):
+    """All of it, at the moment it is read."""
+
+    created: str
+
+
+@dataclass(frozen=True)
+class Revisions(InputPartition):
+    """Some revisions of which the table is made."""
+
+    created: str
+    sequence: int
+    wanted: array[int]
+
+
+@dataclass(frozen=True)
+class RevisionRange(InputPartition):
+    """Whatever the bucket has from one revision to another, both included."""
+
+    created: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Changes(InputPartition):
+    """Some of a bucket's changes."""
+
+    part: Range
+    prefix: str
+
+
+class TableReader(DataSourceReader):
+    """A table at one moment, or every revision up to one. Spark pickles it: plain data only."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        bucket = options.open(options.keys, is_first_contact=True)
+        if options.history:
+            return self._ranges(bucket)
+        if options.as_of is None and (options.num_partitions or 1) == 1:
+            return [Table(bucket.created)]
+        plan = runner_for(options.connecting()).run(
+            tables.plan(
+                bucket, as_of=options.as_of, include_deletes=options.with_deletes, patience_s=options.patience_s
+            )
+        )
+        if plan.doubtful and options.fail_on_data_loss:
+            raise ConfigError(
+                f"{FORMAT}: asOf={options.as_of}: the bucket keeps {bucket.history} revisions of a key, and "
+                f"{len(plan.doubtful)} keys have been written so often since that their value then may be gone: "
+                f"{_some(plan.doubtful)}. Keep more history; failOnDataLoss=false leaves them out"
+            )
+        if plan.doubtful:
+            _logger.warning("asOf=%d: left out, as they may be gone: %s", options.as_of, _some(plan.doubtful))
+        number = options.num_partitions or _default_partitions(len(plan.wanted))
+        return [Revisions(bucket.created, plan.sequence, part) for part in plan.parts(number)]
+
+    def _ranges(self, bucket: tables.BucketView) -> list[InputPartition]:
+        options, state = self._options, bucket.info.state
+        last = state.last_sequence if options.as_of is None else options.as_of
+        if last > state.last_sequence:
+            raise ConfigError(f"{FORMAT}: asOf={last}: the bucket is at {state.last_sequence}")
+        number = options.num_partitions or _default_partitions(state.messages)
+        ranges = tables.split(max(1, state.first_sequence), last + 1, number)
+        return [RevisionRange(bucket.created, first, end - 1) for first, end in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        if not isinstance(partition, Table | Revisions | RevisionRange):
+            return  # Spark's way to say that there are none
+        bucket = options.open(options.keys)
+        bucket.check_is(partition.created)
+        rows = Rows(bucket.prefix, _arrow(self._schema), with_deletes=options.with_deletes)
+        runner, patience_s = runner_for(options.connecting()), options.patience_s
+        with seldom_collecting():
+            match partition:
+                case Table():
+                    present = runner.run(tables.snapshot(bucket, patience_s=patience_s))
+                    yield from rows.of(iter([list(present.values())]))
+                case RevisionRange(first=first, last=last):
+                    yield from rows.of(runner.pieces(bucket.scan(first, last, patience_s=patience_s)))
+                case Revisions(wanted=wanted):
+                    if wanted:
+                        pieces = runner.pieces(bucket.scan(wanted[0], wanted[-1], patience_s=patience_s))
+                        yield from rows.of(_those(pieces, set(wanted)))
+                    self._check_complete(bucket, partition, rows.read)
+
+    def _check_complete(self, bucket: tables.BucketView, partition: Revisions, read: int) -> None:
+        lost = len(partition.wanted) - read
+        if not lost:
+            return
+        what = (
+            f"{lost} of {len(partition.wanted)} values of bucket {bucket.name!r} as of revision {partition.sequence} "
+            f"were overwritten while they were read: it keeps {bucket.history} revisions of a key"
+        )
+        if self._options.fail_on_data_loss:
+            raise ConfigError(
+                f"{FORMAT}: {what}. Keep more history, or leave numPartitions out to read the present by one task; "
+                "failOnDataLoss=false leaves such keys out"
+            )
+        _logger.warning("%s; they are left out", what)
+
+
+def _those(pieces: Iterator[list[Any]], wanted: set[int]) -> Iterator[list[Any]]:
+    """The messages with these sequences; those that are gone do not come."""
+    for messages in pieces:
+        found = [message for message in messages if delivery(message).sequence in wanted]
+        if found:
+            yield found
+
+
+def _default_partitions(revisions: int) -> int:
+    return min(MAX_PARTITIONS, 1 + revisions // REVISIONS_PER_PARTITION)
+
+
+def _checked(schema: StructType) -> StructType:
+    """A schema that has some of the table's columns, in any order."""
+    known = {each.name: each.dataType for each in SCHEMA.fields}
+    for each in schema.fields:
+        if each.name not in known:
+            raise ConfigError(f"{FORMAT}: column {each.name!r}: expected some of {', '.join(known)}")
+        if each.dataType != known[each.name]:
+            raise ConfigError(
+                f"{FORMAT}: column {each.name!r} of type {each.dataType.simpleString()}: expected "
+                f"{known[each.name].simpleString()}; cast it afterwards"
+            )
+    return schema
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    """Just what Spark compares batches with."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _some(keys: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, keys[:MAX_NAMED]))
+    return shown if len(keys) <= MAX_NAMED else f"{shown} and {len(keys) - MAX_NAMED} more"
+
+
+# ---- streams of changes ----------------------------------------------------------------------------------------------
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """For ``spark.readStream``.
+
+    Raises:
+        ConfigError: An option or a column cannot be used.
+    """
+    return ChangeReader(read_options(StreamOptions, FORMAT, options), _checked(schema))
+
+
+class ChangeReader(Follower):
+    """Changes in the order of their revisions. Spark pickles it: plain data only."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        super().__init__(
+            options.connecting(),
+            filters=options.keys,
+            filters_option="keys",
+            limits=Limits(rows=options.max_offsets_per_trigger),
+            # As many tasks as was said, however much there is.
+            sizes=Sizes(min_partitions=options.num_partitions, max_records=sys.maxsize),
+            accepts_other_filters=options.accept_filter_change,
+        )
+        self._options, self._schema = options, schema
+        self._prefix: str | None = None
+        """In front of every key. Known once the bucket was looked at."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        if self._prefix is None:  # a batch that is run again comes before anything else
+            self._ask(START_PATIENCE_S)
+        prefix = self._prefix
+        assert prefix is not None
+        ranges = offsets.plan(Offset.from_json(start), Offset.from_json(end), self._options.keys)
+        return [Changes(_of_subjects(each, prefix), prefix) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Changes):
+            return  # Spark's way to say that there are none
+        options = self._options
+        columns = ChangeColumns(partition.prefix, _arrow(self._schema), with_deletes=options.include_deletes)
+        with seldom_collecting():
+            batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
+            yield from (batch for batch in batches if batch.num_rows)
+
+    def _look(self, js: JetStream) -> list[Head]:
+        bucket = Runner(js).run(tables.open_bucket(self._options.bucket))
+        self._prefix = bucket.prefix
+        return [bucket.head]
+
+    def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
+        [head] = heads
+        start = self._options.starting_offsets
+        begin = head.first if start == "earliest" else head.next if start == "latest" else int(start)
+        if begin > head.next:
+            raise ConfigError(f"{FORMAT}: startingOffsets={begin}: the bucket is at {head.next - 1}")
+        return Offset({head.stream: Position(head.created, begin, is_earliest=start == "earliest")})
+
+    def _without(self, missing: dict[str, Position]) -> None:
+        known = ", ".join(sorted(each.removeprefix("KV_") for each in missing))
+        raise ConfigError(
+            f"{FORMAT}: bucket={self._options.bucket!r}: the checkpoint is of {known!r}; start with a new checkpoint"
+        )
+
+    def _admit(self, begin: Offset, heads: list[Head], limits: Limits) -> Offset:
+        """As for streams; but revisions that are gone are worth no batches and no tasks: a bucket has many of them."""
+        [head] = heads
+        at = begin.streams[head.stream].next
+        if limits.rows is not None and head.next - at > limits.rows:
+            try:
+                head = replace(head, first=self._first_from(at) or head.next)
+            except JetSparkError as error:
+                if not will_pass(error):
+                    raise
+                _logger.warning("bucket %s: nothing heard: %s", self._options.bucket, error)
+                return begin
+        end = super()._admit(begin, [head], limits)
+        if end is begin:
+            return begin
+        position = end.streams[head.stream]
+        position = replace(position, begin=max(position.begin, min(head.first, position.next)))
+        return replace(end, streams={head.stream: position})
+
+    def _first_from(self, at: int) -> int | None:
+        options = self._options
+
+        def ask(js: JetStream) -> int | None:
+            runner = Runner(js)
+            return runner.run(tables.first_from(runner.run(tables.open_bucket(options.bucket, options.keys)), at))
+
+        return self._patiently(ask, PATIENCE_S)
+
+
+def _of_subjects(part: Range, prefix: str) -> Range:
+    """A range of keys as one of the stream behind the bucket."""
+    subjects = tuple(f"{prefix}{key}" for key in part.subjects or (">",))
+    # A bucket drops old revisions all the time, so none of them is promised.
+    return replace(part, subjects=subjects, is_earliest=True)

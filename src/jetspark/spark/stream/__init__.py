@@ -1,0 +1,1 @@
+"""Streams as Spark sources and sinks: the format ``jetstream``."""

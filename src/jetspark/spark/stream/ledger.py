@@ -1,0 +1,249 @@
+"""What is known of earlier attempts to write the same rows, kept in a key-value bucket.
+
+A stream forgets ids after its duplicate window. What Spark computes again after that would be stored again, so the sink
+keeps a ledger, with two kinds of entries for each query (or batch write), each a small JSON object::
+
+    <query>.open.<partition>   written before the first row of a partition is sent: which batch it belongs to, and the
+                               last sequence the stream had. Everything that any attempt stored of it is after that.
+    <query>.committed          written when all partitions of a batch are stored: which batch, and how many rows
+
+``<query>`` is the query's id, the name of a batch write, or for a write within ``foreachBatch`` both.
+
+When Spark runs a batch, there are three cases.
+
+- It is committed here: Spark did not get to note it itself. The rows are read and not sent.
+- A partition is open here: an earlier attempt stored some of its rows, or all, or none. While the duplicate window
+  holds, sending them again is harmless. After that, the stream is read from the noted sequence on, and what is there is
+  not sent again (:func:`stored_ids`).
+- Neither: nobody has sent a row of it.
+
+Invariants: no row is sent before its partition is open; an open entry of the present batch is never overwritten, so the
+noted sequence is that of the first attempt, however many there are at a time; a batch is committed only after every row
+of it is stored. There are as many entries as queries and partitions: batches take each other's place.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from jetspark.blocking import JetStream, KeyValue, KVConfig
+from jetspark.blocking.ordered import Reading
+from jetspark.core.backoff import Backoff
+from jetspark.errors import (
+    Conflict,
+    JetSparkError,
+    JetStreamUnavailable,
+    KeyNotFound,
+    ProtocolError,
+    StreamNameInUse,
+    StreamNotFound,
+    UsageError,
+)
+from jetspark.jetstream.info import StreamInfo
+from jetspark.jetstream.ordered import OrderedOptions
+
+__all__ = ["Committed", "Ledger", "Opened", "patiently", "stored_ids"]
+
+T = TypeVar("T")
+
+# Another attempt at the same task may write the same entry; each time one of the two wins.
+MAX_CONFLICTS = 20
+RETRY = Backoff(first_s=0.05, max_s=1.0)
+
+
+def patiently(act: Callable[[], T], patience_s: float, on_wait: Callable[[JetSparkError], None] | None = None) -> T:
+    """Do something that may be done twice, again and again while nobody answers, for ``patience_s`` seconds."""
+    give_up_at = time.monotonic() + patience_s
+    failures = 0
+    while True:
+        try:
+            return act()
+        except JetSparkError as error:
+            failures += 1
+            wait_s = RETRY.wait_s(failures)
+            # A stream without a leader is there again after an election, a server after its restart.
+            if not error.may_pass or time.monotonic() + wait_s > give_up_at:
+                raise
+            if on_wait is not None:
+                on_wait(error)
+        time.sleep(wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The last batch of which everything is stored."""
+
+    batch: int
+    rows: int
+    run: str = ""
+    """Within ``foreachBatch``: the run of the query that has seen it last, for it is the same batch in the next one."""
+    write: str = ""
+    """And the write: another one of the same run is not a repetition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A partition some attempt has begun to write."""
+
+    batch: int
+    stream: str
+    created: str
+    """When the stream was made: another one of the same name has other sequences."""
+    after: int
+    """The last sequence of the stream before the first row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an attempt finds."""
+
+    after: int
+    is_repeated: bool
+    """An earlier attempt, or another one right now, may have stored rows of it."""
+    age_s: float
+    """Since the first attempt, by the server's clock."""
+
+
+class Ledger:
+    """The entries of one query, or of one batch write."""
+
+    def __init__(self, js: JetStream, bucket: KeyValue, query: str) -> None:
+        self._js, self._bucket, self._query = js, bucket, query
+
+    @classmethod
+    def of(cls, js: JetStream, bucket: str, query: str, replicas: int | None = None) -> Ledger:
+        """In a bucket that is made when there is none; with as many replicas as the stream has, to be as durable."""
+        try:
+            return cls(js, js.kv(bucket), query)
+        except StreamNotFound:
+            pass
+        config = KVConfig(
+            bucket=bucket, history=1, replicas=replicas, description="What Spark queries have written to streams"
+        )
+        try:
+            return cls(js, js.create_kv(config), query)
+        except StreamNameInUse:  # another task made it meanwhile, for a stream with other replicas
+            return cls(js, js.kv(bucket), query)
+
+    def committed(self) -> Committed | None:
+        found = self._get("committed")
+        return None if found is None else _read(Committed, found[0])
+
+    def commit(self, batch: int, rows: int, *, run: str = "", write: str = "") -> None:
+        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write)))
+
+    def open(self, batch: int, partition: int, info: StreamInfo) -> Opening:
+        """Note that a partition is about to be written to a stream, or find that it was noted before.
+
+        ``info`` must be younger than the decision to write and older than the first row.
+        """
+        key = f"open.{partition}"
+        new = Opened(batch, info.config.name, _time(info.created), info.state.last_sequence)
+        for _ in range(MAX_CONFLICTS):
+            found = self._get(key)
+            if found is not None:
+                value, _, created = found
+                known = _read(Opened, value)
+                if known.batch > batch:
+                    # A task of a driver that died, slower than the driver that came after it.
+                    raise UsageError(f"batch {batch} is over: the query writes batch {known.batch} by now")
+                if known.batch == batch and known.stream == new.stream:
+                    # Of a stream that was made again, nothing that is there is from before.
+                    after = known.after if known.created == new.created else 0
+                    return Opening(after, True, self._age_s(key, created))
+            try:
+                if found is None:
+                    self._bucket.create(f"{self._query}.{key}", _json(new))
+                else:
+                    self._bucket.update(f"{self._query}.{key}", _json(new), revision=found[1])
+            except Conflict:
+                # Decided by the leader, while a replica may have answered the read a moment behind it.
+                time.sleep(RETRY.first_s)
+                continue
+            return Opening(new.after, False, 0.0)
+        raise JetStreamUnavailable(f"ledger {self._bucket.bucket!r}")
+
+    def _age_s(self, key: str, created: datetime.datetime) -> float:
+        """By the server's clock alone: those of executors may differ from it, and from each other."""
+        again = f"{key}.again"
+        revision = self._bucket.put(f"{self._query}.{again}", b"")
+        found = self._get(again)
+        # On a replicated bucket the read may be a moment behind the write, and find nothing or the note of the attempt
+        # before, which was long ago and would make the first one seem young. Then our own clock has to do.
+        now = found[2] if found is not None and found[1] >= revision else datetime.datetime.now(datetime.UTC)
+        return max(0.0, (now - created).total_seconds())
+
+    def forget(self) -> None:
+        """Remove what is open: nobody will ask again."""
+        bucket = self._bucket.bucket
+        # Not key by key, which would leave a mark for each.
+        self._js.stream(f"KV_{bucket}").purge(subject=f"$KV.{bucket}.{self._query}.open.>")
+
+    def _get(self, key: str) -> tuple[bytes, int, datetime.datetime] | None:
+        try:
+            entry = self._bucket.get(f"{self._query}.{key}")
+        except KeyNotFound:
+            return None
+        return entry.value, entry.revision, entry.created
+
+
+def stored_ids(
+    js: JetStream, info: StreamInfo, after: int, *, prefix: str, subject: str | None, max_ids: int
+) -> set[bytes]:
+    """The message ids with this prefix, without it, that a stream has after a sequence.
+
+    Raises:
+        RequestTimeout: The reading came to a standstill.
+        JetSparkError: There are more than ``max_ids``.
+    """
+    found: set[bytes] = set()
+    last = info.state.last_sequence
+    if last <= after:
+        return found
+    options = OrderedOptions(
+        start_sequence=after + 1, headers_only=True, filter_subjects=() if subject is None else (subject,)
+    )
+    reading = Reading(js, info.config.name, options, listing=f"message ids of stream {info.config.name!r}")
+    try:
+        reading.start()
+        if not reading.initial_pending:
+            return found
+        while True:
+            message = reading.next(until_idle=True)
+            if message is None:  # the last ones are gone since they were counted
+                return found
+            msg_id = message.headers.get("Nats-Msg-Id") if message.headers else None
+            if msg_id is not None and msg_id.startswith(prefix):
+                found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
+                if len(found) > max_ids:
+                    raise JetSparkError(
+                        f"stream {info.config.name!r} has more than {max_ids} messages after sequence {after}, too "
+                        "many to find out which rows are stored: write smaller batches (maxOffsetsPerTrigger)"
+                    )
+            metadata = message.metadata
+            if metadata.stream_sequence >= last or not metadata.pending:
+                return found
+    finally:
+        reading.close()
+
+
+def _json(entry: Committed | Opened) -> bytes:
+    return json.dumps(asdict(entry), separators=(",", ":")).encode()
+
+
+def _read(kind: type[T], value: bytes) -> T:
+    try:
+        fields = json.loads(value)
+        # Unknown fields are a later version's, which knows these, too. Those with a default are not in every entry.
+        return kind(**{name: fields[name] for name in kind.__dataclass_fields__ if name in fields})  # type: ignore[attr-defined]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"ledger entry {value[:80]!r}: expected a {kind.__name__} as JSON") from error
+
+
+def _time(moment: datetime.datetime | None) -> str:
+    return "" if moment is None else moment.isoformat()

@@ -1,0 +1,593 @@
+"""Frames into streams: ``df.write`` and ``df.writeStream`` with ``format("jetstream")``.
+
+A task writes one partition: it looks at the stream and at the ledger, makes messages of its rows
+(:mod:`jetspark.spark.stream.writing`), publishes them in one of three ways, and returns only when all are stored. Spark
+may run the same task several times, one after the other or at once, in this process or after the next start of the
+query: ids that are the same each time, and the ledger (:mod:`jetspark.spark.stream.ledger`) where the stream no longer
+remembers ids, see to it that every row is stored once. What is promised, and what is not, is in ``docs/spark-sink.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from jetspark.blocking import JetStream
+from jetspark.core.subjects import matches
+from jetspark.errors import (
+    ConfigError,
+    JetSparkError,
+    StreamNotFound,
+    UsageError,
+)
+from jetspark.jetstream.info import StreamInfo
+from jetspark.jetstream.kv import check_bucket
+from jetspark.spark.collector import seldom_collecting
+from jetspark.spark.connections import client_for, jetstream_for
+from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
+from jetspark.spark.stream.ledger import Committed, Ledger, Opening, patiently, stored_ids
+from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
+from jetspark.spark.stream.writing import Encoder, Layout, Rows, null_value
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
+
+__all__ = ["SinkOptions", "batch_writer", "stream_writer"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("jetspark.spark")
+
+# What a set of ids may take in memory: some gigabyte. A micro-batch is a small part of it.
+MAX_RECOVERED_IDS = 10_000_000
+
+_is_write_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
+_is_run_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions(Connecting):
+    """The options of ``write`` and ``writeStream``."""
+
+    subject: str | None = option(text, "where all rows go; wins over a column `subject`")
+    stream: str | None = option(
+        text, "the stream that has to store the rows; by default the one that stores the subject"
+    )
+    publish_mode: str = option(
+        choice("fast", "atomic", "async"),
+        "`fast`: at the server's speed, the stream needs `allow_batched`; `atomic`: each partition whole or not at "
+        "all, the stream needs `allow_atomic`; `async`: any stream",
+        default="fast",
+    )
+    msg_id_column: str | None = option(text, "column with message ids; by default `msg_id`, if there is one")
+    write_id: str | None = option(
+        text,
+        "name of a batch write: with the same name, the same rows are not stored twice (`df.write` only); in "
+        "`foreachBatch`, of a write among those of a batch",
+    )
+    exactly_once: bool = option(
+        boolean, "`false`: no ids and no ledger; half as fast again, and rows may be stored twice", default=True
+    )
+    max_pending_messages: int = option(count, "messages of a task on their way to the stream", default=10_000)
+    max_pending_bytes: int = option(size, "bytes of a task on their way, in mode `fast`", default=64 << 20)
+    max_atomic_messages: int = option(
+        count, "rows of a partition in mode `atomic`; the server's own limit is 1000 by default", default=1000
+    )
+    patience_s: float = option(
+        milliseconds,
+        "longest wait for a server that is away, before the task fails; half the stream's duplicate window, if that is "
+        "less",
+        default=60.0,
+        name="patienceMs",
+    )
+    ledger: bool = option(boolean, "remember in a bucket what is written, for longer than ids last", default=True)
+    ledger_bucket: str = option(text, "that bucket; made when there is none", default="jetspark_ledger")
+    recovery_horizon_s: float = option(
+        milliseconds,
+        "how long after a failure the query may start again, where only the duplicate window protects it",
+        default=600.0,
+        name="recoveryHorizonMs",
+    )
+    when_not_exactly_once: str = option(
+        choice("warn", "fail"), "what to do where rows may be stored twice after a failure", default="warn"
+    )
+
+    def __post_init__(self) -> None:
+        Connecting.__post_init__(self)
+        check_bucket(self.ledger_bucket)
+        if self.write_id is not None and not _is_write_id(self.write_id):
+            raise ConfigError(f"writeId={self.write_id!r}: expected 1 to 64 of the characters A-Z a-z 0-9 _ -")
+        if self.publish_mode == "atomic" and not self.keeps_ledger:
+            # A batch that is sent again is refused, and only the ledger says where to look for the first one.
+            raise ConfigError("publishMode=atomic without the ledger: expected it, or another mode")
+        if self.write_id is not None and not self.exactly_once:
+            raise ConfigError(f"writeId={self.write_id!r} with exactlyOnce=false: expected one of them")
+
+    @property
+    def keeps_ledger(self) -> bool:
+        return self.ledger and self.exactly_once
+
+    def target_name(self) -> str:
+        """A short name for where the rows go, to tell the writes of a batch apart."""
+        return hashlib.sha256(f"{self.stream}\n{self.subject}".encode()).hexdigest()[:12]
+
+    def connecting(self) -> Connecting:
+        """The part that says how to connect, by which connections are kept."""
+        return Connecting(**{entry.name: getattr(self, entry.name) for entry in fields(Connecting)})
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """For ``df.write``.
+
+    Raises:
+        ConfigError: An option or a column cannot be used, or the mode is not ``append``.
+    """
+    read = read_options(SinkOptions, "jetstream", options)
+    if overwrite:
+        raise ConfigError(
+            'jetstream: mode("overwrite"): a stream is added to, not replaced; use mode("append"), and purge the '
+            "stream before if that is what you want"
+        )
+    return BatchWriter(read, Layout.of(schema, subject=read.subject, msg_id_column=read.msg_id_column))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    """For ``df.writeStream``.
+
+    Raises:
+        ConfigError: As :func:`batch_writer`; here the output mode has to be ``append``.
+    """
+    read = read_options(SinkOptions, "jetstream", options)
+    if overwrite:
+        raise ConfigError(
+            'jetstream: outputMode("complete") would store the whole result again with every batch: use "append", or '
+            'keep the latest result of each key with format("jetstream_kv")'
+        )
+    if read.write_id is not None:
+        raise ConfigError("jetstream: writeId is for df.write: a streaming query is known by its checkpoint")
+    return StreamWriter(read, Layout.of(schema, subject=read.subject, msg_id_column=read.msg_id_column))
+
+
+class Place(NamedTuple):
+    """Which rows a task writes: the same in every attempt."""
+
+    query: str
+    """The query's id, or that of a batch write; within ``foreachBatch`` both."""
+    batch: int
+    partition: int
+
+    def id_prefix(self) -> str:
+        return f"{self.query}:{self.batch}:{self.partition}:"
+
+
+class Unnamed(NamedTuple):
+    """A write within ``foreachBatch`` that is known by its target alone.
+
+    In another run of the query, a write of the same batch to the same target is the same write, repeated. In the same
+    run it is a second one: Spark repeats no batch within a run.
+    """
+
+    run: str
+    write: str
+
+    def check_is_alone(self, committed: Committed | None, place: Place) -> None:
+        """
+        Raises:
+            UsageError: Another write of this run has written the batch to the same target.
+        """
+        if committed is None or committed.batch != place.batch:
+            return
+        if committed.run == self.run and committed.write != self.write:
+            raise UsageError(
+                f"jetstream: batch {place.batch} of query {place.query} has written to the same subject or stream "
+                "already, by another write of the same foreachBatch, and nothing tells the two apart when the batch is "
+                "repeated. Leave the first as it is and give each other one a name of its own, with the option writeId"
+            )
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What became of a partition."""
+
+    place: Place
+    rows: int
+    sent: int = 0
+    """Of them, those handed to the stream, which may know some; the others were found to be stored."""
+    replicas: int | None = None
+    is_committed_already: bool = False
+    unnamed: Unnamed | None = None
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One ``df.write``. Spark pickles it: plain data only."""
+
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self._options, self._layout = options, layout
+        self._write = uuid.uuid4().hex
+        self._job = options.write_id or self._write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._task(_context()).run(iterator)
+
+    def _task(self, context: TaskContext) -> Task:
+        """Within ``foreachBatch`` it is a part of a query, whose batches may be run again by another process."""
+        options, partition = self._options, context.partitionId()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            return Task(options, self._layout, Place(self._job, 0, partition))
+        if options.write_id is not None:
+            return Task(options, self._layout, Place(f"{query}-{options.write_id}", int(batch), partition))
+        run = context.getLocalProperty(RUN_ID) or ""
+        if options.keeps_ledger and _is_run_id(run):
+            place = Place(f"{query}-{options.target_name()}", int(batch), partition)
+            return Task(options, self._layout, place, Unnamed(run, self._write))
+        # Two writes to the same target could not be told from one that is repeated. Rather stored twice than lost.
+        task = Task(options, self._layout, Place(self._write, 0, partition))
+        if options.exactly_once:
+            why = f"the job group is {run!r}, not Spark's own" if options.keeps_ledger else "ledger=false"
+            task.complain(
+                f"a write within foreachBatch without writeId ({why}): if the batch is repeated, its rows are stored "
+                "twice; give it the option writeId, a name among the writes of the batch"
+            )
+        return task
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = _written(messages)
+        is_in_query = any(each.place.query != self._job for each in written)
+        if self._options.write_id is not None or is_in_query:
+            _commit(self._options, written)
+        # Of a query and target the next batch takes the place of this one.
+        if any(each.rows for each in written) and (self._options.write_id is not None or not is_in_query):
+            self._forget(written[0].place.query)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What is stored stays: a stream cannot take it back. With ``writeId`` the next attempt goes on from it."""
+        _logger.warning("write %s was given up; rows it has stored stay in the stream", self._job)
+        if self._options.write_id is None:
+            self._forget(self._write)
+
+    def _forget(self, name: str) -> None:
+        """Nobody will ask what is open. If that fails, some entries stay; the rows are stored all the same."""
+        if not self._options.keeps_ledger:
+            return
+        try:
+            Ledger.of(jetstream_for(self._options.connecting()), self._options.ledger_bucket, name).forget()
+        except JetSparkError as error:
+            _logger.info("%s", error)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The micro-batches of a query. Made anew for each of them, and once more for its commit: plain data only."""
+
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self._options, self._layout = options, layout
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = _context()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        if not query or not batch:
+            raise UsageError(
+                f"jetstream: Spark did not say which query and batch this is ({QUERY_ID}, {BATCH_ID}): this version of "
+                "Spark is not supported"
+            )
+        return Task(self._options, self._layout, Place(query, int(batch), context.partitionId())).run(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _commit(self._options, _written(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing to undo: Spark runs the same batch again, and what is stored of it is recognised."""
+        _logger.warning("batch %d was given up; what it has stored is recognised when it runs again", batchId)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("jetstream: write() outside of a Spark task")
+    return context
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]
+
+
+def _commit(options: SinkOptions, written: list[Written]) -> None:
+    """All rows of a batch are stored: note it, if there are any."""
+    filled = [each for each in written if each.rows]
+    if not filled or not options.keeps_ledger:
+        return
+    place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
+    marks = {} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
+
+    def note() -> None:
+        js = jetstream_for(options.connecting())
+        ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
+        known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
+        if unnamed is not None:
+            unnamed.check_is_alone(known, place)
+        if known is None or known.batch != place.batch:
+            ledger.commit(place.batch, rows, **marks)
+            return
+        if unnamed is not None:
+            # Of the writes of this run it is the first; a second one has to see that.
+            ledger.commit(place.batch, known.rows, **marks)
+        if known.rows != rows:
+            _logger.warning(
+                "batch %d of %s was written with %d rows and now has %d: its input is not deterministic; what was "
+                "written stays",
+                place.batch,
+                place.query,
+                known.rows,
+                rows,
+            )
+
+    patiently(note, options.patience_s)
+
+
+class Target:
+    """The stream a task writes to, as it was when the task began."""
+
+    def __init__(self, info: StreamInfo) -> None:
+        self.info, self.name = info, info.config.name
+        self._filters = tuple(info.config.subjects or ())
+
+    @property
+    def window_s(self) -> float:
+        return self.info.config.duplicate_window_s or 0.0
+
+    def stores(self, subject: str) -> bool:
+        return any(matches(each, subject) for each in self._filters)
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether a message that was stored is there to be found later, until a limit drops the oldest."""
+        config = self.info.config
+        return config.retention in (None, "limits") and (config.max_messages_per_subject or 0) <= 0
+
+    def has_all_after(self, sequence: int) -> bool:
+        return self.keeps_everything and self.info.state.first_sequence <= sequence + 1
+
+    @classmethod
+    def find(cls, js: JetStream, options: SinkOptions, layout: Layout, subject: str) -> Target:
+        """Where ``subject`` is stored.
+
+        Raises:
+            ConfigError: Nowhere, or by a stream that cannot do what the mode needs; it says how to change that.
+        """
+        name = options.stream or next(js.stream_names(subject), None)
+        if name is None:
+            need = _NEEDS[options.publish_mode]
+            raise ConfigError(
+                f"no stream stores subject {subject!r}: create one with js.create_stream(StreamConfig(name=..., "
+                f"subjects=[{subject!r}]{f', {need}=True' if need else ''}))"
+            )
+        try:
+            target = cls(js.stream(name).cached_info)
+        except StreamNotFound:
+            raise ConfigError(
+                f"stream={name!r}: there is no such stream; create it with "
+                f"js.create_stream(StreamConfig(name={name!r}, ...))"
+            ) from None
+        target._check(options, layout)
+        return target
+
+    def _check(self, options: SinkOptions, layout: Layout) -> None:
+        config, need = self.info.config, _NEEDS[options.publish_mode]
+        if need and not getattr(config, need):
+            raise ConfigError(
+                f"stream {self.name!r} does not allow publishMode={options.publish_mode}: turn it on with "
+                f"js.update_stream(StreamConfig(name={self.name!r}, {need}=True)), or use publishMode=async"
+            )
+        if layout.has_ttl and not config.allow_message_ttl:
+            raise ConfigError(
+                f"stream {self.name!r} does not allow a column ttl: turn it on with "
+                f"js.update_stream(StreamConfig(name={self.name!r}, allow_message_ttl=True)), or leave the column out"
+            )
+        for is_so, why in (
+            (config.sealed, "is sealed"),
+            (config.mirror is not None, "is a mirror"),
+            (config.no_ack, "acknowledges nothing"),
+        ):
+            if is_so:
+                raise ConfigError(f"stream {self.name!r} {why}: rows cannot be written to it")
+
+
+_NEEDS = {"fast": "allow_batched", "atomic": "allow_atomic", "async": ""}
+
+
+class Task:
+    """One attempt to write one partition."""
+
+    def __init__(self, options: SinkOptions, layout: Layout, place: Place, unnamed: Unnamed | None = None) -> None:
+        self.options, self.layout, self.place, self.unnamed = options, layout, place, unnamed
+        self.patience_s = options.patience_s
+
+    @seldom_collecting()
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Returns when every row is stored. Reads to the end in any case: stateful operators note their state there."""
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return Written(self.place, 0)
+        js = self.patiently(lambda: jetstream_for(self.options.connecting()))
+        target = self.patiently(lambda: Target.find(js, self.options, self.layout, self._some_subject(first)))
+        # Half for us to notice that ids are about to be forgotten, half for what is on its way to arrive.
+        self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
+        encoder = self._encoder(target)
+        earlier = self._look_up(js, target)
+        if earlier is None:
+            rows = sum(batch.num_rows for batch in chain([first], filled))
+            return Written(self.place, rows, 0, None, True, self.unnamed)
+        sent = 0
+        pace = Pace(
+            max_messages=self.options.max_pending_messages,
+            max_bytes=self.options.max_pending_bytes,
+            patience_s=self.patience_s,
+        )
+        with self._publisher(js, earlier, pace) as publisher:
+            for batch in chain([first], filled):
+                missing = earlier.missing(encoder.encode(batch))
+                sent += len(missing)
+                if len(missing):
+                    publisher.send(missing)
+        return Written(self.place, encoder.rows, sent, target.info.config.replicas, False, self.unnamed)
+
+    def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
+        match self.options.publish_mode:
+            case "fast":
+                has_ids = self.options.exactly_once or self.layout.msg_id is not None
+                return FastPublishing(js, pace, has_ids=has_ids)
+            case "async":
+                return AsyncPublishing(js, pace)
+            case _:
+                return AtomicPublishing(
+                    js,
+                    pace,
+                    partition=self.place.partition,
+                    limit=self.options.max_atomic_messages,
+                    find_stored=earlier.find,
+                )
+
+    def _some_subject(self, batch: pa.RecordBatch) -> str:
+        if self.layout.subject is not None:
+            return self.layout.subject
+        subject = batch.column("subject")[0].as_py()
+        if subject is None:
+            raise ConfigError(f"row 0 of partition {self.place.partition}: {null_value('subject')}")
+        return str(subject)
+
+    def _encoder(self, target: Target) -> Encoder:
+        return Encoder(
+            self.layout,
+            partition=self.place.partition,
+            id_prefix=self.place.id_prefix() if self.options.exactly_once else None,
+            is_stored=target.stores,
+            stream=target.name,
+            max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
+            expect_stream=self.options.stream is not None,
+        )
+
+    def _look_up(self, js: JetStream, target: Target) -> Earlier | None:
+        """What earlier attempts have left; None when the whole batch is written."""
+        options, place = self.options, self.place
+        if options.exactly_once and not (options.ledger and target.keeps_everything):
+            self._check_window(target)
+        if not options.keeps_ledger:
+            return Earlier(self, js, target, None)
+        ledger = self.patiently(lambda: Ledger.of(js, options.ledger_bucket, place.query, target.info.config.replicas))
+        committed = self.patiently(ledger.committed)
+        if self.unnamed is not None:
+            self.unnamed.check_is_alone(committed, place)
+        if committed is not None and committed.batch >= place.batch:
+            self._check_not_rewound(committed)
+            _logger.info("batch %d of query %s is written already: nothing is sent", place.batch, place.query)
+            return None
+        opening = self.patiently(lambda: ledger.open(place.batch, place.partition, target.info))
+        return Earlier(self, js, target, opening)
+
+    def _check_not_rewound(self, committed: Committed) -> None:
+        """Spark repeats the last batch, never one before it, unless somebody put the checkpoint back."""
+        if committed.batch == self.place.batch:
+            return
+        raise UsageError(
+            f"query {self.place.query} has written batch {committed.batch}, and now runs batch {self.place.batch}: "
+            "its checkpoint was put back. Start with a new checkpoint; or, to write these batches again, delete the "
+            f"key {self.place.query}.committed of bucket {self.options.ledger_bucket!r}"
+        )
+
+    def _check_window(self, target: Target) -> None:
+        if target.window_s >= self.options.recovery_horizon_s:
+            return
+        why = "ledger=false" if not self.options.ledger else "what the stream no longer has cannot be found there"
+        self.complain(
+            f"stream {target.name!r} knows ids for {target.window_s:g} s, and the query may start again "
+            f"{self.options.recovery_horizon_s:g} s after a failure: rows may then be stored twice ({why}); set "
+            f"duplicate_window_s={self.options.recovery_horizon_s:g} on the stream, or a lower recoveryHorizonMs"
+        )
+
+    def complain(self, why: str) -> None:
+        """Exactly once is not certain."""
+        if self.options.when_not_exactly_once == "fail":
+            raise UsageError(f"jetstream: {why}")
+        key = (self.place.query, why)
+        if key not in _complaints:
+            if len(_complaints) >= MAX_COMPLAINTS:
+                _complaints.clear()
+            _complaints.add(key)
+            _logger.warning("%s", why)
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        return patiently(act, self.patience_s, self._on_wait)
+
+    def _on_wait(self, error: JetSparkError) -> None:
+        _logger.warning("%s: trying again for at most %g s", error, self.patience_s)
+
+
+# A warning is given once in a process and query, not with every batch.
+MAX_COMPLAINTS = 1000
+_complaints: set[tuple[str, str]] = set()
+
+
+class Earlier:
+    """What earlier attempts at the same rows have stored, found out when the stream's own memory of ids ends."""
+
+    def __init__(self, task: Task, js: JetStream, target: Target, opening: Opening | None) -> None:
+        self._task, self._js, self._target, self._opening = task, js, target, opening
+        self._began = time.monotonic()
+        self._known: set[bytes] | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        return self._opening is not None and self._opening.is_repeated
+
+    def missing(self, rows: Rows) -> Rows:
+        """Of these rows, those to send: the stream either does not have them, or recognises them."""
+        if self._known is None and self.is_repeated and self._is_too_late_for_ids():
+            self.find()
+        return rows.but_for(self._known) if self._known else rows
+
+    def find(self) -> set[bytes]:
+        """Read what is stored, whatever the age."""
+        opening, task = self._opening, self._task
+        assert opening is not None
+        info = task.patiently(self._js.stream(self._target.name).info)
+        layout, place = task.layout, task.place
+        self._known = task.patiently(
+            lambda: stored_ids(
+                self._js,
+                info,
+                opening.after,
+                prefix="" if layout.msg_id else place.id_prefix(),
+                subject=layout.subject,
+                max_ids=MAX_RECOVERED_IDS,
+            )
+        )
+        is_sure = Target(info).has_all_after(opening.after) and not layout.has_ttl
+        if info.state.last_sequence > opening.after and not is_sure:
+            task.complain(
+                f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "
+                f"duplicate window of {self._target.window_s:g} s is over: rows of batch {place.batch}, partition "
+                f"{place.partition} that an earlier attempt has stored may be stored twice"
+            )
+        _logger.info("batch %d, partition %d: %d rows are stored already", *place[1:], len(self._known))
+        return self._known
+
+    def _is_too_late_for_ids(self) -> bool:
+        assert self._opening is not None
+        return self._opening.age_s + time.monotonic() - self._began >= self._target.window_s / 2

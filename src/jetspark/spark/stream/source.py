@@ -1,0 +1,163 @@
+"""Streams as Spark sources: what plans, and what reads.
+
+Readers are made anew for each plan, pickled, and unpickled for each task, so they hold options and nothing that is
+open. How a streaming query is driven is in :mod:`jetspark.spark.following`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from jetspark.blocking import JetStream
+from jetspark.errors import ConfigError
+from jetspark.spark.collector import seldom_collecting
+from jetspark.spark.following import Follower, check_loss
+from jetspark.spark.offsets import Limits, Offset, Position, admit, plan, position_of
+from jetspark.spark.options import read_options
+from jetspark.spark.retrying import patiently
+from jetspark.spark.schema import SCHEMA, Columns, check_schema
+from jetspark.spark.stream.heads import ends_of, heads_of, matching, starts_of
+from jetspark.spark.stream.reading import RangeReader
+from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.state.scan import Head, Range
+
+__all__ = ["SCHEMA", "batch_reader", "stream_reader"]
+
+_logger = logging.getLogger("jetspark.spark")
+
+FORMAT = "jetstream"
+
+
+def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """For ``spark.read``.
+
+    Raises:
+        ConfigError: An option or a column cannot be used.
+    """
+    read = read_options(SourceOptions, FORMAT, options).for_batch()
+    return BatchReader(read, check_schema(schema))
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """For ``spark.readStream``.
+
+    Raises:
+        ConfigError: An option or a column cannot be used.
+    """
+    read = read_options(SourceOptions, FORMAT, options).for_streaming()
+    return StreamReader(read, check_schema(schema))
+
+
+def _look(js: JetStream, options: SourceOptions) -> list[Head]:
+    if options.stream_pattern is None:
+        return heads_of(js, options.stream)
+    return matching(js, options.stream_pattern)
+
+
+class RangePartition(InputPartition):
+    """What a task reads."""
+
+    def __init__(self, part: Range) -> None:
+        super().__init__(part)
+
+
+def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    part = partition.value
+    if part is None:  # what Spark makes of a plan without partitions
+        return
+    columns = Columns(schema, has_headers=options.include_headers)
+    with seldom_collecting():
+        yield from RangeReader(options, part, columns).batches()
+
+
+class BatchReader(DataSourceReader):
+    """Reads from where to where was asked, as of the moment it is planned.
+
+    It has no ``pushFilters``. Spark 4.3 keeps what it pushed into a Python source with the loaded DataFrame, not with
+    the query: of ``df.where(a).union(df.where(b))`` one side got the other's filters, and a ``df.count()`` after a
+    ``df.where(...)`` counted the filtered rows. Options say the same, and are right.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        ranges = patiently(self._options, self._plan, is_first_contact=True)
+        return [RangePartition(part) for part in ranges]
+
+    def _plan(self, js: JetStream) -> list[Range]:
+        options = self._options
+        heads = _look(js, options)
+        if not heads:
+            raise ConfigError(f"{options.which}: no stream has such a name; it has to match the whole of it")
+        start = starts_of(js, options, heads, "earliest")
+        ends = ends_of(js, options, heads)
+        check_loss(start, ends, is_allowed=not options.fail_on_data_loss)
+        return plan(start, admit(start, ends, Limits(), options.sizes))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._schema, partition)
+
+
+class StreamReader(Follower):
+    """Reads on and on, in batches that are each a function of their two offsets."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(
+            options,
+            filters=options.subjects,
+            filters_option="subjects",
+            limits=options.limits,
+            sizes=options.sizes,
+            accepts_other_filters=options.accept_filter_change,
+        )
+        self._options, self._schema = options, schema
+        self._is_loss_logged = self._is_emptiness_logged = False
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        ranges = plan(Offset.from_json(start), Offset.from_json(end), self._options.subjects)
+        return [RangePartition(part) for part in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._schema, partition)
+
+    def _look(self, js: JetStream) -> list[Head]:
+        heads = _look(js, self._options)
+        if not heads and not self._is_emptiness_logged:
+            self._is_emptiness_logged = True
+            _logger.warning("%s: no stream has such a name yet", self._options.which)
+        return heads
+
+    def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
+        return starts_of(js, self._options, heads, "latest")
+
+    def _start_of_added(self, head: Head) -> Position:
+        # `startingOffsets` is for new queries, save where it names this very stream: like Kafka's new partitions.
+        bound = self._options.starting_offsets
+        named = dict(bound.by_stream).get(head.stream) if bound is not None else None
+        return position_of(head, "earliest" if named is None else named)
+
+    def _without(self, missing: dict[str, Position]) -> None:
+        options = self._options
+        what = f"{options.which}: the checkpoint also has {', '.join(map(repr, sorted(missing)))}"
+        if options.stream_pattern is None:
+            raise ConfigError(
+                f"{what}, which would never be read to its end; name it again, or start with a new checkpoint"
+            )
+        if options.fail_on_data_loss:
+            raise ConfigError(
+                f"{what}, which is deleted or no longer matches; set failOnDataLoss=false to go on without it, or "
+                "start with a new checkpoint"
+            )
+        _logger.warning("%s, which is deleted or no longer matches; going on without it", what)
+
+    def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
+        is_allowed = not self._options.fail_on_data_loss
+        if not is_allowed or not self._is_loss_logged:
+            self._is_loss_logged |= check_loss(begin, heads, is_allowed=is_allowed)

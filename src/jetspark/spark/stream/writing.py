@@ -1,0 +1,349 @@
+"""Rows into messages: which column is what, what a message's id is, and what is refused. No connection, no Spark job.
+
+A row becomes (subject, data, header block). Everything is done a column at a time: of what a row costs, the sink's own
+share is some tenths of a microsecond.
+
+Ids are what makes writing again harmless, and they must never make two different rows look alike: the stream would
+keep the first and drop the other without a word. So an id made here says which row it is (``<prefix><row>``) *and* what
+is in it (a checksum of subject, data and headers). When Spark computes a partition again and the rows come in the same
+order, every id is the same, and nothing is stored twice. When they come in another order, which a shuffle may cause,
+the ids differ: such rows may be stored twice, but none is lost. An id column is taken as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NoReturn
+from zlib import crc32
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from jetspark.core.headers import encode
+from jetspark.core.subjects import validate_subject
+from jetspark.errors import ConfigError, InvalidHeader, InvalidSubject
+from jetspark.publish.outgoing import Item
+
+__all__ = ["Encoder", "Layout", "Rows", "null_value"]
+
+COLUMNS = ("data", "subject", "headers", "msg_id", "ttl")
+# What the source adds to each message. A frame that was read may be written as it is; the copy has its own.
+ORIGIN = ("stream", "sequence", "timestamp")
+
+# Subjects that were found good are remembered; this many at most, as a partition may have one for each row.
+MAX_KNOWN_SUBJECTS = 100_000
+
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_NUMBERS = (*_INTEGERS, FloatType, DoubleType, DecimalType)
+_HEAD = b"NATS/1.0\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which columns a frame has."""
+
+    subject: str | None
+    """For all rows; None when it is a column."""
+    msg_id: str | None
+    """The column with the ids; None when they are made here."""
+    has_headers: bool = False
+    has_ttl: bool = False
+
+    @classmethod
+    def of(cls, schema: StructType, *, subject: str | None, msg_id_column: str | None) -> Layout:
+        """What the columns of a frame mean to the sink.
+
+        Raises:
+            ConfigError: One is missing, has a type that cannot be written, or would not be written at all.
+        """
+        fields = {field.name: field for field in schema.fields}
+        if len(fields) < len(schema.fields):
+            raise ConfigError(f"jetstream: columns {', '.join(schema.fieldNames())}: expected each name once")
+        if msg_id_column is not None:
+            if msg_id_column not in fields:
+                raise ConfigError(f"jetstream: msgIdColumn={msg_id_column!r}: the frame has no such column")
+            if "msg_id" in fields and msg_id_column != "msg_id":
+                raise ConfigError(
+                    f"jetstream: a column msg_id with msgIdColumn={msg_id_column!r}: expected one of both"
+                )
+        ids = msg_id_column or ("msg_id" if "msg_id" in fields else None)
+        is_read = "stream" in fields and "sequence" in fields
+        for name, field in fields.items():
+            if name not in COLUMNS and name != ids and not (is_read and name in ORIGIN):
+                raise ConfigError(
+                    f"jetstream: column {name!r} has no place in a message: leave it out, as "
+                    f".select({', '.join(repr(each) for each in fields if each in COLUMNS) or repr('data')}) does, or "
+                    f"make it part of data; the sink writes {', '.join(COLUMNS)}"
+                )
+            _check_type(field, is_id=name == ids)
+        if "data" not in fields:
+            raise ConfigError("jetstream: no column data: expected one with what the messages carry")
+        if subject is None and "subject" not in fields:
+            raise ConfigError("jetstream: no column subject: expected one, or the option subject for all rows")
+        if subject is not None:
+            try:
+                validate_subject(subject)
+            except InvalidSubject as error:
+                raise ConfigError(f"jetstream: option subject: {error}") from None
+        return cls(subject=subject, msg_id=ids, has_headers="headers" in fields, has_ttl="ttl" in fields)
+
+
+def _check_type(field: StructField, *, is_id: bool) -> None:
+    expected = ""
+    kind = field.dataType
+    if is_id:
+        if not isinstance(kind, (StringType, *_INTEGERS)):
+            expected = "string, or a whole number"
+    elif field.name == "data":
+        if not isinstance(kind, BinaryType | StringType):
+            expected = "binary or string, such as to_json(struct(...))"
+    elif field.name == "subject":
+        if not isinstance(kind, StringType):
+            expected = "string"
+    elif field.name == "headers":
+        if not _is_headers(kind):
+            expected = "map<string,array<string>> or map<string,string>"
+    elif field.name == "ttl" and not isinstance(kind, _NUMBERS):
+        expected = "a number of seconds"
+    if expected:
+        raise ConfigError(f"jetstream: column {field.name!r} is {kind.simpleString()}: expected {expected}")
+
+
+def _is_headers(kind: DataType) -> bool:
+    if not isinstance(kind, MapType) or not isinstance(kind.keyType, StringType):
+        return False
+    value = kind.valueType.elementType if isinstance(kind.valueType, ArrayType) else kind.valueType
+    return isinstance(value, StringType)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages of one Arrow batch."""
+
+    first: int
+    """Which row of the partition the first one is, from 0."""
+    subjects: Sequence[str] | None
+    """None when all have the layout's."""
+    data: list[bytes]
+    ids: list[bytes]
+    """Without the prefix that all ids of the partition have."""
+    blocks: list[bytes] | None
+    """Header blocks, as they stand in a frame; None when there is nothing to say."""
+    subject: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def items(self) -> Iterator[Item]:
+        """As publishers take them."""
+        subjects = repeat(self.subject or "") if self.subjects is None else self.subjects
+        if self.blocks is None:
+            return zip(subjects, self.data, strict=False)
+        return zip(subjects, self.data, self.blocks, strict=False)
+
+    def but_for(self, known: set[bytes]) -> Rows:
+        """Without those whose ids are known."""
+        keep = [number for number, each in enumerate(self.ids) if each not in known]
+        if len(keep) == len(self.ids):
+            return self
+        subjects = self.subjects
+        return Rows(
+            self.first,
+            None if subjects is None else [subjects[number] for number in keep],
+            [self.data[number] for number in keep],
+            [self.ids[number] for number in keep],
+            None if self.blocks is None else [self.blocks[number] for number in keep],
+            self.subject,
+        )
+
+
+class Encoder:
+    """The rows of one partition, in order, as messages."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        partition: int,
+        id_prefix: str | None,
+        is_stored: Callable[[str], bool],
+        stream: str,
+        max_bytes: int,
+        expect_stream: bool = False,
+    ) -> None:
+        """Without a prefix no ids are made. ``is_stored`` says whether the stream takes a subject; ``max_bytes`` is the
+        server's bound of a message.
+        """
+        self.rows = 0
+        """How many were encoded."""
+        self._layout, self._partition = layout, partition
+        self._is_stored, self._stream, self._max_bytes = is_stored, stream, max_bytes
+        self._known_subjects: set[str] = set()
+        self._head = _HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if expect_stream else b"")
+        self._id_prefix = b"" if layout.msg_id else None if id_prefix is None else id_prefix.encode()
+        self._subject_sum = 0
+        if layout.subject is not None:
+            self._check_subjects([layout.subject])
+            self._subject_sum = crc32(layout.subject.encode())
+
+    def encode(self, batch: pa.RecordBatch) -> Rows:
+        """The messages of the next rows.
+
+        Raises:
+            ConfigError: A row cannot be a message; it says which. None of the batch's rows is returned then.
+        """
+        layout, count = self._layout, batch.num_rows
+        data = self._values(batch, "data", as_type=pa.binary())
+        subjects: list[str] | None = None
+        sums: Iterator[int] = repeat(self._subject_sum, count)
+        if layout.subject is None:
+            subjects = self._values(batch, "subject")
+            self._check_subjects(subjects)
+            sums = map(crc32, self._values(batch, "subject", as_type=pa.binary()))
+        extras: list[bytes] | None = None
+        if layout.has_headers:
+            extras = self._header_lines(batch.column("headers"))
+        if layout.has_ttl:
+            ttls = self._ttl_lines(batch.column("ttl").to_pylist())
+            extras = ttls if extras is None else [a + b for a, b in zip(extras, ttls, strict=True)]
+        ids: list[bytes] = []
+        if layout.msg_id is not None:
+            ids = self._own_ids(batch, layout.msg_id)
+        elif self._id_prefix is not None:
+            if extras is not None:
+                sums = map(crc32, extras, sums)
+            places = enumerate(zip(data, sums, strict=True), self.rows)
+            ids = [b"%d:%08x" % (row, crc32(each, seed)) for row, (each, seed) in places]
+        blocks = self._blocks(count, ids, extras)
+        self._check_size(data, blocks)
+        rows = Rows(self.rows, subjects, data, ids, blocks, layout.subject)
+        self.rows += count
+        return rows
+
+    def _blocks(self, count: int, ids: list[bytes], extras: list[bytes] | None) -> list[bytes] | None:
+        head = self._head
+        if self._id_prefix is not None:
+            head += b"Nats-Msg-Id: " + self._id_prefix
+            if extras is None:
+                return [b"%b%b\r\n\r\n" % (head, each) for each in ids]
+            return [b"%b%b\r\n%b\r\n" % (head, each, extra) for each, extra in zip(ids, extras, strict=True)]
+        if extras is None:
+            return None if head == _HEAD else [head + b"\r\n"] * count
+        return [b"%b%b\r\n" % (head, extra) for extra in extras]
+
+    def _values(self, batch: pa.RecordBatch, name: str, *, as_type: pa.DataType | None = None) -> list[Any]:
+        column = batch.column(name)
+        if column.null_count:
+            row = next(number for number, value in enumerate(column.is_valid().to_pylist()) if not value)
+            self._refuse(row, null_value(name))
+        if as_type is not None and column.type != as_type:
+            column = column.cast(as_type)
+        values: list[Any] = column.to_pylist()
+        return values
+
+    def _check_subjects(self, subjects: list[str]) -> None:
+        for subject in set(subjects) - self._known_subjects:
+            try:
+                validate_subject(subject)
+            except InvalidSubject as error:
+                self._refuse(subjects.index(subject), str(error))
+            if not self._is_stored(subject):
+                self._refuse(
+                    subjects.index(subject),
+                    f"stream {self._stream!r} does not store subject {subject!r}: add it to the stream's subjects, or "
+                    "write such rows with a query of their own",
+                )
+            if len(self._known_subjects) >= MAX_KNOWN_SUBJECTS:
+                self._known_subjects.clear()
+            self._known_subjects.add(subject)
+
+    def _own_ids(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
+        ids: list[str] = self._values(batch, name, as_type=pa.string())
+        for row, each in enumerate(ids):
+            if not each or each[0] in " \t" or "\r" in each or "\n" in each:
+                self._refuse(row, f"{name} is {each!r}: expected a text of one line that does not begin with a blank")
+        return [each.encode() for each in ids]
+
+    def _ttl_lines(self, seconds: list[Any]) -> list[bytes]:
+        lines = []
+        for row, each in enumerate(seconds):
+            if each is None:
+                lines.append(b"")
+                continue
+            # The server counts whole seconds and refuses less than one.
+            if not 1 <= each < math.inf:
+                self._refuse(row, f"ttl is {each}: expected 1 second or more, or null for none")
+            lines.append(b"Nats-TTL: %ds\r\n" % math.ceil(each))
+        return lines
+
+    def _header_lines(self, column: pa.MapArray) -> list[bytes]:
+        """The lines of each row's own headers.
+
+        Those that begin with ``Nats-`` are instructions to the server (expectations, batches, roll-ups). A message that
+        was read has those it was once published with, and they would be obeyed again: they are left out.
+        """
+        lines = []
+        for row, pairs in enumerate(_pairs(column)):
+            named = {name: value for name, value in pairs if value is not None and not name.startswith("Nats-")}
+            if not named:
+                lines.append(b"")
+                continue
+            try:
+                lines.append(encode(named)[len(_HEAD) : -2])
+            except InvalidHeader as error:
+                self._refuse(row, str(error))
+        return lines
+
+    def _check_size(self, data: list[bytes], blocks: list[bytes] | None) -> None:
+        if max(map(len, data)) + (max(map(len, blocks)) if blocks else 0) <= self._max_bytes:
+            return
+        for row, (each, block) in enumerate(zip(data, blocks or [b""] * len(data), strict=True)):
+            if len(each) + len(block) > self._max_bytes:
+                self._refuse(
+                    row,
+                    f"data of {len(each)} bytes and headers of {len(block)} are more than the {self._max_bytes} bytes "
+                    "the server takes (max_payload)",
+                )
+
+    def _refuse(self, row: int, why: str) -> NoReturn:
+        raise ConfigError(f"row {self.rows + row} of partition {self._partition}: {why}")
+
+
+def null_value(name: str) -> str:
+    return f"{name} is null: leave such rows out, or give them a value"
+
+
+def _pairs(column: pa.MapArray) -> list[list[tuple[str, Any]]]:
+    """Each row's (name, value or values). Through the flat arrays, at a tenth of what ``to_pylist`` takes for maps."""
+    offsets = column.offsets.to_pylist()
+    keys = column.keys.to_pylist()
+    items = column.items
+    if pa.types.is_list(items.type):
+        inner, flat = items.offsets.to_pylist(), items.values.to_pylist()
+        valid = items.is_valid().to_pylist()
+        values: list[Any] = [
+            flat[inner[number] : inner[number + 1]] if valid[number] else None for number in range(len(items))
+        ]
+    else:
+        values = items.to_pylist()
+    pairs = list(zip(keys, values, strict=True))
+    is_there = column.is_valid().to_pylist()
+    return [pairs[offsets[row] : offsets[row + 1]] if is_there[row] else [] for row in range(len(column))]

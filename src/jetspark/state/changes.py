@@ -1,0 +1,161 @@
+"""What a change of a key is, what a bucket has for a key, and which of the two is newer. Pure.
+
+A value says which event it is the result of: the header ``JetSpark-Sequence`` is stored with it, also on the markers of
+deleted keys. Other NATS clients read and keep such values like any other. A value without it, written by one of them,
+counts as older than every event: sequence 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jetspark.errors import ConfigError
+from jetspark.jetstream.kv import Operation, marker_headers
+
+__all__ = [
+    "SEQUENCE_HEADER",
+    "STAMP_HEADER",
+    "WRITER_HEADER",
+    "Change",
+    "Current",
+    "Outcome",
+    "Stored",
+    "current_of",
+    "header_fields",
+    "is_unchanged",
+    "is_written",
+    "keep_newest",
+    "newer",
+    "newest",
+    "stored_sequence",
+]
+
+SEQUENCE_HEADER = "JetSpark-Sequence"
+STAMP_HEADER = "JetSpark-Batch"
+WRITER_HEADER = "JetSpark-Writer"
+
+
+class Current(NamedTuple):
+    """What a bucket has for a key. A deleted key has no value, but a revision, and the sequence of its deletion."""
+
+    value: bytes | None
+    sequence: int
+    revision: int
+    stamp: str | None = None
+    """What its writer noted with it (``JetSpark-Batch``)."""
+
+
+class Change(NamedTuple):
+    """A write of one key."""
+
+    key: str
+    value: bytes = b""
+    operation: Operation = "put"
+    sequence: int | None = None
+    """Of the event this is the result of; stored with it."""
+    revision: int | None = None
+    """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
+    stamp: str | None = None
+    """A note to those who write the key next, stored as the header ``JetSpark-Batch``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of some changes."""
+
+    written: int = 0
+    conflicts: tuple[str, ...] = ()
+    """Keys that had another revision than expected: nothing was written to them."""
+    dropped: int = 0
+    """Not written, because the bucket had newer ones, or the same."""
+
+    def plus(self, other: Outcome) -> Outcome:
+        return Outcome(self.written + other.written, self.conflicts + other.conflicts, self.dropped + other.dropped)
+
+
+class Stored(NamedTuple):
+    """The last message of a key, as far as it matters here."""
+
+    subject: str
+    revision: int
+    value: bytes
+    operation: Operation
+    sequence: int | None
+    writer: str | None
+    stamp: str | None = None
+
+
+def newest(changes: Iterable[Change]) -> dict[str, Change]:
+    """One change for each key: that with the highest sequence, and of those with the same the last."""
+    found: dict[str, Change] = {}
+    for change in changes:
+        keep_newest(found, change)
+    return found
+
+
+def keep_newest(kept: dict[str, Change], change: Change) -> None:
+    """Of two changes of a key keep the one with the higher sequence; without one, or with the same, the later."""
+    known = kept.get(change.key)
+    if known is None or (change.sequence or 0) >= (known.sequence or 0):
+        kept[change.key] = change
+
+
+def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Change]:
+    """The changes that go beyond what is known, each expecting the revision that is known.
+
+    Raises:
+        ConfigError: A change has no sequence.
+    """
+    wanted = []
+    for change in changes:
+        if change.sequence is None:
+            raise ConfigError(f"key={change.key!r}: a change without a sequence; nothing tells whether it is newer")
+        present = known.get(change.key)
+        if present is None:
+            wanted.append(change._replace(revision=0))
+        elif change.sequence > present.sequence:
+            wanted.append(change._replace(revision=present.revision))
+    return wanted
+
+
+def header_fields(change: Change, writer: str) -> dict[str, str] | None:
+    """The headers of a change; None when it has none."""
+    fields: dict[str, str] = {}
+    if change.operation != "put":
+        fields |= marker_headers(change.operation)
+    if change.sequence is not None:
+        fields[SEQUENCE_HEADER] = str(change.sequence)
+    if change.stamp is not None:
+        fields[STAMP_HEADER] = change.stamp
+    if change.revision is not None:
+        fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
+        if change.sequence is None:
+            fields[WRITER_HEADER] = writer
+    return fields or None
+
+
+def current_of(stored: Stored) -> Current:
+    value = stored.value if stored.operation == "put" else None
+    return Current(value, stored.sequence or 0, stored.revision, stored.stamp)
+
+
+def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
+    """Whether the bucket has this very change, stored before, and not somebody else's."""
+    if stored is None or stored.value != change.value or stored.operation != change.operation:
+        return False
+    if change.sequence is not None:
+        # Who applies the same events to the same state gets the same value: then it does not matter who wrote it.
+        return stored.sequence == change.sequence
+    return stored.writer == writer
+
+
+def is_unchanged(change: Change, stored: Stored | None) -> bool:
+    """Whether the key looks as expected, though the leader refused the change: the replica that was read is behind."""
+    return (0 if stored is None else stored.revision) == change.revision
+
+
+def stored_sequence(text: str | None) -> int | None:
+    """The number in a ``JetSpark-Sequence`` header; None for a text that somebody else put there by accident."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None

@@ -1,0 +1,359 @@
+"""Writing many keys of a bucket at once, each only if it is still as it was read; as procedures for both drivers.
+
+Three steps that whoever folds events into a bucket repeats: :func:`load` the keys, decide, :func:`store`. Each change
+names the revision it was decided on, the leader compares, and a key that somebody else wrote meanwhile comes back as a
+conflict, for another round. :func:`store_newest` is that loop for values that are not derived from the present ones:
+only what is newer is written.
+
+Nothing is written twice or lost when an answer is lost. A change whose fate is unknown is sent again: one that had been
+stored is refused now, and is recognised by its sequence and value, or where it has no sequence by the header
+``JetSpark-Writer``. So trying a whole task again with the same ``writer`` is safe, too. Changes that expect no revision
+are simply sent again.
+
+All go in one fast batch (``allow_batched``), where refusals are reported one by one and do not end it. A bucket that
+does not allow that is written message by message: the same guarantees, at about a quarter of the speed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from jetspark.errors import (
+    BatchInDoubt,
+    ConfigError,
+    Conflict,
+    ConnectionClosed,
+    ConnectionLost,
+    JetSparkError,
+    MessageNotFound,
+    PayloadTooLarge,
+    ServerError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.kv import Bucket, check_bucket, check_key, subject_of
+from jetspark.jetstream.operations import Api, message_query
+from jetspark.publish.outgoing import Item
+from jetspark.publish.steps import AskMany, Connect, Ingest, IngestReport, Procedure, PublishEach
+from jetspark.state.changes import (
+    Change,
+    Current,
+    Outcome,
+    Stored,
+    current_of,
+    header_fields,
+    is_unchanged,
+    is_written,
+    newer,
+    newest,
+)
+from jetspark.state.lookup import Lookup, lookup_requests, stored_of
+from jetspark.state.patience import Persistence
+
+__all__ = ["PATIENCE_S", "load", "store", "store_newest"]
+
+MAX_FRUITLESS_REQUESTS = 3
+# A fast batch has no bound; this is for the reports of refusals, and for what has to be sent again when it is lost.
+BATCH_CHANGES = 20_000
+# As long as the fast publisher's: it covers a restart and the election of a leader.
+PATIENCE_S = 120.0
+
+_logger = logging.getLogger("jetspark.state")
+
+
+def load(bucket: str, keys: Iterable[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
+    """The present state of some keys, any number of them; those that never had a value are left out.
+
+    Each thousand is read at one moment, but not all of them, and on a replicated bucket a replica may be a moment
+    behind. Neither matters to who writes with the revisions that were read.
+
+    Raises:
+        ConfigError: A key that cannot be one, or the bucket does not allow direct gets.
+        StreamNotFound: There is no such bucket.
+        JetSparkError: Nobody has answered for ``patience_s`` seconds.
+    """
+    names = list(keys)
+    persistence = Persistence(patience_s)
+    yield from persistence.progress()
+    target = yield from persistence.attempt(lambda: _open(bucket))
+    return (yield from target.load(names, persistence))
+
+
+def store(
+    bucket: str, changes: Iterable[Change], *, writer: str = "", patience_s: float = PATIENCE_S
+) -> Procedure[Outcome]:
+    """Write changes, one for each key, those with a revision only if it is still the last.
+
+    Returns when every one of them is stored or known to be in conflict. ``writer`` is a name that is the same when the
+    same changes are tried again, here or by another process, and never otherwise: by it a change without a sequence is
+    recognised that was written before. Changes that expect a revision need the one or the other.
+
+    Raises:
+        ConfigError: A key that cannot be one or is there twice, a change that could not be recognised, or a bucket that
+            cannot be written.
+        ServerError: The bucket refuses a change for good: it is full, or the value too large. Others may be written.
+        JetSparkError: No progress for ``patience_s`` seconds.
+    """
+    persistence = Persistence(patience_s)
+    yield from persistence.progress()
+    target = yield from persistence.attempt(lambda: _open(bucket, for_writing=True))
+    seen: set[str] = set()
+    total = Outcome()
+    for batch in _batches(changes, BATCH_CHANGES):
+        for change in batch:
+            _check(change, seen, writer)
+        persistence = Persistence(patience_s)
+        yield from persistence.progress()
+        total = total.plus((yield from target.store(batch, writer, persistence)))
+    return total
+
+
+def store_newest(
+    bucket: str,
+    changes: Iterable[Change],
+    *,
+    current: Mapping[str, Current] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Procedure[Outcome]:
+    """Write the changes that are newer, by their sequence, than what the bucket has; each key once, with its newest.
+
+    Doing it again changes nothing, and several who do it at once, in any order, leave the newest. ``current`` is what
+    :func:`load` returned for the keys, if that was done already.
+
+    Raises:
+        ConfigError: As :func:`store`; or a change has no sequence.
+        Conflict: A key was changed by others again and again, for ``patience_s`` seconds.
+        JetSparkError: As :func:`store`.
+    """
+    persistence = Persistence(patience_s)
+    yield from persistence.progress()
+    target = yield from persistence.attempt(lambda: _open(bucket, for_writing=True))
+    total = Outcome()
+    for batch in _batches(newest(changes).values(), BATCH_CHANGES):
+        left = batch
+        persistence = Persistence(patience_s)
+        yield from persistence.progress()
+        while left:
+            known = current
+            if known is None:
+                known = yield from target.load([change.key for change in left], persistence)
+            current = None  # it was true once; the next round has to look again
+            wanted = newer(left, known)
+            outcome = yield from target.store(wanted, "", persistence)
+            total = total.plus(Outcome(outcome.written, (), len(left) - len(wanted)))
+            again = set(outcome.conflicts)
+            left = [change for change in wanted if change.key in again]
+            if left:
+                yield from persistence.pause(Conflict(bucket, tuple(sorted(again))))
+    return total
+
+
+# ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sent:
+    """How sending some changes went."""
+
+    written: int = 0
+    refused: list[Change] = field(default_factory=list)
+    unknown: list[Change] = field(default_factory=list)
+    """Nobody knows whether they are stored."""
+    reason: Exception | None = None
+
+
+def _open(bucket: str, *, for_writing: bool = False) -> Procedure[_Target]:
+    """Asking what the bucket is like is a request as any other: the server may be away."""
+    api: Api = yield Connect()
+    info = yield from api.stream_info(f"KV_{check_bucket(bucket)}")
+    target = _Target(api, info.config)
+    if for_writing:
+        target.check_may_write()
+    return target
+
+
+class _Target:
+    """A bucket to load from and store to."""
+
+    def __init__(self, api: Api, config: StreamConfig) -> None:
+        self._api, self._config = api, config
+        self._bucket = Bucket.of(api, config)
+        self._prefix_length = len(subject_of(self._bucket.origin, ""))
+
+    def check_may_write(self) -> None:
+        name, origin = self._bucket.name, self._bucket.origin
+        if origin != name:
+            raise ConfigError(f"bucket={name!r}: a mirror of {origin!r}; write to that one")
+
+    def load(self, keys: Sequence[str], persistence: Persistence) -> Procedure[dict[str, Current]]:
+        found = yield from persistence.attempt(lambda: self._last_messages(keys))
+        return {key: current_of(stored) for key, stored in found.items()}
+
+    def _last_messages(self, keys: Iterable[str]) -> Procedure[dict[str, Stored]]:
+        config = self._config
+        if not config.allow_direct:
+            raise ConfigError(
+                f"bucket={self._bucket.name!r} does not allow direct gets: "
+                f"js.update_stream(StreamConfig(name={config.name!r}, allow_direct=True))"
+            )
+        self._api = yield Connect()
+        found: dict[str, Stored] = {}
+        # One after the other: with several requests under way it takes as long.
+        for subjects in lookup_requests(subject_of(self._bucket.origin, check_key(key)) for key in keys):
+            lookup = Lookup(self._api.prefix, config.name, subjects)
+            yield from self._look_up(lookup)
+            for stored in lookup.found:
+                found[stored.subject[self._prefix_length :]] = stored
+        return found
+
+    def _look_up(self, lookup: Lookup) -> Procedure[None]:
+        fruitless = 0
+        while lookup.left:
+            before = len(lookup.found)
+            yield AskMany(lookup)
+            fruitless = 0 if len(lookup.found) > before else fruitless + 1
+            if fruitless == MAX_FRUITLESS_REQUESTS and lookup.left:
+                raise ConnectionLost(f"answers about the last revisions of bucket {self._bucket.name!r} were lost")
+
+    def store(self, changes: Sequence[Change], writer: str, persistence: Persistence) -> Procedure[Outcome]:
+        """Until nothing is unknown."""
+        written = 0
+        conflicts: list[str] = []
+        left = list(changes)
+        while left:
+            sent = yield from self._send(left, writer)
+            written += sent.written
+            left = sent.unknown
+            reason = sent.reason or BatchInDoubt("", "messages were lost", 0)
+            if sent.refused:
+                try:
+                    present = yield from self._present(sent.refused)
+                except JetSparkError as error:
+                    if not error.may_pass:
+                        raise
+                    # Asked again together with the others: what is refused once more is looked at then.
+                    left, reason = left + sent.refused, error
+                else:
+                    for change in sent.refused:
+                        stored = present.get(change.key)
+                        if is_written(change, stored, writer):
+                            written += 1
+                        elif is_unchanged(change, stored):
+                            left.append(change)
+                        else:
+                            conflicts.append(change.key)
+            if left:
+                if len(left) < len(changes):
+                    changes = left
+                    yield from persistence.progress()
+                _logger.debug("%s: %d changes are sent again: %s", self._bucket.name, len(left), reason)
+                yield from persistence.pause(reason)
+        return Outcome(written, tuple(conflicts))
+
+    def _present(self, refused: Sequence[Change]) -> Procedure[dict[str, Stored]]:
+        """What the bucket has instead of what was expected."""
+        present = yield from self._last_messages(change.key for change in refused)
+        for change in refused:
+            known = present.get(change.key)
+            if change.revision is not None and (0 if known is None else known.revision) < change.revision:
+                # A replica that is behind, or a revision that never was one; the leader knows.
+                query = message_query(last_for=subject_of(self._bucket.origin, change.key))
+                try:
+                    last = yield from self._api.get_message(self._config.name, query, direct=False)
+                except MessageNotFound:
+                    present.pop(change.key, None)
+                else:
+                    present[change.key] = stored_of(last)
+        return present
+
+    def _send(self, changes: Sequence[Change], writer: str) -> Procedure[_Sent]:
+        address = self._bucket.write_subject
+        items: Iterator[Item] = (
+            (address(change.key), change.value, header_fields(change, writer)) for change in changes
+        )
+        try:
+            self._api = yield Connect()
+            if self._config.allow_batched:
+                report: IngestReport = yield Ingest(items)
+                return _of_batch(changes, report)
+            errors: list[Exception | None] = yield PublishEach(items)
+            return _of_each(changes, errors)
+        except PayloadTooLarge as error:
+            largest = max(changes, key=lambda change: len(change.value))
+            raise ConfigError(f"key {largest.key!r}: {error}") from error
+        except JetSparkError as error:
+            if not error.may_pass:
+                raise
+            return _Sent(unknown=list(changes), reason=error)
+
+
+# ---- deciding --------------------------------------------------------------------------------------------------------
+
+
+def _check(change: Change, seen: set[str], writer: str) -> None:
+    if change.key in seen:
+        raise ConfigError(f"key={change.key!r}: changed twice in one call; give its last change only")
+    if change.revision is not None and change.sequence is None and not writer:
+        raise ConfigError(
+            f"key={change.key!r}: a revision without a sequence; name the writer, or nothing tells this change from "
+            "another one when its answer is lost"
+        )
+    seen.add(change.key)
+
+
+def _of_batch(changes: Sequence[Change], report: IngestReport) -> _Sent:
+    """
+    Raises:
+        JetSparkError: The batch failed, and would again; or the bucket refuses a change for good.
+    """
+    failure = report.failure
+    if failure is not None and not failure.may_pass:
+        raise failure
+    sent = _Sent(reason=failure)
+    open_ended = [range(report.acknowledged + 1, len(changes) + 1)] if failure is not None else []
+    unknown = {number for missing in [*report.missing, *open_ended] for number in missing}
+    errors = {refusal.sequence: refusal.error for refusal in report.refusals}
+    for number, change in enumerate(changes, start=1):
+        if (said := errors.get(number)) is not None:
+            sent.refused.append(_conflicting(change, said))
+        elif number in unknown:
+            sent.unknown.append(change)
+        else:
+            sent.written += 1
+    return sent
+
+
+def _of_each(changes: Sequence[Change], errors: Sequence[Exception | None]) -> _Sent:
+    sent = _Sent()
+    for change, found in zip(changes, errors, strict=True):
+        match found:
+            case None:
+                sent.written += 1
+            case ServerError() as error:
+                sent.refused.append(_conflicting(change, error))
+            case ConnectionClosed() as error:
+                raise error
+            case error:
+                sent.unknown.append(change)
+                sent.reason = error
+    return sent
+
+
+def _conflicting(change: Change, error: ServerError) -> Change:
+    """The change, if it was refused because of its revision.
+
+    Raises:
+        ServerError: It would be refused again.
+    """
+    if isinstance(error, WrongLastSequence) and change.revision is not None:
+        return change
+    raise type(error)(error.code, error.err_code, f"key {change.key!r}: {error.description}")
+
+
+def _batches(changes: Iterable[Change], size: int) -> Iterator[list[Change]]:
+    iterator = iter(changes)
+    while batch := list(islice(iterator, size)):
+        yield batch

@@ -1,0 +1,271 @@
+"""What tasks of the sinks for buckets do when others write meanwhile, a message is lost, a connection is cut, or a
+replica is behind: every row is counted for what became of it, and no event is lost.
+
+No JVM: a test does a task's work in its own process, through the formats as Spark finds them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
+from support.folds import Chain
+from support.lossy import lossy_proxy
+from support.replicas import stale_replica
+
+from jetspark import KVConfig
+from jetspark.blocking import JetStream, KeyValue
+from jetspark.blocking.steps import Runner
+from jetspark.errors import Conflict
+from jetspark.server import NatsServer
+from jetspark.spark import connections
+from jetspark.state.apply import fold_into
+from pyspark_jetstream_fold import DefaultSource as FoldFormat
+from pyspark_jetstream_kv import DefaultSource as KVFormat
+
+pytest_plugins = ["support.sparks"]
+pytestmark = pytest.mark.timeout(120)
+
+# A stale replica answers every second request, by chance: as many tries miss it once in a thousand runs.
+TRIES = 10
+
+_numbers = itertools.count(1)
+
+
+def new_bucket(js: JetStream, *, batched: bool = True) -> KeyValue:
+    return js.create_kv(KVConfig(bucket=f"faulty{next(_numbers)}", history=5, allow_batched=batched))
+
+
+# ---- folding while others write --------------------------------------------------------------------------------------
+
+
+class Meddled(Chain):
+    """Somebody else does something when the first event of a round is folded."""
+
+    def __init__(self) -> None:
+        self.meddle: Callable[[], object] = lambda: None
+
+    def apply(self, state: Any, event: Any, sequence: int) -> Any:
+        self.meddle()
+        return super().apply(state, event, sequence)
+
+
+MEDDLED = Meddled()
+
+FOLD_SCHEMA = (
+    StructType()
+    .add("key", StringType())
+    .add("sequence", LongType())
+    .add("event", StringType())
+    .add("partition", IntegerType())
+)
+
+
+def fold_task(server: NatsServer, bucket: KeyValue, numbers: list[int], fold: str = "support.folds:Chain") -> Any:
+    """A task that stores what it has folded itself: an event for each number, of the key ``k``, in this order."""
+    columns = {
+        "key": ["k"] * len(numbers),
+        "sequence": numbers,
+        "event": [json.dumps({"number": number}) for number in numbers],
+        "partition": pa.array([0] * len(numbers), pa.int32()),
+    }
+    options = {"servers": server.url, "bucket": bucket.bucket, "fold": fold, "storedBy": "tasks"}
+    return FoldFormat(options).writer(FOLD_SCHEMA, False).write(iter([pa.RecordBatch.from_pydict(columns)]))
+
+
+def folded(count: int) -> list[int]:
+    """What the events 1 to ``count`` make of a key."""
+    state = None
+    for number in range(1, count + 1):
+        state = Chain().apply(state, {"number": number}, number)
+    assert state is not None
+    return list(state)
+
+
+def state_of(bucket: KeyValue) -> Any:
+    return json.loads(bucket.get("k").value)
+
+
+def test_a_key_that_somebody_else_writes_while_it_is_folded_is_folded_again_from_what_they_wrote(
+    server: NatsServer, js: JetStream
+) -> None:
+    bucket = new_bucket(js)
+    gets_to = iter((3, 5))  # in the first round, and in the second
+
+    def go_on() -> None:
+        MEDDLED.meddle = lambda: None
+        if last := next(gets_to, None):
+            fold_task(server, bucket, list(range(1, last + 1)))
+            MEDDLED.meddle = lambda: go_on() if state_of(bucket) == folded(3) else None
+
+    MEDDLED.meddle = go_on
+    fold_task(server, bucket, list(range(1, 11)), f"{__name__}:MEDDLED")
+    assert state_of(bucket) == folded(10)
+
+
+def test_a_fold_that_loses_every_race_says_so_and_stores_nothing(server: NatsServer, js: JetStream) -> None:
+    bucket = new_bucket(js)
+    MEDDLED.meddle = lambda: bucket.put("k", b"[0, 0]")
+    with pytest.raises(Conflict, match="'k'"):
+        fold_task(server, bucket, [1], f"{__name__}:MEDDLED")
+    assert state_of(bucket) == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["as a task", "by key"])
+def test_events_in_any_order_are_folded_by_their_sequences(server: NatsServer, js: JetStream, how: str) -> None:
+    numbers = random.Random(7).sample(range(1, 101), 100)
+    bucket = new_bucket(js)
+    if how == "as a task":
+        fold_task(server, bucket, numbers)
+    else:
+        events: Any = {"k": [(number, {"number": number}) for number in numbers]}
+        Runner(js).run(fold_into(bucket.bucket, Chain(), events))
+    assert state_of(bucket) == folded(100)
+
+
+# ---- a replica that is behind ----------------------------------------------------------------------------------------
+
+
+def kv_task(
+    url: str, bucket: KeyValue, guard: str, keys: list[str], values: list[str], limits: list[int], **more: str
+) -> Callable[[], Any]:
+    """A task that writes rows; called again, it is another attempt at the same one."""
+    schema = StructType().add("key", StringType()).add("value", StringType())
+    columns: dict[str, list[Any]] = {"key": keys, "value": values}
+    if guard != "none":
+        schema = schema.add(guard, LongType())
+        columns[guard] = limits
+    options = {"servers": url, "bucket": bucket.bucket, "guard": guard, **more}
+    writer = KVFormat(options).writer(schema, False)
+    return lambda: writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
+
+
+@pytest.mark.parametrize("behind", ["a revision", "two revisions", "everything"])
+def test_rows_of_an_earlier_attempt_are_recognised_where_a_replica_does_not_have_them_yet(
+    server: NatsServer, js: JetStream, behind: str
+) -> None:
+    bucket = new_bucket(js)
+    oldest = bucket.put("k", b"oldest")
+    known = bucket.put("k", b"known")
+    attempt = kv_task(server.url, bucket, "revision", ["k"], ["new"], [known])
+    assert (attempt().written, bucket.get("k").value) == (1, b"new")
+    last_seen = {"a revision": known, "two revisions": oldest, "everything": 0}[behind]
+    stale_replica(js, js.stream(f"KV_{bucket.bucket}"), last_seen)
+    for _ in range(TRIES):
+        written = attempt()
+        assert (written.written, written.conflicts) == (1, 0)
+    assert bucket.stream_info().state.last_sequence == known + 1
+
+
+def test_a_replica_that_is_behind_makes_no_row_newer(server: NatsServer, js: JetStream) -> None:
+    bucket = new_bucket(js)
+    kv_task(server.url, bucket, "sequence", ["k"], ["five"], [5])()
+    kv_task(server.url, bucket, "sequence", ["k"], ["nine"], [9])()
+    stale_replica(js, js.stream(f"KV_{bucket.bucket}"), 1)
+    for _ in range(TRIES):
+        written = kv_task(server.url, bucket, "sequence", ["k"], ["seven"], [7])()
+        assert (written.written, written.dropped) == (0, 1)
+    assert bucket.stream_info().state.last_sequence == 2
+
+
+def test_events_that_a_replica_does_not_know_of_are_not_folded_twice(server: NatsServer, js: JetStream) -> None:
+    bucket = new_bucket(js)
+    fold_task(server, bucket, [1, 2])
+    fold_task(server, bucket, [3, 4])
+    stale_replica(js, js.stream(f"KV_{bucket.bucket}"), 1)
+    for _ in range(TRIES):
+        fold_task(server, bucket, [1, 2, 3, 4])
+    assert bucket.stream_info().state.last_sequence == 2
+    fold_task(server, bucket, [4, 5])  # from what the replica has, the third would be missing
+    assert state_of(bucket) == folded(5)
+
+
+# ---- what is lost on the way -----------------------------------------------------------------------------------------
+
+ROWS = 1_000
+CASES = [("none", True), ("revision", True), ("sequence", True), ("revision", False)]
+
+
+@pytest.mark.parametrize(("guard", "batched"), CASES, ids=["none", "revision", "sequence", "publish_async"])
+@pytest.mark.parametrize("lost", ["to_server", "to_client"])
+def test_a_connection_cut_while_a_task_writes_loses_no_row_and_counts_each_once(
+    server: NatsServer, js: JetStream, guard: str, batched: bool, lost: Literal["to_server", "to_client"]
+) -> None:
+    bucket = new_bucket(js, batched=batched)
+    stream = js.stream(f"KV_{bucket.bucket}")
+    with lossy_proxy(server.port) as proxy, ThreadPoolExecutor(1) as pool:
+        proxy.lose_from(f"$KV.{bucket.bucket}.k.{ROWS // 2} ".encode(), lost)
+        writing = pool.submit(rows_task(proxy.url, bucket, guard))
+        assert proxy.has_lost.wait(30)
+        # With its answers lost, what the task doubts is stored.
+        while lost == "to_client" and stream.info().state.messages <= ROWS // 2:
+            time.sleep(0.01)
+        assert not writing.done()
+        proxy.cut()
+        written: Any = writing.result()
+        close_connections()
+    assert (written.rows, written.written, written.dropped, written.conflicts) == (ROWS, ROWS, 0, 0)
+    check_all_rows(bucket, may_be_twice=guard == "none")
+
+
+@pytest.mark.parametrize("guard", ["none", "revision", "sequence"])
+def test_a_row_that_is_lost_from_the_middle_of_a_batch_is_written_with_the_next(
+    server: NatsServer, js: JetStream, guard: str
+) -> None:
+    bucket = new_bucket(js)
+    with lossy_proxy(server.port) as proxy:
+        proxy.lose_one(f"$KV.{bucket.bucket}.k.{ROWS // 2} ".encode())
+        written = rows_task(proxy.url, bucket, guard)()
+        assert proxy.has_lost.is_set()
+        close_connections()
+    assert (written.rows, written.written, written.conflicts) == (ROWS, ROWS, 0)
+    check_all_rows(bucket)
+
+
+def test_a_refusal_that_is_lost_with_the_connection_is_not_taken_for_a_written_row(
+    server: NatsServer, js: JetStream
+) -> None:
+    bucket, count = new_bucket(js), 4 * ROWS  # more than may be under way, so that the batch goes on afterwards
+    bucket.put("k.99", b"somebody else's")
+    stream = js.stream(f"KV_{bucket.bucket}")
+    with lossy_proxy(server.port) as proxy, ThreadPoolExecutor(1) as pool:
+        proxy.lose_from(f"$KV.{bucket.bucket}.k.99 ".encode(), "to_client")
+        writing = pool.submit(rows_task(proxy.url, bucket, "revision", count, onConflict="skip"))
+        assert proxy.has_lost.wait(30)
+        while stream.info().state.messages < 200:
+            time.sleep(0.01)
+        proxy.cut()
+        written = writing.result()
+        close_connections()
+    assert (written.written, written.conflicting) == (count - 1, ("k.99",))
+    assert bucket.get("k.99").value == b"somebody else's"
+    assert stream.info().state.messages == count
+
+
+def rows_task(url: str, bucket: KeyValue, guard: str, count: int = ROWS, **more: str) -> Callable[[], Any]:
+    keys, values = ([f"{letter}.{number}" for number in range(count)] for letter in "kv")
+    return kv_task(url, bucket, guard, keys, values, [0 if guard == "revision" else 1] * count, **more)
+
+
+def check_all_rows(bucket: KeyValue, *, may_be_twice: bool = False) -> None:
+    found = {key: entry.value for key, entry in bucket.snapshot([">"]).items()}
+    assert found == {f"k.{number}": b"v.%d" % number for number in range(ROWS)}
+    messages = bucket.stream_info().state.messages
+    assert messages == ROWS or (may_be_twice and messages <= 2 * ROWS)
+
+
+def close_connections() -> None:
+    """Those that a task's process would keep, while there is somebody to say goodbye to."""
+    while connections._kept:
+        connections._kept.popitem()[1].close()

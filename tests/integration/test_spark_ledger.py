@@ -1,0 +1,210 @@
+"""The sink's recovery by its ledger, on a real server and without a JVM: a test does a task's work itself."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from support.replicas import stale_replica
+
+from jetspark.blocking import JetStream, Stream, StreamConfig
+from jetspark.errors import JetSparkError
+from jetspark.server import NatsServer
+from jetspark.spark.stream.ledger import Ledger, stored_ids
+from jetspark.spark.stream.sink import Place, SinkOptions, Task
+from jetspark.spark.stream.writing import Layout
+
+pytest_plugins = ["support.sparks"]
+pytestmark = pytest.mark.timeout(120)
+
+MODES = ["fast", "atomic", "async"]
+# A stale replica answers every second request, by chance.
+TRIES = 8
+
+_numbers = itertools.count(1)
+
+
+def new_stream(js: JetStream, **options: Any) -> Stream:
+    name = f"L{next(_numbers)}"
+    defaults = {"allow_batched": True, "allow_atomic": True, "allow_direct": True}
+    return js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], **(defaults | options)))
+
+
+# ---- which rows are stored -------------------------------------------------------------------------------------------
+
+
+def ids_of(js: JetStream, stream: Stream, after: int, **options: Any) -> set[bytes]:
+    return stored_ids(js, stream.info(), after, **({"prefix": "q:", "subject": None, "max_ids": 100} | options))
+
+
+def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStream) -> None:
+    stream = new_stream(js)
+    assert ids_of(js, stream, 0) == set()
+    for number, msg_id in enumerate(["q:1", "q:2", "other:3", "q:4"], start=1):
+        assert js.publish(f"{stream.name}.{number % 2}", b"", msg_id=msg_id).sequence == number
+    js.publish(f"{stream.name}.0", b"no id")
+    assert ids_of(js, stream, 0) == {b"1", b"2", b"4"}
+    assert ids_of(js, stream, 1) == {b"2", b"4"}
+    assert ids_of(js, stream, 3) == {b"4"}
+    assert ids_of(js, stream, 4) == ids_of(js, stream, 5) == ids_of(js, stream, 9) == set()
+    assert ids_of(js, stream, 0, subject=f"{stream.name}.0") == {b"2", b"4"}
+    assert ids_of(js, stream, 0, subject=f"{stream.name}.none") == set()
+    assert ids_of(js, stream, 0, prefix="") == {b"q:1", b"q:2", b"other:3", b"q:4"}
+    js.publish(f"{stream.name}.x", b"", msg_id="q:6")
+    assert ids_of(js, stream, 5) == {b"6"}
+
+
+def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_gone_are_left_out(
+    js: JetStream,
+) -> None:
+    stream = new_stream(js)
+    for number in range(1, 6):
+        js.publish(f"{stream.name}.x", b"", msg_id=f"q:{number}")
+    seen = stream.info()
+    js.publish(f"{stream.name}.x", b"", msg_id="q:6")
+    stream.delete_message(2)
+    stream.delete_message(5)
+    found = stored_ids(js, seen, 0, prefix="q:", subject=None, max_ids=100)
+    assert found - {b"6"} == {b"1", b"3", b"4"}
+
+
+def test_as_many_ids_as_allowed_are_found_and_one_more_is_an_error(js: JetStream) -> None:
+    stream = new_stream(js)
+    for number in range(5):
+        js.publish(f"{stream.name}.x", b"", msg_id=f"q:{number}")
+    assert len(ids_of(js, stream, 0, max_ids=5)) == 5
+    with pytest.raises(JetSparkError, match=rf"{stream.name!r} has more than 4 messages after sequence 0.*maxOffsets"):
+        ids_of(js, stream, 0, max_ids=4)
+
+
+# ---- the bucket ------------------------------------------------------------------------------------------------------
+
+
+def test_the_bucket_is_made_once_and_found_afterwards(js: JetStream) -> None:
+    bucket = f"ledger{next(_numbers)}"
+    stream = new_stream(js)
+    first = Ledger.of(js, bucket, "q1", replicas=1)
+    config = js.stream(f"KV_{bucket}").cached_info.config
+    assert (config.max_messages_per_subject, config.replicas) == (1, 1)
+    assert first.open(4, 0, stream.info()).after == 0
+    first.commit(4, 60)
+    js.publish(f"{stream.name}.x", b"")
+    again = Ledger.of(js, bucket, "q1")
+    opening, committed = again.open(4, 0, stream.info()), again.committed()
+    assert (opening.is_repeated, opening.after) == (True, 0)
+    assert committed is not None
+    assert (committed.batch, committed.rows) == (4, 60)
+    other = Ledger.of(js, bucket, "q2")
+    assert other.committed() is None
+    assert not other.open(4, 0, stream.info()).is_repeated
+    again.forget()
+    assert not again.open(4, 0, stream.info()).is_repeated
+    assert other.open(4, 0, stream.info()).is_repeated
+    assert again.committed() == committed
+
+
+def test_a_bucket_that_another_task_makes_at_the_same_moment_is_used(js: JetStream) -> None:
+    bucket = f"ledger{next(_numbers)}"
+
+    class Late(JetStream):
+        """Finds that there is no bucket, and is overtaken."""
+
+        def kv(self, name: str) -> Any:
+            try:
+                return js.kv(name)
+            except JetSparkError:
+                js.create_stream(
+                    StreamConfig(name=f"KV_{name}", subjects=[f"$KV.{name}.>"], max_messages_per_subject=1)
+                )
+                raise
+
+    late = Late.__new__(Late)
+    late.__dict__.update(js.__dict__)
+    ledger = Ledger.of(late, bucket, "q1", replicas=1)
+    ledger.commit(1, 2)
+    assert Ledger.of(js, bucket, "q1").committed() == ledger.committed()
+
+
+def test_a_replica_that_is_behind_hides_no_attempt_and_makes_none_younger(js: JetStream) -> None:
+    bucket = f"ledger{next(_numbers)}"
+    stream = new_stream(js)
+    ledger = Ledger.of(js, bucket, "q1", replicas=1)
+    ledger.open(3, 0, stream.info())
+    stored = js.stream(f"KV_{bucket}")
+    js.publish(f"{stream.name}.x", b"")
+    ledger.open(4, 0, stream.info())
+    stale_replica(js, stored, 0)  # it has nothing, and gets what is written from now on
+    for _ in range(TRIES):
+        opening = ledger.open(4, 0, stream.info())
+        assert (opening.is_repeated, opening.after) == (True, 1)
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+ROWS = [b"%d" % number for number in range(600)]
+
+
+class Died(Exception):
+    pass
+
+
+def attempt(server: NatsServer, stream: Stream, mode: str, bucket: str, *, dies_after: int | None = None) -> Any:
+    """One at the only partition of batch 0."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(ROWS), 100):
+            if start == dies_after:
+                raise Died
+            yield pa.record_batch({"data": ROWS[start : start + 100]})
+
+    subject = f"{stream.name}.x"
+    options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket)
+    return Task(options, Layout(subject=subject, msg_id=None), Place(stream.name, 0, 0)).run(batches())
+
+
+def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(server: NatsServer, js: JetStream) -> None:
+    window_s = 1.0
+    bucket = f"ledger{next(_numbers)}"
+    streams = {mode: new_stream(js, duplicate_window_s=window_s) for mode in MODES}
+    for mode, stream in streams.items():
+        js.publish(f"{stream.name}.x", b"before")
+        if mode == "atomic":  # all or nothing: it dies before its batch is noted as committed
+            attempt(server, stream, mode, bucket)
+        else:
+            with pytest.raises(Died):
+                attempt(server, stream, mode, bucket, dies_after=300)
+    time.sleep(window_s + 0.2)
+    stored = {mode: stream.info().state.messages - 1 for mode, stream in streams.items()}
+    assert stored == {"fast": 300, "atomic": 600, "async": 300}
+    for mode, stream in streams.items():
+        js.publish(f"{stream.name}.x", b"between", msg_id="of somebody else")
+        written = attempt(server, stream, mode, bucket)
+        assert (written.rows, written.sent) == (len(ROWS), len(ROWS) - stored[mode])
+        found = [message.data for message in stream.get_messages() if message.data.isdigit()]
+        assert sorted(found, key=int) == ROWS
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_attempt_within_the_duplicate_window_leaves_it_to_the_stream_to_know_its_rows(
+    server: NatsServer, js: JetStream, mode: str
+) -> None:
+    stream, bucket = new_stream(js), f"ledger{next(_numbers)}"
+    for _ in range(2):
+        attempt(server, stream, mode, bucket)
+    assert [message.data for message in stream.get_messages()] == ROWS
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: JetStream, mode: str) -> None:
+    stream, bucket = new_stream(js), f"ledger{next(_numbers)}"
+    Ledger.of(js, bucket, stream.name).commit(0, len(ROWS))
+    written = attempt(server, stream, mode, bucket)
+    assert (written.rows, written.sent, written.is_committed_already) == (len(ROWS), 0, True)
+    assert stream.info().state.messages == 0

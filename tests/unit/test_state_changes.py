@@ -1,0 +1,66 @@
+"""Changes of keys: which is newer, what they carry, and how one is recognised that was written before."""
+
+from __future__ import annotations
+
+import pytest
+
+from jetspark.errors import ConfigError
+from jetspark.state.changes import Change, Current, Outcome, Stored, header_fields, is_written, newer, newest
+
+
+def test_of_two_changes_of_a_key_the_newer_stays_and_of_equals_the_later() -> None:
+    given = [Change("a", b"2", sequence=2), Change("a", b"1", sequence=1), Change("b", b"1"), Change("b", b"2")]
+    assert [change.value for change in newest(given).values()] == [b"2", b"2"]
+    same = [Change("a", b"1", sequence=2), Change("a", b"2", sequence=2)]
+    assert newest(same)["a"].value == b"2"
+
+
+def test_only_what_is_newer_is_wanted_and_it_expects_what_was_loaded() -> None:
+    known = {"a": Current(b"5", 5, 17), "gone": Current(None, 9, 20), "foreign": Current(b"", 0, 30)}
+    given = [
+        Change("a", sequence=5),
+        Change("gone", sequence=10),
+        Change("foreign", sequence=1),
+        Change("new", sequence=0),
+    ]
+    wanted = newer(given, known)
+    assert [(change.key, change.revision) for change in wanted] == [("gone", 20), ("foreign", 30), ("new", 0)]
+    with pytest.raises(ConfigError, match="without a sequence"):
+        newer([Change("a")], known)
+
+
+def test_headers_say_what_is_done_and_what_is_expected() -> None:
+    assert header_fields(Change("a"), "w") is None
+    assert header_fields(Change("a", operation="purge", sequence=3, revision=0), "w") == {
+        "KV-Operation": "PURGE",
+        "Nats-Rollup": "sub",
+        "JetSpark-Sequence": "3",
+        "Nats-Expected-Last-Subject-Sequence": "0",
+    }
+    assert header_fields(Change("a", revision=4), "job") == {
+        "Nats-Expected-Last-Subject-Sequence": "4",
+        "JetSpark-Writer": "job",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "stored", "is_ours"),
+    [
+        (Change("a", b"1", revision=3), Stored("s", 9, b"1", "put", None, "job"), True),
+        (Change("a", b"1", revision=3), Stored("s", 9, b"1", "put", None, "other"), False),
+        (Change("a", b"1", revision=3), Stored("s", 9, b"1", "put", None, None), False),
+        (Change("a", b"1", revision=3), Stored("s", 9, b"2", "put", None, "job"), False),
+        (Change("a", b"", "delete", revision=3), Stored("s", 9, b"", "put", None, "job"), False),
+        (Change("a", b"1", sequence=5, revision=3), Stored("s", 9, b"1", "put", 5, None), True),
+        (Change("a", b"1", sequence=5, revision=3), Stored("s", 9, b"1", "put", 6, None), False),
+        (Change("a", b"1", revision=3), None, False),
+    ],
+)
+def test_a_refused_change_is_known_again_if_it_had_been_written(
+    change: Change, stored: Stored | None, is_ours: bool
+) -> None:
+    assert is_written(change, stored, "job") is is_ours
+
+
+def test_outcomes_add_up() -> None:
+    assert Outcome(1, ("a",), 2).plus(Outcome(3, ("b",), 4)) == Outcome(4, ("a", "b"), 6)

@@ -1,0 +1,96 @@
+"""What one answer of the server says of the last messages of many keys."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jetspark.core.message import CoreMessage
+from jetspark.errors import JetStreamUnavailable, ServerError
+from jetspark.state.changes import Stored
+from jetspark.state.lookup import Lookup, lookup_requests
+
+
+def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
+    subjects = [f"$KV.b.{number}" for number in range(3000)]
+    assert list(map(len, lookup_requests(subjects + subjects))) == [1024, 1024, 952]
+    long = ["$KV.b." + "x" * 100_000 + str(number) for number in range(5)]
+    assert list(map(len, lookup_requests(long))) == [2, 2, 1]
+    assert list(lookup_requests([])) == []
+
+
+# ---- the last messages of many keys ----------------------------------------------------------------------------------
+
+
+def answer(subject: str, sequence: int, before: int, own: bytes = b"", data: bytes = b"v") -> CoreMessage:
+    raw = (
+        b"NATS/1.0\r\n%bNats-Stream: KV_b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\n"
+        b"Nats-Time-Stamp: 2026-03-20T10:14:30Z\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: %d\r\n\r\n"
+    ) % (own, subject.encode(), sequence, before)
+    return CoreMessage("_INBOX.x", data, None, raw, None)
+
+
+def end(before: int, left: int = 0) -> CoreMessage:
+    raw = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n" % (left, before)
+    return CoreMessage("_INBOX.x", b"", None, raw, None)
+
+
+def status(line: str) -> CoreMessage:
+    return CoreMessage("_INBOX.x", b"", None, f"NATS/1.0 {line}\r\n\r\n".encode(), None)
+
+
+def test_answers_are_read_from_the_few_headers_that_matter() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c"])
+    request = lookup.request()
+    assert request.subject == "$JS.API.DIRECT.GET.KV_b"
+    assert json.loads(request.data) == {"multi_last": ["a", "b", "c"]}
+    lookup.accept(answer("a", 3, 0, b"JetSpark-Sequence:  12\r\n"))
+    lookup.accept(answer("b", 7, 3, b"KV-Operation: DEL\r\nJetSpark-Writer: job\r\n", b""))
+    # A message that was republished has such headers of its own; and anybody may write anything into ours.
+    lookup.accept(answer("c", 9, 7, b"Nats-Sequence: 99\r\nNats-Subject: x\r\nJetSpark-Sequence: soon\r\n"))
+    assert not lookup.is_over
+    lookup.accept(end(9))
+    assert lookup.is_over
+    assert lookup.left == []
+    assert lookup.found == [
+        Stored("a", 3, b"v", "put", 12, None),
+        Stored("b", 7, b"", "delete", None, "job"),
+        Stored("c", 9, b"v", "put", None, None),
+    ]
+
+
+def test_what_a_large_answer_leaves_is_asked_for_next() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "b", "never"])
+    lookup.request()
+    lookup.accept(answer("b", 3, 0))
+    lookup.accept(end(3, left=1))
+    assert (lookup.is_over, lookup.left) == (True, ["a", "never"])
+    assert json.loads(lookup.request().data) == {"multi_last": ["a", "never"]}
+    lookup.accept(answer("a", 5, 0))
+    lookup.accept(end(5))
+    assert lookup.left == []
+    assert [each.subject for each in lookup.found] == ["b", "a"]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_answer_with_a_hole_counts_for_nothing(lost: int) -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c"])
+    lookup.request()
+    answers = [answer("a", 3, 0), answer("b", 5, 3), answer("c", 6, 5)]
+    for message in answers[:lost] + answers[lost + 1 :]:
+        lookup.accept(message)
+    lookup.accept(end(6))
+    assert lookup.is_over
+    assert (lookup.left, lookup.found) == (["a", "b", "c"], [])
+
+
+def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a"])
+    lookup.request()
+    lookup.accept(status("404 No Results"))
+    assert (lookup.is_over, lookup.left, lookup.found) == (True, [], [])
+    with pytest.raises(JetStreamUnavailable):
+        Lookup("$JS.API", "KV_b", ["a"]).accept(status("503"))
+    with pytest.raises(ServerError, match="Bad Request"):
+        Lookup("$JS.API", "KV_b", ["a"]).accept(status("408 Bad Request"))

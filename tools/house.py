@@ -1,0 +1,66 @@
+"""How well the tree keeps to itself: accesses to the private names of other objects, and class names used twice.
+
+``python tools/house.py`` prints the figures of each package. ``tests/unit/test_house.py`` holds the bounds, which only
+ever get smaller.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "jetspark"
+# Of the same thing, once for each driver.
+DRIVER_PAIRS = (("aio", "blocking"), ("batcher/aio", "batcher/blocking"))
+
+
+def foreign_accesses(tree: ast.AST) -> list[ast.Attribute]:
+    """``other._name``: reading or writing a private attribute through anything but ``self``, ``cls`` or ``super()``."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and not (isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super")
+    ]
+
+
+def accesses_per_1000_lines(*packages: str) -> float:
+    lines = accesses = 0
+    for package in packages:
+        for module in sorted((SOURCE / package).rglob("*.py")):
+            text = module.read_text(encoding="utf-8")
+            lines += text.count("\n")
+            accesses += len(foreign_accesses(ast.parse(text)))
+    return 1000 * accesses / lines
+
+
+def shared_class_names() -> dict[str, list[str]]:
+    """Class names that are defined in more than one module, twins of the two drivers aside."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for module in sorted(SOURCE.rglob("*.py")):
+        home = module.relative_to(SOURCE).as_posix()
+        for one, other in DRIVER_PAIRS:
+            home = home.replace(f"{other}/", f"{one}/", 1) if home.startswith(f"{other}/") else home
+        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(home)
+    return {name: sorted(where) for name, where in sorted(homes.items()) if len(where) > 1}
+
+
+def main() -> None:
+    print("accesses to foreign private names in 1000 lines")
+    for package in sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()):
+        print(f"  {package:12} {accesses_per_1000_lines(package):5.1f}")
+    print(f"  both drivers {accesses_per_1000_lines('aio', 'blocking'):5.1f}")
+    shared = shared_class_names()
+    print(f"class names with more than one home: {len(shared)}")
+    for name, homes in shared.items():
+        print(f"  {name:20} {', '.join(homes)}")
+
+
+if __name__ == "__main__":
+    main()
