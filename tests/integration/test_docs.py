@@ -61,12 +61,12 @@ def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_blocks_of_the_documentation_with_spark_run_as_written(url: str, tmp_path: Path) -> None:
     blocks = {name: _at(url, code) for name, code in SPARK_BLOCKS.items()}
     assert len(blocks) >= 5
     command = [sys.executable, "-W", "error", "-c", RUN_SPARK_BLOCKS]
-    shown = _run(command, tmp_path, input=json.dumps(blocks), timeout=230)
+    shown = _run(command, tmp_path, input=json.dumps(blocks), timeout=580)
     assert [name for name in blocks if f"{name} is done" not in shown.splitlines()] == []
 
 
