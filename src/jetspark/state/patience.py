@@ -15,7 +15,7 @@ from jetspark.errors import (
     ServerError,
     TooManyBatches,
 )
-from jetspark.publish.steps import Now, Procedure, RandomPause
+from jetspark.publish.steps import Procedure, RandomPause, ReadClock
 
 __all__ = ["Persistence", "passes"]
 
@@ -43,12 +43,12 @@ class Persistence:
 
     def progress(self) -> Procedure[None]:
         """The time begins anew. Call it first, too."""
-        self._until = (yield Now()) + self._patience_s
+        self._until = (yield ReadClock()) + self._patience_s
         self._pause_s = FIRST_PAUSE_S
 
     def pause(self, reason: Exception) -> Procedure[None]:
         """Wait a moment before the next attempt; or raise ``reason``, if the time is over."""
-        now = yield Now()
+        now = yield ReadClock()
         if self._until is None:
             self._until = now + self._patience_s
         if now >= self._until:
