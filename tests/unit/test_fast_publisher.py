@@ -651,7 +651,7 @@ def test_a_publisher_that_is_full_does_not_end_a_batch_whose_next_ack_is_on_its_
 @pytest.mark.parametrize(("pending", "acks", "flow"), [(9, 2, 3), (2, 3, 1), (100_000, 1, 500)])
 def test_acknowledgements_come_before_there_is_no_room(pending: int, acks: int, flow: int) -> None:
     options = FastPublisherOptions(max_pending_messages=pending, max_outstanding_acks=acks, flow=500)
-    assert options.batch_options().flow == flow
+    assert options.batch_options(is_stream_known=False).flow == flow
 
 
 def test_a_new_session_asks_where_the_batch_stands_and_means_nothing_without_one() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar, cast
 
-from jetspark.batcher.aio.clock import Timer, TimerClock
+from jetspark.batcher.aio.clock import LoopTimer, TimerClock
 from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import Ack, BatchMachine, Flush
@@ -39,7 +39,7 @@ class Batcher(Generic[T]):
         self._reporter = Reporter(config)
         self._clock: TimerClock | None = None
         self._now: Callable[[], float] | None = None
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._timer_at = 0.0
         self._writes: dict[int, asyncio.Task[None]] = {}
         """By the position of their first item."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Timer", "TimerClock"]
+__all__ = ["LoopTimer", "TimerClock"]
 
 
-class Timer(Protocol):
+class LoopTimer(Protocol):
     def cancel(self) -> object: ...
 
 
 class TimerClock(Protocol):
     def now(self) -> float: ...
 
-    def call_at(self, when: float, call: Callable[[], None], /) -> Timer: ...
+    def call_at(self, when: float, call: Callable[[], None], /) -> LoopTimer: ...
