@@ -243,7 +243,7 @@ class OrderedReader:
     def _on_status(self, message: CoreMessage, code: int) -> Verdict:
         if code == 100:
             last = message.headers.get("Nats-Last-Consumer")
-            if last is not None and int(last) != self._last_consumer_sequence:
+            if last is not None and last != str(self._last_consumer_sequence):
                 return Verdict.RESTART
             subject = answer_to(message)
             if subject is not None:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -297,7 +298,7 @@ class Puller(Generic[M]):
             self.owed = 0
             return
         undelivered = message.headers.get("Nats-Pending-Messages", "")
-        request = self._strike(token, int(undelivered) if undelivered.isdigit() else None)
+        request = self._strike(token, int(undelivered) if _is_count(undelivered) else None)
         if request is None:
             return  # struck before, or fulfilled: this only says so
         reader = request.reader
@@ -581,6 +582,9 @@ class Flow(_Reader, Generic[M]):
 def _size_bytes(message: AckableMessage) -> int:
     """What it counts for in a request's ``max_bytes``."""
     return len(message.subject) + len(message.raw_reply or b"") + message.size_bytes
+
+
+_is_count = re.compile(r"[0-9]{1,19}").fullmatch
 
 
 def _check_bytes(max_bytes: int | None) -> None:
