@@ -22,6 +22,7 @@ from jetspark.errors import (
     KeyExists,
     KeyNotFound,
     MessageNotFound,
+    ProtocolError,
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
@@ -252,7 +253,12 @@ def subject_of(bucket: str, key: str) -> str:
 
 def key_of(bucket: str, subject: str) -> str:
     # A mirror, or a stream with a subject transform, may keep the other bucket's prefix.
-    return subject.removeprefix(f"$KV.{bucket}.") if subject.startswith(f"$KV.{bucket}.") else subject.split(".", 2)[2]
+    if subject.startswith(f"$KV.{bucket}."):
+        return subject.removeprefix(f"$KV.{bucket}.")
+    tokens = subject.split(".", 2)
+    if len(tokens) < 3:
+        raise ProtocolError(f"a message on {subject!r} in bucket {bucket!r}, which is no key's subject")
+    return tokens[2]
 
 
 def operation_of(headers: Headers) -> Operation:

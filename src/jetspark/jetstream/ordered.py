@@ -59,7 +59,7 @@ from jetspark.jetstream.acks import parse_metadata
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy
 from jetspark.jetstream.info import ConsumerInfo, SequencePair, StreamInfo
 from jetspark.jetstream.operations import Api, Operation, Request
-from jetspark.jetstream.pull import Ask, Flow, M, Puller, PullLimits, Wait, size_bytes
+from jetspark.jetstream.pull import Ask, Flow, M, Puller, PullLimits, Wait, is_count, size_bytes
 
 __all__ = [
     "CLEAN_UP_TIMEOUT_S",
@@ -395,7 +395,7 @@ class OrderedPuller(Puller[M]):
         self._reader.heard()
         self.is_idle = not self.buffer
         last = message.headers.get("Nats-Last-Consumer", "")
-        if last.isdigit() and int(last) > self._last_received():
+        if is_count(last) and int(last) > self._last_received():
             self.lose()
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:

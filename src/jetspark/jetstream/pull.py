@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -337,8 +338,8 @@ class Puller(Generic[M]):
         bytes_left = message.headers.get("Nats-Pending-Bytes", "")
         request = self._strike(
             token,
-            int(undelivered) if undelivered.isdigit() else None,
-            int(bytes_left) if bytes_left.isdigit() else None,
+            int(undelivered) if is_count(undelivered) else None,
+            int(bytes_left) if is_count(bytes_left) else None,
         )
         if request is None:
             return  # struck before, or fulfilled: this only says so
@@ -667,6 +668,9 @@ def _size_of_all(messages: list[M]) -> int:
     reply_bytes = len(b"".join([each.raw_reply or b"" for each in messages]))
     header_bytes = sum([len(each.raw_headers) for each in messages if each.raw_headers is not None])
     return subject_bytes + reply_bytes + header_bytes + sum([len(each.data) for each in messages])
+
+
+is_count = re.compile(r"[0-9]{1,19}").fullmatch
 
 
 def _check_bytes(max_bytes: int | None) -> None:
