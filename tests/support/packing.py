@@ -120,6 +120,12 @@ class Packing(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return part_of(nodeid)
 
+    def _reschedule(self, node: Any) -> None:
+        # When two processes have died, the one that takes the place of the first has not yet collected its tests when
+        # the second's are handed out anew. Its turn comes when it has; without this the whole run ends with a KeyError.
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
 
 def processes() -> int:
     return PROCESSES_PER_CORE * (os.cpu_count() or 1)

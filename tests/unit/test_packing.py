@@ -40,3 +40,21 @@ def test_long_parts_begin_first() -> None:
     assert sorted(parts, key=packing.rank) == parts
     for files in packing.SESSIONS:
         assert len({packing.rank(f"tests/{file}::test_a") for file in files}) == 1
+
+
+def test_a_process_that_has_not_collected_yet_is_given_nothing() -> None:
+    class Process:
+        shutting_down = False
+
+    replacing, given = Process(), []
+    scheduling = packing.Packing.__new__(packing.Packing)
+    scheduling.log = lambda *words: None
+    scheduling.workqueue = {"unit/test_a.py": {"tests/unit/test_a.py::test_a": False}}
+    scheduling.assigned_work = {replacing: {}}
+    scheduling.registered_collections = {}
+    scheduling._assign_work_unit = given.append
+    scheduling._reschedule(replacing)
+    assert given == []
+    scheduling.registered_collections = {replacing: ["tests/unit/test_a.py::test_a"]}
+    scheduling._reschedule(replacing)
+    assert given == [replacing]
