@@ -17,7 +17,11 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from support.loops import DRIVERS
+
 PROCESSES_PER_CORE = 2
+# More would spend their time on collecting 7,000 tests each, and there are not that many long parts.
+MOST_PROCESSES = 16
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -41,7 +45,10 @@ BY_FUNCTION = {
     "conformance/test_fast_replicated.py",
     "conformance/test_kv.py",
     "conformance/test_objects.py",
+    "conformance/test_ordered.py",
     "conformance/test_pull.py",
+    "conformance/test_reconnect.py",
+    "conformance/test_replicated.py",
     "integration/test_cluster.py",
     "integration/test_embedded_server.py",
     "integration/test_spark_deaths.py",
@@ -55,6 +62,8 @@ BY_CASE = {
     "simulation/test_batcher.py",
     "simulation/test_batches.py",
 }
+# One function with a case for each operation, which share a server and its witness.
+BY_DRIVER = {"conformance/test_interrupts.py"}
 
 # Parts with long tests, by the beginning of their names.
 BUSY = [
@@ -98,6 +107,8 @@ def part_of(nodeid: str) -> str:
             return f"session {number} of Spark"
     if file in BY_CASE:
         return name
+    if file in BY_DRIVER:
+        return f"{file} {next((driver for driver in DRIVERS if driver in name), '')}"
     return name.partition("[")[0] if file in BY_FUNCTION else file
 
 
@@ -128,10 +139,10 @@ class Packing(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def processes() -> int:
-    return PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    return min(PROCESSES_PER_CORE * (os.cpu_count() or 1), MOST_PROCESSES)
 
 
 def named_files() -> Iterator[str]:
     """Every file or folder that is named here."""
     yield from (part.partition("::")[0] for part in ORDER)
-    yield from chain(BY_FUNCTION, BY_CASE, *SESSIONS)
+    yield from chain(BY_FUNCTION, BY_CASE, BY_DRIVER, *SESSIONS)
