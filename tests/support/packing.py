@@ -3,7 +3,8 @@
 Most tests wait (for a server to die, an election, a time-out) and some keep a processor busy (Spark, the simulations).
 There are two processes to a core, so that the ones run while the others wait. A process is given one part after the
 other: a file, or of the long files each function or each case. The long parts begin first, so that none is begun when
-there is nothing left to do beside it, and busy ones take turns with waiting ones.
+there is nothing left to do beside it. Every second process takes the busy ones first and the others the rest: at any
+time there is as much of both as the processors can take.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def _sharing_spark() -> list[str]:
 
 # A session of Spark is started once in each process that has tests for it: they go to two.
 _sharing = _sharing_spark()
+SESSION = "session of Spark"
 SESSIONS = [_sharing[0::4] + _sharing[3::4], _sharing[1::4] + _sharing[2::4]]
 
 # Nothing that takes long to make is shared by the functions of these files, or by the cases of a function.
@@ -104,7 +106,7 @@ def part_of(nodeid: str) -> str:
     file = name.partition("::")[0]
     for number, files in enumerate(SESSIONS):
         if file in files:
-            return f"session {number} of Spark"
+            return f"{SESSION} {number}"
     if file in BY_CASE:
         return name
     if file in BY_DRIVER:
@@ -121,8 +123,12 @@ def rank(nodeid: str) -> int:
     return ORDER.index(max(found, key=len)) if found else len(ORDER)
 
 
+def is_busy(part: str) -> bool:
+    return part.startswith((SESSION, *BUSY))
+
+
 class Packing(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out parts in the order of the collection."""
+    """Hands out parts in the order of the collection, busy ones and others to different processes while it can."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
@@ -130,6 +136,13 @@ class Packing(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return part_of(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        takes_busy = int(node.gateway.id.removeprefix("gw")) % 2 == 0
+        liked = next((part for part in self.workqueue if is_busy(part) == takes_busy), None)
+        if liked is not None:
+            self.workqueue.move_to_end(liked, last=False)
+        super()._assign_work_unit(node)
 
     def _reschedule(self, node: Any) -> None:
         # When two processes have died, the one that takes the place of the first has not yet collected its tests when

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 from support import packing
 
@@ -26,7 +28,7 @@ def test_a_case_a_function_or_a_file_is_a_part() -> None:
     assert packing.part_of("tests/integration/test_bench.py::test_a[1]") == "integration/test_bench.py::test_a[1]"
     interrupted = "conformance/test_interrupts.py"
     assert packing.part_of(f"tests/{interrupted}::test_a[fetch-uvloop]") == f"{interrupted} uvloop"
-    assert packing.part_of("tests/integration/test_spark_kv.py::test_a[1]").endswith("of Spark")
+    assert packing.part_of("tests/integration/test_spark_kv.py::test_a[1]").startswith(packing.SESSION)
 
 
 def test_long_parts_begin_first() -> None:
@@ -44,19 +46,43 @@ def test_long_parts_begin_first() -> None:
         assert len({packing.rank(f"tests/{file}::test_a") for file in files}) == 1
 
 
-def test_a_process_that_has_not_collected_yet_is_given_nothing() -> None:
-    class Process:
-        shutting_down = False
+class Process:
+    """What the scheduler sees of one: its name, whether it ends, and what it is sent."""
 
-    replacing, given = Process(), []
-    scheduling = packing.Packing.__new__(packing.Packing)
-    scheduling.log = lambda *words: None
-    scheduling.workqueue = {"unit/test_a.py": {"tests/unit/test_a.py::test_a": False}}
-    scheduling.assigned_work = {replacing: {}}
-    scheduling.registered_collections = {}
-    scheduling._assign_work_unit = given.append
-    scheduling._reschedule(replacing)
-    assert given == []
-    scheduling.registered_collections = {replacing: ["tests/unit/test_a.py::test_a"]}
-    scheduling._reschedule(replacing)
-    assert given == [replacing]
+    shutting_down = False
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.sent: list[int] = []
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        self.sent += numbers
+
+
+def scheduling(*nodeids: str) -> packing.Packing:
+    """With one process that has collected nothing yet."""
+    made = packing.Packing.__new__(packing.Packing)
+    made.log = lambda *words: None
+    made.workqueue = OrderedDict((packing.part_of(nodeid), {nodeid: False}) for nodeid in nodeids)
+    made.assigned_work = {}
+    made.registered_collections = {}
+    return made
+
+
+def test_every_second_process_takes_busy_parts_first_and_the_others_the_rest() -> None:
+    tests = [f"tests/{name}::test_a" for name in ("unit/test_a.py", "integration/test_demo.py", "unit/test_b.py")]
+    packed = scheduling(*tests)
+    for process, expected in ((Process("gw0"), 1), (Process("gw1"), 0), (Process("gw2"), 2)):
+        packed.registered_collections[process] = tests
+        packed._assign_work_unit(process)
+        assert process.sent == [expected]
+
+
+def test_a_process_that_has_not_collected_yet_is_given_nothing() -> None:
+    packed, replacing = scheduling("tests/unit/test_a.py::test_a"), Process("gw2")
+    packed.add_node(replacing)
+    packed._reschedule(replacing)
+    assert replacing.sent == []
+    packed.registered_collections[replacing] = ["tests/unit/test_a.py::test_a"]
+    packed._reschedule(replacing)
+    assert replacing.sent == [0]
