@@ -3,7 +3,8 @@
 Most tests wait (for a server to rng, an election, a time-out) and some keep a processor busy (Spark, the simulations).
 There are two processes to a core, so that the ones run while the others wait. A process is given one part after the
 other: a file, or of the long files each function or each case. The long parts begin first, so that none is begun when
-there is nothing left to do beside it, and busy ones take turns with waiting ones.
+there is nothing left to do beside it. Every second process takes the busy ones first and the others the rest: at any
+time there is as much of both as the processors can take.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from support.loops import DRIVERS
+
 PROCESSES_PER_CORE = 2
+# More would spend their time on collecting 7,000 tests each, and there are not that many long parts.
+MOST_PROCESSES = 16
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -31,6 +36,7 @@ def _sharing_spark() -> list[str]:
 
 # A session of Spark is started once in each process that has tests for it: they go to two.
 _sharing = _sharing_spark()
+SESSION = "session of Spark"
 SESSIONS = [_sharing[0::4] + _sharing[3::4], _sharing[1::4] + _sharing[2::4]]
 
 # Nothing that takes long to make is shared by the functions of these files, or by the cases of a function.
@@ -41,7 +47,10 @@ BY_FUNCTION = {
     "conformance/test_fast_replicated.py",
     "conformance/test_kv.py",
     "conformance/test_objects.py",
+    "conformance/test_ordered.py",
     "conformance/test_pull.py",
+    "conformance/test_reconnect.py",
+    "conformance/test_replicated.py",
     "integration/test_cluster.py",
     "integration/test_embedded_server.py",
     "integration/test_spark_deaths.py",
@@ -55,6 +64,8 @@ BY_CASE = {
     "simulation/test_batcher.py",
     "simulation/test_batches.py",
 }
+# One function with a case for each operation, which share a server and its witness.
+BY_DRIVER = {"conformance/test_interrupts.py"}
 
 # Parts with long tests, by the beginning of their names.
 BUSY = [
@@ -95,9 +106,11 @@ def part_of(nodeid: str) -> str:
     file = name.partition("::")[0]
     for number, files in enumerate(SESSIONS):
         if file in files:
-            return f"session {number} of Spark"
+            return f"{SESSION} {number}"
     if file in BY_CASE:
         return name
+    if file in BY_DRIVER:
+        return f"{file} {next((driver for driver in DRIVERS if driver in name), '')}"
     return name.partition("[")[0] if file in BY_FUNCTION else file
 
 
@@ -110,8 +123,12 @@ def rank(nodeid: str) -> int:
     return ORDER.index(max(found, key=len)) if found else len(ORDER)
 
 
+def is_busy(part: str) -> bool:
+    return part.startswith((SESSION, *BUSY))
+
+
 class Packing(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out parts in the order of the collection."""
+    """Hands out parts in the order of the collection, busy ones and others to different processes while it can."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
@@ -120,12 +137,25 @@ class Packing(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return part_of(nodeid)
 
+    def _assign_work_unit(self, node: Any) -> None:
+        takes_busy = int(node.gateway.id.removeprefix("gw")) % 2 == 0
+        liked = next((part for part in self.workqueue if is_busy(part) == takes_busy), None)
+        if liked is not None:
+            self.workqueue.move_to_end(liked, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: Any) -> None:
+        # When two processes have died, the one that takes the place of the first has not yet collected its tests when
+        # the second's are handed out anew. Its turn comes when it has; without this the whole run ends with a KeyError.
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
 
 def processes() -> int:
-    return PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    return min(PROCESSES_PER_CORE * (os.cpu_count() or 1), MOST_PROCESSES)
 
 
 def named_files() -> Iterator[str]:
     """Every file or folder that is named here."""
     yield from (part.partition("::")[0] for part in ORDER)
-    yield from chain(BY_FUNCTION, BY_CASE, *SESSIONS)
+    yield from chain(BY_FUNCTION, BY_CASE, BY_DRIVER, *SESSIONS)

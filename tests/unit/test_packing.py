@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 from support import packing
 
@@ -24,7 +26,9 @@ def test_a_case_a_function_or_a_file_is_a_part() -> None:
     assert packing.part_of("tests/unit/test_pull.py::test_a[1]") == "unit/test_pull.py"
     assert packing.part_of("tests/conformance/test_pull.py::test_a[1]") == "conformance/test_pull.py::test_a"
     assert packing.part_of("tests/integration/test_bench.py::test_a[1]") == "integration/test_bench.py::test_a[1]"
-    assert packing.part_of("tests/integration/test_spark_kv.py::test_a[1]").endswith("of Spark")
+    interrupted = "conformance/test_interrupts.py"
+    assert packing.part_of(f"tests/{interrupted}::test_a[fetch-uvloop]") == f"{interrupted} uvloop"
+    assert packing.part_of("tests/integration/test_spark_kv.py::test_a[1]").startswith(packing.SESSION)
 
 
 def test_long_parts_begin_first() -> None:
@@ -40,3 +44,45 @@ def test_long_parts_begin_first() -> None:
     assert sorted(parts, key=packing.rank) == parts
     for files in packing.SESSIONS:
         assert len({packing.rank(f"tests/{file}::test_a") for file in files}) == 1
+
+
+class Process:
+    """What the scheduler sees of one: its name, whether it ends, and what it is sent."""
+
+    shutting_down = False
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.sent: list[int] = []
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        self.sent += numbers
+
+
+def scheduling(*nodeids: str) -> packing.Packing:
+    """With one process that has collected nothing yet."""
+    made = packing.Packing.__new__(packing.Packing)
+    made.log = lambda *words: None
+    made.workqueue = OrderedDict((packing.part_of(nodeid), {nodeid: False}) for nodeid in nodeids)
+    made.assigned_work = {}
+    made.registered_collections = {}
+    return made
+
+
+def test_every_second_process_takes_busy_parts_first_and_the_others_the_rest() -> None:
+    tests = [f"tests/{name}::test_a" for name in ("unit/test_a.py", "integration/test_demo.py", "unit/test_b.py")]
+    packed = scheduling(*tests)
+    for process, expected in ((Process("gw0"), 1), (Process("gw1"), 0), (Process("gw2"), 2)):
+        packed.registered_collections[process] = tests
+        packed._assign_work_unit(process)
+        assert process.sent == [expected]
+
+
+def test_a_process_that_has_not_collected_yet_is_given_nothing() -> None:
+    packed, replacing = scheduling("tests/unit/test_a.py::test_a"), Process("gw2")
+    packed.add_node(replacing)
+    packed._reschedule(replacing)
+    assert replacing.sent == []
+    packed.registered_collections[replacing] = ["tests/unit/test_a.py::test_a"]
+    packed._reschedule(replacing)
+    assert replacing.sent == [0]
