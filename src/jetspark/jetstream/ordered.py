@@ -454,12 +454,6 @@ class OrderedFlow(Flow[M]):
                 return len(puller.buffer) or Wait(self.deadline)
             if puller.is_idle:
                 self._reader.idle()
-        self._window, is_bounded = self._limits.max_messages, True
-        if self._reader.is_listing:
-            self._window, expected_bytes = self._reader.listing_window(self._limits, self._max_payload_bytes)
-            self._largest_bytes = max(self._largest_bytes, expected_bytes)
-            is_bounded = expected_bytes > 0
-        self._is_bounded = is_bounded
         step = super().step(now, session)
         if isinstance(step, Wait) and self.deadline is not None:
             return Wait(self.deadline if step.until is None else min(step.until, self.deadline))
@@ -484,6 +478,14 @@ class OrderedFlow(Flow[M]):
 
     def on_too_large(self, max_bytes: int | None) -> None:
         self._is_alone = True  # the bound is for keeping many messages, not for refusing one
+
+    def _adapt(self, now: float) -> None:
+        """Nobody else waits for these messages, and they are not acknowledged: the window is as large as it may be."""
+        self._window, self._is_bounded = self._limits.max_messages, True
+        if self._reader.is_listing:
+            self._window, expected_bytes = self._reader.listing_window(self._limits, self._max_payload_bytes)
+            self._largest_bytes = max(self._largest_bytes, expected_bytes)
+            self._is_bounded = expected_bytes > 0
 
     def _has_bytes(self) -> bool:
         return not self._is_bounded or super()._has_bytes()
