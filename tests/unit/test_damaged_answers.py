@@ -31,7 +31,7 @@ from jetspark.jetstream.direct_get import BatchGet, LastGet
 from jetspark.jetstream.kv import Bucket, KVEntry, entry_of_delivery
 from jetspark.jetstream.objects import ObjectLink, ObjectMeta, Objects, ObjectStoreConfig, Upload, create_bucket
 from jetspark.jetstream.operations import Api, Operation, Request
-from jetspark.jetstream.ordered import OrderedOptions, OrderedReader
+from jetspark.jetstream.ordered import OrderedOptions, OrderedPuller, OrderedReader
 from jetspark.jetstream.publishing import publish
 from jetspark.jetstream.pull import Fetch, Puller
 from jetspark.publish.fast import FastMachine
@@ -379,8 +379,15 @@ READERS: dict[str, Callable[[CoreMessage], Any]] = {
     ),
     "get_last_messages": lambda message: _accept(LastGet("$JS.API", "S", [">"], None), message),
     "snapshot": lambda message: KVEntry.of("b", _given(API.get_message("KV_b", {"seq": 3}, direct=True), message)),
-    "ordered": lambda message: OrderedReader(OrderedOptions()).accept(message),
+    "ordered": lambda message: _read_in_order(message),
 }
+
+
+def _read_in_order(message: CoreMessage) -> Any:
+    reader = OrderedReader(OrderedOptions())
+    puller: OrderedPuller[Any] = OrderedPuller("inbox", "subject", reader)
+    puller.absorb([message], 0.0)  # a status ends here
+    return reader.accept(list(puller.buffer) or [message])
 
 
 def _accept(reading: Any, message: CoreMessage) -> Any:

@@ -12,8 +12,8 @@ from jetspark.jetstream.config import StreamSource
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.kv import (
     Bucket,
+    KeyWrite,
     KVConfig,
-    Write,
     Writes,
     check_filter,
     check_key,
@@ -152,7 +152,7 @@ def test_a_watch_has_one_beginning() -> None:
         watch_options("b", (), include_history=True, from_revision=4)
 
 
-def expected_by(write: Write) -> tuple[str | None, int] | None:
+def expected_by(write: KeyWrite) -> tuple[str | None, int] | None:
     """Whose revision a message of a transaction depends on (None is its own key), and which it is."""
     if write.expect is None:
         return None
