@@ -21,6 +21,9 @@ import jetspark.batcher
 import jetspark.spark
 from jetspark.cli.commands import app
 
+sys.path.insert(0, str(Path(__file__).parent))
+from results import results_page  # which is beside this file
+
 DOCS = Path(__file__).parent
 # As wide as the code.
 WIDTH = 118
@@ -28,7 +31,7 @@ WIDTH = 118
 
 def pages() -> dict[str, str]:
     """File name to content."""
-    return {"cli.md": cli_reference(), "reference.md": name_reference()}
+    return {"cli.md": cli_reference(), "reference.md": name_reference(), "results.md": results_page()}
 
 
 def cli_reference() -> str:
