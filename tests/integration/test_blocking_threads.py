@@ -229,3 +229,25 @@ def test_closing_ends_the_thread_that_waits_for_a_greeting() -> None:
             nc.close()
             nc._link._thread.join(20)
             assert not nc._link._thread.is_alive()
+
+
+def test_a_thread_that_has_the_number_of_one_that_has_ended_is_not_taken_for_it() -> None:
+    """The system gives the number of the connection's thread to the next one, once the connection is closed."""
+    with NatsServer(jetstream=False) as server, jetspark.blocking.connect(server.url) as client:
+        number = client._link._thread.ident
+    found: list[Exception] = []
+
+    def ask() -> None:
+        if threading.get_ident() == number:
+            try:
+                client.request("nobody", timeout=1)
+            except Exception as error:
+                found.append(error)
+
+    for _ in range(200):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        if found:
+            break
+    assert {type(each) for each in found} <= {ConnectionClosed}

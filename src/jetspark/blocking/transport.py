@@ -196,7 +196,9 @@ class Link:
     def may_wait(self) -> bool:
         """Whether this is not the thread that reads, in ``on_event``."""
         me = threading.get_ident()
-        return me != self._thread.ident and not (me == self._guest and self._is_passing_on(me))
+        # The system gives the number of a thread that has ended to another one.
+        is_reader = me == self._thread.ident and self._thread.is_alive()
+        return not is_reader and not (me == self._guest and self._is_passing_on(me))
 
     def _is_passing_on(self, me: int) -> bool:
         """Whether this is called by what we have called; what we have noted may be left from an interrupted call."""
