@@ -278,6 +278,7 @@ JS_PULL = Workload(
     quick_count=2_000,
     storage="file",
     replicas=1,
+    baselines=("nats-py", "bare", "jetspark"),
     contenders=(
         Contender(name="bare", what="two framed requests out, find the line, slice the payload", run=bare),
         Contender(name="bare-fetch", what="one framed request out at a time", run=bare_fetch),
