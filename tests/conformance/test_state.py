@@ -56,9 +56,9 @@ class Steps:
     def __init__(self, js: Any) -> None:
         self._runner: Any
         if isinstance(js, Awaited):
-            self._runner = Awaited(jetspark.blocking.steps.Runner(js._target))
+            self._runner = Awaited(jetspark.blocking.steps.ProcedureRunner(js._target))
         else:
-            self._runner = jetspark.aio.steps.Runner(js)
+            self._runner = jetspark.aio.steps.ProcedureRunner(js)
 
     async def run(self, procedure: Procedure[Any]) -> Any:
         return await self._runner.run(procedure)
@@ -374,9 +374,9 @@ async def test_a_runner_that_can_connect_again_outlives_a_connection_that_is_clo
             opened.append(await jetspark.connect(shared.url))
         return opened[-1].jetstream()
 
-    runner: Any = jetspark.aio.steps.Runner(renew=renew_aio)
+    runner: Any = jetspark.aio.steps.ProcedureRunner(renew=renew_aio)
     if driver.name == "blocking":
-        runner = Awaited(jetspark.blocking.steps.Runner(renew=renew))
+        runner = Awaited(jetspark.blocking.steps.ProcedureRunner(renew=renew))
     async with driver.connect(shared.url) as nc:
         watched = await new_bucket(nc.jetstream(), history=5)
         changes = [Change(f"k.{number}", b"x" * 200, sequence=1, revision=0) for number in range(15_000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -215,3 +216,16 @@ def test_publishing_inside_on_event_does_not_wait_for_room() -> None:
         assert happened.wait(20)
         assert len(outcomes) == 1
         nc.close()
+
+
+def test_closing_ends_the_thread_that_waits_for_a_greeting() -> None:
+    with NatsServer(jetstream=False) as server, socket.create_server(("127.0.0.1", 0)) as silent:
+        others = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        nc = jetspark.blocking.connect([server.url, others], connect_timeout_s=60)
+        server.kill()
+        silent.settimeout(20)
+        accepted, _ = silent.accept()
+        with accepted:
+            nc.close()
+            nc._link._thread.join(20)
+            assert not nc._link._thread.is_alive()

@@ -26,7 +26,7 @@ from support.replicas import stale_replica
 
 from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue
-from jetspark.blocking.steps import Runner
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import Conflict
 from jetspark.server import NatsServer
 from jetspark.spark import connections
@@ -130,7 +130,7 @@ def test_events_in_any_order_are_folded_by_their_sequences(server: NatsServer, j
         fold_task(server, bucket, numbers)
     else:
         events: Any = {"k": [(number, {"number": number}) for number in numbers]}
-        Runner(js).run(fold_into(bucket.bucket, Chain(), events))
+        ProcedureRunner(js).run(fold_into(bucket.bucket, Chain(), events))
     assert state_of(bucket) == folded(100)
 
 

@@ -17,7 +17,7 @@ from support.folds import Chain
 
 from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig
-from jetspark.blocking.steps import Runner
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import Conflict, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.engine.folding import FoldFormat, fold
@@ -213,7 +213,7 @@ def test_a_driver_that_dies_while_it_stores_leaves_what_the_next_one_completes(
     bucket, rows = new_bucket(js), rows_of(3_000)
     writer = FoldFormat(options_of(server, bucket)).writer(SCHEMA, False)
     message: Any = writer.write(iter(arrow(rows)))
-    Runner(js).run(store(bucket.bucket, message.changes[:4]))
+    ProcedureRunner(js).run(store(bucket.bucket, message.changes[:4]))
     again = FoldFormat(options_of(server, bucket)).writer(SCHEMA, False)
     again.commit([again.write(iter(arrow(rows)))])
     assert state_of(bucket) == folded(rows)
@@ -231,7 +231,7 @@ def test_a_key_that_others_have_written_meanwhile_is_a_conflict_and_nothing_is_l
             # Another engine, which has come to the tenth event of its key.
             state = Chain().apply(None, {"number": 10}, 10)
             ahead = Change("k0", json.dumps(state).encode(), sequence=10, revision=0)
-            Runner(js).run(store(bucket.bucket, [ahead]))
+            ProcedureRunner(js).run(store(bucket.bucket, [ahead]))
         writer.commit([message])
 
     with pytest.raises(Conflict, match="'k0'"):

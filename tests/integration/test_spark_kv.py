@@ -24,7 +24,7 @@ from support.folds import Chain
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
 from jetspark.blocking import JetStream, KeyValue
-from jetspark.blocking.steps import Runner
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError, Conflict, KeyNotFound, ServerError, StreamNotFound, StreamRecreated
 from jetspark.server import NatsServer
 from jetspark.spark import connections
@@ -62,27 +62,27 @@ def new_bucket(js: JetStream, *, batched: bool = True, history: int = 1) -> KeyV
 
 
 def written_changes(js: JetStream, bucket: str, changes: Iterable[Change], writer: str = "test") -> Outcome:
-    return Runner(js).run(store.store(bucket, changes, writer=writer))
+    return ProcedureRunner(js).run(store.store(bucket, changes, writer=writer))
 
 
 def stored_newest(js: JetStream, bucket: str, changes: Iterable[Change], **more: Any) -> Outcome:
-    return Runner(js).run(store.store_newest(bucket, changes, **more))
+    return ProcedureRunner(js).run(store.store_newest(bucket, changes, **more))
 
 
 def loaded_of(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Current]:
-    return Runner(js).run(store.load(bucket, keys))
+    return ProcedureRunner(js).run(store.load(bucket, keys))
 
 
 def folded_into(js: JetStream, bucket: str, events: dict[str, list[Applied]]) -> Outcome:
-    return Runner(js).run(fold_into(bucket, Chain(), events))
+    return ProcedureRunner(js).run(fold_into(bucket, Chain(), events))
 
 
 def opened(js: JetStream, bucket: str, keys: Sequence[str] = ()) -> BucketView:
-    return Runner(js).run(tables.open_bucket(bucket, keys))
+    return ProcedureRunner(js).run(tables.open_bucket(bucket, keys))
 
 
 def snapshot(js: JetStream, view: BucketView) -> dict[str, Any]:
-    return Runner(js).run(tables.snapshot(view))
+    return ProcedureRunner(js).run(tables.snapshot(view))
 
 
 @pytest.fixture
@@ -630,16 +630,16 @@ def test_changes_from_earliest_are_those_a_busy_bucket_still_has(bucket: KeyValu
 # ---- writing, task by task -------------------------------------------------------------------------------------------
 
 
-def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv_writing.Written:
+def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv_writing.BucketWritten:
     """One task of a batch write."""
     batch = pa.RecordBatch.from_pydict(columns)
-    writer = kv_writing.BatchWriter(read_options(kv_options.WriteOptions, "jetstream_kv", options | more))
+    writer = kv_writing.BucketBatchWriter(read_options(kv_options.WriteOptions, "jetstream_kv", options | more))
     return writer.write(iter([batch]))
 
 
 def test_the_last_row_of_a_key_wins(bucket: KeyValue, options: dict[str, str]) -> None:
     columns = {"key": ["a", "b", "a"], "value": ["1", "2", "3"], "operation": [None, "put", "put"]}
-    assert written(options, columns) == kv_writing.Written(3, 2, 0, 0, ())
+    assert written(options, columns) == kv_writing.BucketWritten(3, 2, 0, 0, ())
     assert bucket.get("a").value == b"3"
     for size in ("1", "100"):
         columns = {"key": ["c", "c", "c"], "value": [b"1", b"3", b"2"], "sequence": [1, 3, 2]}

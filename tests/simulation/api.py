@@ -21,9 +21,9 @@ from simulation.world import STREAM
 from jetspark.core.headers import Headers, Status, encode
 from jetspark.core.subjects import matches
 from jetspark.jetstream import wire
-from jetspark.testing import Delivery, StoredMessage
+from jetspark.testing import Delivery, ModelMessage
 from jetspark.testing.model.stream import ModelStream
-from jetspark.testing.network import NODES, Front, Published
+from jetspark.testing.network import NODES, Front, Publication
 
 _INFO, _GET = f"$JS.API.STREAM.INFO.{STREAM}", f"$JS.API.STREAM.MSG.GET.{STREAM}"
 _DIRECT = f"$JS.API.DIRECT.GET.{STREAM}"
@@ -54,7 +54,7 @@ class FrontWithApi(Front):
         if self._partings:
             self._partings[-1][2] = min(self._partings[-1][2], self.clock.now)
 
-    def process(self, message: Published) -> None:
+    def process(self, message: Publication) -> None:
         if message.subject not in (_INFO, _GET, _DIRECT):
             super().process(message)
             return
@@ -125,7 +125,7 @@ class FrontWithApi(Front):
 
     # ---- any replica -------------------------------------------------------------------------------------------
 
-    def _get_direct(self, stream: ModelStream, message: Published, *, is_parted: bool) -> Delivery:
+    def _get_direct(self, stream: ModelStream, message: Publication, *, is_parted: bool) -> Delivery:
         rng = random.Random(f"{self.seed} {self._asked}")
         nodes = [self.parted_node] if is_parted else [node for node in range(NODES) if node != self.parted_node]
         node = rng.choice(nodes)
@@ -142,14 +142,14 @@ class FrontWithApi(Front):
         return Delivery(message.reply, found.data, headers)
 
 
-def _applied(stream: ModelStream) -> Sequence[StoredMessage]:
+def _applied(stream: ModelStream) -> Sequence[ModelMessage]:
     last = stream.applied_sequence
     messages = stream.store.messages()
     return messages if last == stream.store.last_sequence else [each for each in messages if each.sequence <= last]
 
 
-def _find(messages: Sequence[StoredMessage], body: dict[str, Any]) -> StoredMessage | None:
-    candidates: Iterable[StoredMessage] = messages
+def _find(messages: Sequence[ModelMessage], body: dict[str, Any]) -> ModelMessage | None:
+    candidates: Iterable[ModelMessage] = messages
     if "last_by_subj" in body:
         candidates, wanted = reversed(messages), body["last_by_subj"]
     else:

@@ -14,7 +14,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import BatchInDoubt, BufferFull, JetSparkError, JetStreamUnavailable, NoResponders, RequestTimeout
 from jetspark.jetstream.operations import LEADERLESS_RETRIES, LEADERLESS_WAIT_S, Api, Pause, Request
 from jetspark.publish.atomic import AtomicMachine
-from jetspark.testing.network import NODES, Published
+from jetspark.testing.network import NODES, Publication
 
 # So long after the last fault every session is up, a leader is heard, and what is applied late is applied.
 CALM_AFTER_S = 30.0
@@ -54,7 +54,7 @@ class AtomicRun(Run):
         self._go(lambda script: next(script))
 
     def _live(self) -> Generator[Request | Pause, Any, None]:
-        die, number = self.world.die, 1
+        rng, number = self.world.rng, 1
         while not self.link.machine.is_connected:
             yield Pause(0.05)
         for burst in self.bursts:
@@ -63,16 +63,16 @@ class AtomicRun(Run):
                 self.link.machine,
                 Api(),
                 f"{self.name}-{number}",
-                ack_first=die.random() < 0.8,
-                ack_every=die.choice([None, None, 3]),
+                ack_first=rng.random() < 0.8,
+                ack_every=rng.choice([None, None, 3]),
                 timeout_s=self._timeout_s,
-                jitter=die.random,
+                jitter=rng.random,
             )
             began = self.clock.now
             batch = Sent(machine, range(number, number + burst.messages), began)
             self.batches.append(batch)
             try:
-                yield from self._send(machine, batch.numbers, ends_with_message=die.random() < 0.5)
+                yield from self._send(machine, batch.numbers, ends_with_message=rng.random() < 0.5)
             except JetSparkError as error:
                 batch.failure = error
                 yield from machine.leave(failed=True)
@@ -81,7 +81,7 @@ class AtomicRun(Run):
                 if machine.outcome != "unknown":
                     break
                 # Before the commit has arrived perhaps, and while leaders change.
-                yield Pause(die.choice([0.0, 0.01, 0.5, 3.0]))
+                yield Pause(rng.choice([0.0, 0.01, 0.5, 3.0]))
                 yield from self._resolve(machine, began)
         yield Pause(max(0.0, self.world.faults.over_at + CALM_AFTER_S - self.clock.now))
         for batch in self.batches:
@@ -113,8 +113,8 @@ class AtomicRun(Run):
                     except BufferFull:
                         yield Pause(0.05)
                 self.link.schedule_flush()
-                if self.world.die.random() < 0.2:
-                    yield Pause(self.world.die.choice([0.0, 0.01, 1.0, 11.0]))
+                if self.world.rng.random() < 0.2:
+                    yield Pause(self.world.rng.choice([0.0, 0.01, 1.0, 11.0]))
         if not last:
             yield from machine.commit()
 
@@ -200,8 +200,8 @@ class Saboteur:
         self._world, self._at_commits, self._at_questions = world, at_commits, at_questions
         world.front.watchers.append(self.on_published)
 
-    def on_published(self, message: Published) -> None:
-        faults, clock, die = self._world.faults, self._world.clock, self._world.die
+    def on_published(self, message: Publication) -> None:
+        faults, clock, rng = self._world.faults, self._world.clock, self._world.rng
         headers = message.headers or {}
         is_question = "Nats-Expected-Last-Sequence" in headers or message.subject.startswith("$JS.API.")
         is_commit = "Nats-Batch-Commit" in headers and not is_question
@@ -209,24 +209,24 @@ class Saboteur:
         front = self._world.front
         if is_question and chance and front.is_parted(message.client):
             chance = 0.1 if message.subject.startswith("$JS.API.") else 0.5
-        if not chance or clock.now >= faults.over_at or die.random() >= chance:
+        if not chance or clock.now >= faults.over_at or rng.random() >= chance:
             return
         kinds = [("cut",), ("part",), ("slow", "cut"), ("slow", "part"), ("cut", "part")]
         if front.fork is not None and is_question:
             kinds = [("join",), ("join",), ("cut", "join"), ("cut",), ("slow", "part")]  # another answers the next one
         elif front.fork is not None and not front.is_parted(message.client):
             kinds = [("cross",), ("slow", "cross")]
-        kind = die.choice(kinds)
+        kind = rng.choice(kinds)
         faults.happened.append((clock.now, " ".join(kind), 0.0))  # type: ignore[arg-type]
         for each in kind:
             # A commit meets it; a question is answered before.
             clock.after(0.0, partial(self._do, each, message.client)) if is_question else self._do(each, message.client)
 
     def _do(self, kind: str, client: int) -> None:
-        network, clock, die = self._world.network, self._world.clock, self._world.die
+        network, clock, rng = self._world.network, self._world.clock, self._world.rng
         match kind:
             case "slow":
-                network.slow_down(STREAM, die.uniform(0.0, 1.0), apply_s=die.choice([1.0, 4.0, 8.0]))
+                network.slow_down(STREAM, rng.uniform(0.0, 1.0), apply_s=rng.choice([1.0, 4.0, 8.0]))
             case "cut":
                 network.cut_client(client)
             case "cross":  # over to the side that has not heard of what was just sent
@@ -235,9 +235,9 @@ class Saboteur:
             case "join":
                 self._world.front.join()
             case "part":
-                seconds, drop = die.choice([2.0, 5.0, 10.0]), die.choice([0, 0, 20])
-                part = partial(network.partition, STREAM, seconds, without_s=die.uniform(0.0, 1.0), drop=drop)
-                clock.after(die.choice([0.0, 0.001, 0.5, 2.0]), part)
+                seconds, drop = rng.choice([2.0, 5.0, 10.0]), rng.choice([0, 0, 20])
+                part = partial(network.partition, STREAM, seconds, without_s=rng.uniform(0.0, 1.0), drop=drop)
+                clock.after(rng.choice([0.0, 0.001, 0.5, 2.0]), part)
 
 
 class Crossing:
@@ -247,21 +247,21 @@ class Crossing:
     """
 
     def __init__(self, world: World) -> None:
-        self._world, die = world, world.die
-        self._starts_over_there = die.random() < 0.7
-        self._apply_s = die.choice([0.0, 4.0, 8.0, 12.0])
+        self._world, rng = world, world.rng
+        self._starts_over_there = rng.random() < 0.7
+        self._apply_s = rng.choice([0.0, 4.0, 8.0, 12.0])
         self._questions = 0
-        self._moves_at = die.choice([1, 2, 3, 4, 5, 6, 7, 8, 1000, 1000, 1000, 1000])
-        self._joins = die.random() < 0.5
+        self._moves_at = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 1000, 1000, 1000, 1000])
+        self._joins = rng.random() < 0.5
         self._is_committed = False
         world.front.watchers.append(self.on_published)
         world.network.partition(STREAM, 20.0, without_s=0.01)
-        if die.random() < 0.3:
+        if rng.random() < 0.3:
             # The next leader is cut off before it has heard from the first one.
             world.clock.after(0.3, partial(world.network.partition, STREAM, 20.0, without_s=0.01))
         world.front.next_node = NODES - 1  # never the one that is cut off
 
-    def on_published(self, message: Published) -> None:
+    def on_published(self, message: Publication) -> None:
         world, headers = self._world, message.headers or {}
         is_question = "Nats-Expected-Last-Sequence" in headers or message.subject.startswith("$JS.API.")
         if is_question:

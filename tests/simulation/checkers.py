@@ -21,10 +21,10 @@ from jetspark.errors import (
     TooManyBatches,
     UsageError,
 )
-from jetspark.publish.fast import State
+from jetspark.publish.fast import FastState
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.fast_publisher import CHUNK_MESSAGES
-from jetspark.testing.network import Published
+from jetspark.testing.network import Publication
 
 # Frames of the connection itself (subscriptions, pings) do not wait for room; and what a machine hands over in one
 # piece goes through an empty buffer, whatever its size.
@@ -167,7 +167,7 @@ class KeepsPace(Judge):
             self._allowed = max(self._allowed, allowed)
             self._kept = max(self._kept, allowed + msgs_per_ack)
         run.heard.clear()
-        if batch.state is State.OPEN:
+        if batch.state is FastState.OPEN:
             require(batch.sent <= self._allowed, run, "sent more than there was room for", self._allowed)
             require(batch.sequence <= self._kept, run, "kept more than may come early", self._kept)
 
@@ -307,7 +307,7 @@ class SentOnce(Judge):
         self._world = world
         world.front.watchers.append(self.on_published)
 
-    def on_published(self, message: Published) -> None:
+    def on_published(self, message: Publication) -> None:
         if not message.reply.endswith(".$FI"):
             return
         batch, sequence, operation, _ = message.reply.rsplit(".", 3)

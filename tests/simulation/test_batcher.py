@@ -53,13 +53,13 @@ class Story:
 
 
 class Sink:
-    """Quick, slow, failing, hanging and dying, as the die has it; and it spoils the list it was given."""
+    """Quick, slow, failing, hanging and dying, as the random generator has it; and it spoils the list it was given."""
 
-    def __init__(self, die: random.Random, story: Story, config: dict[str, int | None], temper: list[str]) -> None:
-        self._die, self._story, self._config, self._temper = die, story, config, temper
+    def __init__(self, rng: random.Random, story: Story, config: dict[str, int | None], temper: list[str]) -> None:
+        self._rng, self._story, self._config, self._temper = rng, story, config, temper
 
     async def write(self, batch: list[Item]) -> None:
-        die, story, items = self._die, self._story, tuple(batch)
+        rng, story, items = self._rng, self._story, tuple(batch)
         story.batches += 1
         story.passed += items
         most_bytes = self._config["max_batch_bytes"]
@@ -67,15 +67,15 @@ class Sink:
             story.complaints.append(f"a batch of {len(items)} items")
         if most_bytes is not None and sum(item.size for item in items) > most_bytes:
             story.complaints.append(f"a batch of more than {most_bytes} bytes")
-        if die.random() < 0.2:
+        if rng.random() < 0.2:
             batch.clear()
-        mood = die.choice(self._temper)
+        mood = rng.choice(self._temper)
         if mood == "slow":
-            await asyncio.sleep(die.uniform(0, 2 * FLUSH_TIMEOUT_S))
+            await asyncio.sleep(rng.uniform(0, 2 * FLUSH_TIMEOUT_S))
         elif mood == "yielding":
             await asyncio.sleep(0)
         elif mood == "failing":
-            await asyncio.sleep(die.choice([0, 0.01]))
+            await asyncio.sleep(rng.choice([0, 0.01]))
             raise OSError("the disk is full")
         elif mood == "hanging":
             await asyncio.Event().wait()
@@ -83,7 +83,7 @@ class Sink:
             try:
                 await asyncio.sleep(FLUSH_TIMEOUT_S + STUBBORN_S)
             except asyncio.CancelledError:
-                await asyncio.sleep(die.uniform(0, STUBBORN_S))
+                await asyncio.sleep(rng.uniform(0, STUBBORN_S))
         elif mood == "dying":
             raise asyncio.CancelledError
         if batch and tuple(batch) != items:
@@ -92,30 +92,30 @@ class Sink:
 
 
 class Producer:
-    def __init__(self, number: int, die: random.Random, story: Story, batcher: Batcher[Item]) -> None:
-        self._number, self._die, self._story, self._batcher = number, die, story, batcher
+    def __init__(self, number: int, rng: random.Random, story: Story, batcher: Batcher[Item]) -> None:
+        self._number, self._rng, self._story, self._batcher = number, rng, story, batcher
         self._count = 0
         self._is_over = False
 
     def _item(self) -> Item:
         self._count += 1
-        return Item(self._number, self._count, self._die.randrange(1, 40))
+        return Item(self._number, self._count, self._rng.randrange(1, 40))
 
     async def run(self, steps: int) -> None:
         for _ in range(steps):
             if self._is_over:
                 return
-            if self._die.random() < 0.3:
-                await asyncio.sleep(self._die.choice([0, 0, 0.001, 0.02, 0.3]))
+            if self._rng.random() < 0.3:
+                await asyncio.sleep(self._rng.choice([0, 0, 0.001, 0.02, 0.3]))
             await self._step()
 
     async def _step(self) -> None:
-        die, story, batcher = self._die, self._story, self._batcher
-        timeout = die.choice([None, None, 0, 0.01, 0.2])
-        items = [self._item() for _ in range(die.randrange(1, 5))] if die.random() < 0.2 else [self._item()]
+        rng, story, batcher = self._rng, self._story, self._batcher
+        timeout = rng.choice([None, None, 0, 0.01, 0.2])
+        items = [self._item() for _ in range(rng.randrange(1, 5))] if rng.random() < 0.2 else [self._item()]
         before = batcher.stats()
         try:
-            kind = die.random()
+            kind = rng.random()
             if len(items) > 1:
                 await self._or_cancelled(batcher.add_batch(items, timeout=timeout))
             elif kind < 0.2:
@@ -142,8 +142,8 @@ class Producer:
     async def _or_cancelled(self, adding: object) -> None:
         """Await it, and have it cancelled at some moment: perhaps the very one in which its place is granted."""
         task = asyncio.ensure_future(adding)  # type: ignore[call-overload]
-        if self._die.random() < 0.3:
-            asyncio.get_running_loop().call_later(self._die.choice([0, 1e-6, 0.01, 0.5]), task.cancel)
+        if self._rng.random() < 0.3:
+            asyncio.get_running_loop().call_later(self._rng.choice([0, 1e-6, 0.01, 0.5]), task.cancel)
         await task
 
 
@@ -160,21 +160,21 @@ def check(loop: VirtualLoop, batcher: Batcher[Item]) -> None:
 async def course(
     loop: VirtualLoop, seed: int, *, slots: int, temper: list[str], kind: type[Batcher[Item]] = Batcher
 ) -> Story:
-    die, story = random.Random(seed), Story()
-    is_patient = die.random() < 0.2
+    rng, story = random.Random(seed), Story()
+    is_patient = rng.random() < 0.2
     """Then time is no trigger: only size, bytes, flush and shutdown make batches go."""
-    max_batch_size, queue_depth = die.choice([1, 2, 5, 20]), die.choice([4, 5, 10, 50])
+    max_batch_size, queue_depth = rng.choice([1, 2, 5, 20]), rng.choice([4, 5, 10, 50])
     limits: dict[str, int | None] = {
         "max_batch_size": max_batch_size,
-        "max_batch_bytes": die.choice([None, None, 40, 100]),
+        "max_batch_bytes": rng.choice([None, None, 40, 100]),
     }
     batcher = kind(
         BatcherConfig(
-            sink=Sink(die, story, limits, temper),
+            sink=Sink(rng, story, limits, temper),
             max_batch_size=max_batch_size,
             max_batch_bytes=limits["max_batch_bytes"],
             size_of=lambda item: item.size,
-            max_batch_delay=1e6 if is_patient else die.choice([0.001, 0.05, 1.0]),
+            max_batch_delay=1e6 if is_patient else rng.choice([0.001, 0.05, 1.0]),
             queue_depth=queue_depth,
             flush_timeout=FLUSH_TIMEOUT_S,
             max_concurrent_flushes=slots,
@@ -183,23 +183,23 @@ async def course(
     )
     loop.on_step = lambda: check(loop, batcher)
     producers = [
-        asyncio.ensure_future(Producer(number, die, story, batcher).run(die.randrange(1, 30)))
-        for number in range(die.randrange(1, 6))
+        asyncio.ensure_future(Producer(number, rng, story, batcher).run(rng.randrange(1, 30)))
+        for number in range(rng.randrange(1, 6))
     ]
-    for _ in range(die.choice([0, 0, 1, 3])):
-        await asyncio.sleep(die.uniform(0, 0.1))
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        await asyncio.sleep(rng.uniform(0, 0.1))
         accepted = len(story.accepted)
         try:
-            await batcher.flush(timeout=die.choice([None, 0.01, 1.0]))
+            await batcher.flush(timeout=rng.choice([None, 0.01, 1.0]))
         except BatcherTimeout:
             pass
         else:
             check_flushed(story, accepted)
-    if die.random() < 0.5:
-        await asyncio.sleep(die.choice([0, 0.01, 0.1, 1.0]))
+    if rng.random() < 0.5:
+        await asyncio.sleep(rng.choice([0, 0.01, 0.1, 1.0]))
     else:
         await asyncio.wait(producers)
-    await end(batcher, story, die.choice([None, None, 0, 0.01, 1.0]))
+    await end(batcher, story, rng.choice([None, None, 0, 0.01, 1.0]))
     await asyncio.wait_for(asyncio.gather(*producers), 60)  # nobody may wait for ever for a closed batcher
     await batcher.shutdown(timeout=60 + 10 * len(story.accepted))  # the writing goes on to its end
     loop.on_step()

@@ -61,33 +61,33 @@ PAUSES_S = (0.0, 0.001, 0.05, 0.5, 4.0, 11.0)
 CALM = FaultPlan(kinds=())
 
 
-def some_plan(die: random.Random, *, is_replicated: bool) -> FaultPlan:
+def some_plan(rng: random.Random, *, is_replicated: bool) -> FaultPlan:
     """None at all, or some, or more than anyone deserves."""
-    if die.random() < 0.1:
+    if rng.random() < 0.1:
         return CALM
     kinds = ["cut", "cut", "cut all", "refuse", "kill"]
     if is_replicated:
-        kinds = [*kinds, "leader", "leader", "leader"] if die.random() < 0.7 else ["leader"]
-        if die.random() < 0.5:
+        kinds = [*kinds, "leader", "leader", "leader"] if rng.random() < 0.7 else ["leader"]
+        if rng.random() < 0.5:
             kinds += ["partition", "partition", "slow"]
     return FaultPlan(
         kinds=kinds,  # type: ignore[arg-type]
-        every_s=die.choice([0.3, 1.0, 3.0, 1000.0]),
-        per_write=die.choice([0.0, 0.02, 0.1]),
-        for_s=die.choice([3.0, 10.0, 20.0]),
-        outage_s=die.choice([(0.01, 0.3), (0.05, 4.0), (2.0, 9.0)]),
+        every_s=rng.choice([0.3, 1.0, 3.0, 1000.0]),
+        per_write=rng.choice([0.0, 0.02, 0.1]),
+        for_s=rng.choice([3.0, 10.0, 20.0]),
+        outage_s=rng.choice([(0.01, 0.3), (0.05, 4.0), (2.0, 9.0)]),
     )
 
 
 def some_world(seed: int, *, is_watched: bool = True) -> World:
-    die = random.Random(f"plan {seed}")
-    is_replicated = die.random() < 0.6
+    rng = random.Random(f"plan {seed}")
+    is_replicated = rng.random() < 0.6
     world = World(
         seed,
-        plan=some_plan(die, is_replicated=is_replicated),
+        plan=some_plan(rng, is_replicated=is_replicated),
         replicas=3 if is_replicated else 1,
         front=FrontWithApi,
-        limits=BatchLimits(max_fast_inflight_per_stream=die.choice([1000, 1000, 1000, 2])),
+        limits=BatchLimits(max_fast_inflight_per_stream=rng.choice([1000, 1000, 1000, 2])),
     )
     world.front.seed = seed  # type: ignore[attr-defined]
     if is_watched:
@@ -97,12 +97,12 @@ def some_world(seed: int, *, is_watched: bool = True) -> World:
 
 def some_bad(run: Run, *shares: float) -> None:
     """Some messages the stream will not take."""
-    die = run.world.die
-    if die.random() < 0.5:
+    rng = run.world.rng
+    if rng.random() < 0.5:
         return
-    share = die.choice(shares)
-    kinds = die.choice([("wrong sequence",), ("too large",), ("wrong sequence", "too large")])
-    run.bad = {number: die.choice(kinds) for number in range(1, run.total + 1) if die.random() < share}
+    share = rng.choice(shares)
+    kinds = rng.choice([("wrong sequence",), ("too large",), ("wrong sequence", "too large")])
+    run.bad = {number: rng.choice(kinds) for number in range(1, run.total + 1) if rng.random() < share}
 
 
 def add_batch(
@@ -112,16 +112,16 @@ def add_batch(
     machine: type[FastMachine] = FastMachine,
     checkers: Callable[[str], list[Any]] = fast_checkers,
 ) -> BatchRun:
-    die = world.die
-    bursts = some_bursts(die, messages=die.choice([1, 2, 7, 40, 150]), pauses=PAUSES_S)
+    rng = world.rng
+    bursts = some_bursts(rng, messages=rng.choice([1, 2, 7, 40, 150]), pauses=PAUSES_S)
     options = FastBatchOptions(
         gap=gap,
-        flow=die.choice([1, 2, 5, 20, 500]),
-        max_outstanding_acks=die.choice([1, 2, 3]),
-        timeout=die.choice([5.0, 30.0]),
+        flow=rng.choice([1, 2, 5, 20, 500]),
+        max_outstanding_acks=rng.choice([1, 2, 3]),
+        timeout=rng.choice([5.0, 30.0]),
         wait_for_stream_s=30.0,  # the stream is there, and faults may keep it without a leader from the first moment on
     )
-    run = BatchRun(world, name, bursts, options, commits_with_message=die.random() < 0.5, machine=machine)
+    run = BatchRun(world, name, bursts, options, commits_with_message=rng.random() < 0.5, machine=machine)
     some_bad(run, 0.02, 0.3, 1.0)
     run.checkers += checkers(gap)
     return run
@@ -130,42 +130,42 @@ def add_batch(
 def add_endless(
     world: World, name: str, *, message_ids: bool, machine: type[FastPublisherMachine] = FastPublisherMachine
 ) -> EndlessRun:
-    die = world.die
-    bursts = some_bursts(die, messages=die.choice([1, 5, 40, 150, 300]), pauses=PAUSES_S)
+    rng = world.rng
+    bursts = some_bursts(rng, messages=rng.choice([1, 5, 40, 150, 300]), pauses=PAUSES_S)
     handed_back: list[Refused] = []
     options = FastPublisherOptions(
         message_ids=message_ids,
-        flow=die.choice([1, 3, 20, 500]),
-        max_outstanding_acks=die.choice([1, 2, 3]),
-        max_pending_messages=die.choice([1, 10, 100, 10_000]),
-        max_pending_bytes=die.choice([500, 5_000, 64 << 20]),
-        batch_timeout_s=die.choice([3.0, 15.0]),
+        flow=rng.choice([1, 3, 20, 500]),
+        max_outstanding_acks=rng.choice([1, 2, 3]),
+        max_pending_messages=rng.choice([1, 10, 100, 10_000]),
+        max_pending_bytes=rng.choice([500, 5_000, 64 << 20]),
+        batch_timeout_s=rng.choice([3.0, 15.0]),
         wait_for_stream_s=120.0,  # as long as it is patient: the stream is there, faults may keep it without a leader
-        on_refused=handed_back.append if die.random() < 0.7 else None,
+        on_refused=handed_back.append if rng.random() < 0.7 else None,
     )
-    run = EndlessRun(world, name, bursts, options, flushes_every=die.choice([0, 0, 7, 50]), machine=machine)
+    run = EndlessRun(world, name, bursts, options, flushes_every=rng.choice([0, 0, 7, 50]), machine=machine)
     some_bad(run, 0.02, 0.3, 1.0)
     run.checkers += endless_checkers()
     return run
 
 
 def batches_in_mode_ok(world: World) -> None:
-    for number in range(world.die.choice([1, 1, 2, 4])):
+    for number in range(world.rng.choice([1, 1, 2, 4])):
         add_batch(world, f"ok{number}", "ok")
 
 
 def batches_in_mode_fail(world: World) -> None:
-    for number in range(world.die.choice([1, 1, 2, 4])):
+    for number in range(world.rng.choice([1, 1, 2, 4])):
         add_batch(world, f"fail{number}", "fail")
 
 
 def endless_with_ids(world: World) -> None:
-    for number in range(world.die.choice([1, 1, 2, 3])):
+    for number in range(world.rng.choice([1, 1, 2, 3])):
         add_endless(world, f"ids{number}", message_ids=True)
 
 
 def endless_without_ids(world: World) -> None:
-    for number in range(world.die.choice([1, 1, 2, 3])):
+    for number in range(world.rng.choice([1, 1, 2, 3])):
         add_endless(world, f"plain{number}", message_ids=False)
 
 
@@ -173,17 +173,17 @@ def endless_behind_a_leader_that_is_cut_off(
     world: World, machine: type[FastPublisherMachine] = FastPublisherMachine
 ) -> None:
     """The leader acknowledges duplicates of what it will lose; with ids, and with ids of the caller's own."""
-    die, network = world.die, world.network
+    rng, network = world.rng, world.network
     if world.is_replicated:
         when = 0.0
-        for _ in range(die.choice([1, 2, 4])):
-            when += die.uniform(0.0, 4.0)
-            seconds = die.choice([1.0, 8.0, 14.0])
-            world.clock.after(when, partial(network.cut_off_leader, STREAM, seconds, without_s=die.uniform(0.0, 3.0)))
+        for _ in range(rng.choice([1, 2, 4])):
+            when += rng.uniform(0.0, 4.0)
+            seconds = rng.choice([1.0, 8.0, 14.0])
+            world.clock.after(when, partial(network.cut_off_leader, STREAM, seconds, without_s=rng.uniform(0.0, 3.0)))
             when += seconds
-    for number in range(die.choice([1, 1, 2])):
-        run = add_endless(world, f"ids{number}", message_ids=die.random() < 0.7, machine=machine)
-        run.bursts = [Burst(die.choice([0.01, 0.1, 0.4]), die.choice([1, 4])) for _ in range(40)]
+    for number in range(rng.choice([1, 1, 2])):
+        run = add_endless(world, f"ids{number}", message_ids=rng.random() < 0.7, machine=machine)
+        run.bursts = [Burst(rng.choice([0.01, 0.1, 0.4]), rng.choice([1, 4])) for _ in range(40)]
         run.total = sum(burst.messages for burst in run.bursts)
         run.has_own_ids = not run.options.message_ids
         run.bad = {}
@@ -193,14 +193,14 @@ def endless_that_is_left(world: World, machine: type[FastPublisherMachine] = Fas
     for number, message_ids in enumerate((False, True)):
         run = add_endless(world, f"left{number}", message_ids=message_ids, machine=machine)
         run.checkers = [PublishedIsStored(), LeftIsAccountedFor(), MemoryIsBounded()]
-        run.leave_after(world.die.choice([0.001, 0.05, 1.0, 10.0]) * world.die.random())
+        run.leave_after(world.rng.choice([0.001, 0.05, 1.0, 10.0]) * world.rng.random())
 
 
 def all_kinds_at_once(world: World) -> None:
     """Among them two that leave early, one of them without a word: its batch stays open and slows the others down."""
     for name, by_dying in (("guest", False), ("ghost", True)):
         run = add_batch(world, name, "fail", checkers=lambda gap: [StoredIsAPrefix()])
-        run.leave_after(world.die.uniform(0.0, 10.0), by_dying=by_dying)
+        run.leave_after(world.rng.uniform(0.0, 10.0), by_dying=by_dying)
     add_batch(world, "ok0", "ok")
     add_batch(world, "fail0", "fail")
     add_endless(world, "ids0", message_ids=True)
@@ -208,23 +208,23 @@ def all_kinds_at_once(world: World) -> None:
 
 
 def atomic_batches(world: World) -> None:
-    die = world.die
-    for number in range(die.choice([1, 2, 4])):
-        bursts = [Burst(die.choice(PAUSES_S), die.choice([1, 2, 3, 8, 20])) for _ in range(die.choice([1, 3, 6]))]
+    rng = world.rng
+    for number in range(rng.choice([1, 2, 4])):
+        bursts = [Burst(rng.choice(PAUSES_S), rng.choice([1, 2, 3, 8, 20])) for _ in range(rng.choice([1, 3, 6]))]
         run = AtomicRun(world, f"atomic{number}", bursts)
         some_bad(run, 0.01, 0.1)
 
 
 def moving_world(seed: int) -> World:
     """Replicated, and leaders change, are slow or alone; see :class:`Saboteur`."""
-    die = random.Random(f"plan {seed}")
+    rng = random.Random(f"plan {seed}")
     plan = FaultPlan(
         kinds=("cut", "leader", "slow", "partition"),
-        every_s=die.choice([1.0, 3.0, 1000.0]),
+        every_s=rng.choice([1.0, 3.0, 1000.0]),
         for_s=25.0,
-        outage_s=die.choice([(0.05, 2.0), (1.0, 6.0)]),
+        outage_s=rng.choice([(0.05, 2.0), (1.0, 6.0)]),
     )
-    delay_s = die.choice([(0.0001, 0.001), (0.001, 0.02)])
+    delay_s = rng.choice([(0.0001, 0.001), (0.001, 0.02)])
     world = World(seed, plan=plan, replicas=3, front=FrontWithApi, delay_s=delay_s)
     world.front.seed = seed  # type: ignore[attr-defined]
     world.faults.over_at = max(world.faults.over_at, world.clock.now + 30.0)
@@ -232,10 +232,10 @@ def moving_world(seed: int) -> World:
 
 
 def atomic_batches_while_leaders_move(world: World, machine: type[AtomicMachine] = AtomicMachine) -> None:
-    die = world.die
-    Saboteur(world, at_commits=0.5, at_questions=die.choice([0.0, 0.02, 0.1]))
-    for number in range(die.choice([1, 2])):
-        bursts = [Burst(die.choice([0.0, 0.05, 0.5]), die.choice([1, 2, 3, 8])) for _ in range(12)]
+    rng = world.rng
+    Saboteur(world, at_commits=0.5, at_questions=rng.choice([0.0, 0.02, 0.1]))
+    for number in range(rng.choice([1, 2])):
+        bursts = [Burst(rng.choice([0.0, 0.05, 0.5]), rng.choice([1, 2, 3, 8])) for _ in range(12)]
         AtomicRun(world, f"atomic{number}", bursts, machine=machine)
 
 
@@ -249,7 +249,7 @@ def parted_world(seed: int) -> World:
 
 def an_atomic_batch_across_a_partition(world: World, machine: type[AtomicMachine] = AtomicMachine) -> None:
     Crossing(world)
-    AtomicRun(world, "atomic0", [Burst(0.5, world.die.choice([1, 2, 5]))], machine=machine)
+    AtomicRun(world, "atomic0", [Burst(0.5, world.rng.choice([1, 2, 5]))], machine=machine)
 
 
 def dying_world(seed: int) -> World:
@@ -260,14 +260,14 @@ def dying_world(seed: int) -> World:
 
 def endless_through_restarts(world: World, machine: type[FastPublisherMachine] = FastPublisherMachine) -> None:
     """Batches are forgotten with messages that were stored and not acknowledged: ids are all that tells them apart."""
-    die = world.die
+    rng = world.rng
     run = add_endless(world, "ids0", message_ids=True, machine=machine)
     # Acknowledgements are rare, so much is stored and not acknowledged when the server goes.
-    flow = die.choice([20, 500])
+    flow = rng.choice([20, 500])
     run.options = dataclasses.replace(run.options, flow=flow, max_pending_messages=1000, max_pending_bytes=64 << 20)
     run.has_headers = True
     run.set_machine(machine)
-    run.bursts = [Burst(die.choice([0.02, 0.1]), die.choice([2, 5])) for _ in range(50)]
+    run.bursts = [Burst(rng.choice([0.02, 0.1]), rng.choice([2, 5])) for _ in range(50)]
     run.total = sum(burst.messages for burst in run.bursts)
     run.bad = {}
 

@@ -75,7 +75,7 @@ def many_ok(world: World, machine: Any) -> None:
 
 def refused(world: World, machine: Any) -> None:
     """Every message, a window and more of them, and nothing else is wrong."""
-    options = FastBatchOptions(gap="ok", flow=world.die.choice([1, 5]), timeout=5.0)
+    options = FastBatchOptions(gap="ok", flow=world.rng.choice([1, 5]), timeout=5.0)
     run = BatchRun(world, "broken", [Burst(0.0, 40)], options, machine=machine)
     run.bad = dict.fromkeys(range(1, 41), "wrong sequence")
 

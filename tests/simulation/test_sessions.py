@@ -16,7 +16,7 @@ from support import seeds
 
 from jetspark.core.connection import Connection, Done, Failed, Ready
 from jetspark.core.events import Disconnected
-from jetspark.core.lifecycle import Converse, Dial, Hangup, Pause, establish
+from jetspark.core.lifecycle import Converse, Delay, Dial, Hangup, establish
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import ConnectionLost
@@ -80,15 +80,15 @@ class ModelServer:
 
 
 class World:
-    """A client, a server, a wire between them, and a die."""
+    """A client, a server, a wire between them, and a random generator."""
 
     def __init__(self, seed: int, connection: type[Connection] = Connection) -> None:
-        self.die = random.Random(seed)
+        self.rng = random.Random(seed)
         self.server = ModelServer()
         self.untrue: list[str] = []
         """What was confirmed or resolved and should not have been."""
         options = ConnectOptions(reconnect_wait_s=0.1, send_buffer_bytes=1 << 20)
-        self.client = connection(options, parse_servers("a,b"), inbox="_INBOX.me", jitter=self.die.random)
+        self.client = connection(options, parse_servers("a,b"), inbox="_INBOX.me", jitter=self.rng.random)
         self.is_wired = False
         self.to_server = b""
         self.faults_allowed = True
@@ -105,7 +105,7 @@ class World:
 
     def step(self) -> None:
         """One thing happens, somewhere."""
-        action = self.die.choice(["publish", "publish", "flush", "wire", "wire", "wire", "wire", "live", "live", "cut"])
+        action = self.rng.choice(["publish", "publish", "flush", "wire", "wire", "wire", "wire", "live", "live", "cut"])
         if action == "publish" and self.is_working:
             self.client.publish("numbers", b"%d" % self.published)
             self.published += 1
@@ -117,7 +117,7 @@ class World:
             self.move_bytes()
         elif action == "live":
             next(self._life)
-        elif action == "cut" and self.faults_allowed and self.die.random() < 0.3:
+        elif action == "cut" and self.faults_allowed and self.rng.random() < 0.3:
             self.cut()
         self.note_events()
 
@@ -126,10 +126,10 @@ class World:
         if not self.is_wired:
             return
         self.to_server += self.client.data_to_send()
-        amount = self.die.randint(0, len(self.to_server))
+        amount = self.rng.randint(0, len(self.to_server))
         self.server.receive(self.to_server[:amount])
         self.to_server = self.to_server[amount:]
-        amount = self.die.randint(0, len(self.server.out))
+        amount = self.rng.randint(0, len(self.server.out))
         data, self.server.out = self.server.out[:amount], self.server.out[amount:]
         self.client.receive_data(data)
 
@@ -185,7 +185,7 @@ class World:
                     break  # the first attempts all failed: the user would call connect again
                 problem = None
                 if isinstance(step, Dial):
-                    if self.faults_allowed and self.die.random() < 0.3:
+                    if self.faults_allowed and self.rng.random() < 0.3:
                         problem = ConnectionRefusedError("refused")
                     else:
                         self.server.begin()
@@ -196,7 +196,7 @@ class World:
                     if not self.is_wired:
                         problem = ConnectionLost("cut")
                 else:
-                    assert isinstance(step, Pause | Hangup)
+                    assert isinstance(step, Delay | Hangup)
                     self.is_wired = self.is_wired and not isinstance(step, Hangup)
                 yield
 

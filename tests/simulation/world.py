@@ -17,13 +17,13 @@ from jetspark.core.events import ConnectionEvent, Disconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import CHUNK_MESSAGES, FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
-from jetspark.testing.network import Clock, Front, Network, Timer
-from jetspark.testing.simulation import FaultPlan, Faults, Link
+from jetspark.testing.network import Front, Network, Timer, VirtualClock
+from jetspark.testing.simulation import FaultPlan, Faults, SimulatedLink
 
 STREAM = "EVENTS"
 MAX_MESSAGE_BYTES = 2000
@@ -60,8 +60,8 @@ class World:
     ) -> None:
         self.seed = seed
         self.is_replicated = replicas > 1
-        self.die = die = random.Random(seed)
-        self.clock = Clock()
+        self.rng = rng = random.Random(seed)
+        self.clock = VirtualClock()
         self.model = ModelServer(limits=limits)
         self.model.create_stream(
             StreamConfig(
@@ -77,12 +77,12 @@ class World:
         self.front = front(self.model, self.clock)
         self.network = Network(
             self.front,
-            die,
-            delay_s=delay_s or die.choice([(0.0001, 0.001), (0.001, 0.02), (0.01, 0.2)]),
-            max_in_flight_bytes=die.choice([1 << 10, 8 << 10, 64 << 10]),
-            piece_bytes=die.choice([0, 0, 700, 60]),
+            rng,
+            delay_s=delay_s or rng.choice([(0.0001, 0.001), (0.001, 0.02), (0.01, 0.2)]),
+            max_in_flight_bytes=rng.choice([1 << 10, 8 << 10, 64 << 10]),
+            piece_bytes=rng.choice([0, 0, 700, 60]),
         )
-        self.faults = Faults(self.network, die, plan or FaultPlan(kinds=()), stream=STREAM)
+        self.faults = Faults(self.network, rng, plan or FaultPlan(kinds=()), stream=STREAM)
         self.runs: list[Run] = []
         self.watches: list[Callable[[World], None]] = []
         """Asked when all is over."""
@@ -93,9 +93,9 @@ class World:
     def has_faults(self) -> bool:
         return bool(self.faults.happened)
 
-    def link(self, name: str, *, send_buffer_bytes: int = 8 << 20) -> Link:
+    def link(self, name: str, *, send_buffer_bytes: int = 8 << 20) -> SimulatedLink:
         options = ConnectOptions(send_buffer_bytes=send_buffer_bytes, ping_interval_s=5.0, reconnect_wait_max_s=1.0)
-        link = Link(self.network, name=name, options=options)
+        link = SimulatedLink(self.network, name=name, options=options)
         link.open()
         return link
 
@@ -143,13 +143,13 @@ class Run:
     """It must be over so long after the last fault and the last message. The longest that can follow on each other: a
     session that has to be found dead and established again, a batch's timeout twice, some hundred windows of one."""
 
-    def __init__(self, world: World, name: str, bursts: Sequence[Burst], *, link: Link | None = None) -> None:
+    def __init__(self, world: World, name: str, bursts: Sequence[Burst], *, link: SimulatedLink | None = None) -> None:
         self.world, self.name, self.clock = world, name, world.clock
         self.bursts = bursts
         self.total = sum(burst.messages for burst in bursts)
         self.available = 0
         self.checkers: list[Checker] = []
-        self.link = link or world.link(name, send_buffer_bytes=world.die.choice([4 << 10, 64 << 10, 8 << 20]))
+        self.link = link or world.link(name, send_buffer_bytes=world.rng.choice([4 << 10, 64 << 10, 8 << 20]))
         self.link.listeners.append(self.on_event)
         self.disconnections = 0
         self.has_own_ids = False
@@ -277,7 +277,7 @@ class BatchRun(Run):
         *,
         commits_with_message: bool = True,
         machine: type[FastMachine] = FastMachine,
-        link: Link | None = None,
+        link: SimulatedLink | None = None,
     ) -> None:
         super().__init__(world, name, bursts, link=link)
         self.options = options
@@ -305,7 +305,7 @@ class BatchRun(Run):
         batch = self.batch
         if batch.is_ended or batch.is_new:
             return False
-        return self.available > self.sent or batch.is_opening or batch.state is State.COMMITTING
+        return self.available > self.sent or batch.is_opening or batch.state is FastState.COMMITTING
 
     def leave_after(self, seconds: float, *, by_dying: bool) -> None:
         """Go before the end: with a word to the server, or with the whole connection."""
@@ -356,11 +356,11 @@ class BatchRun(Run):
                 self.reports.follow(batch.inbox.subject)
                 self.sent = 1
                 return
-            if batch.is_opening or batch.state is not State.OPEN:
+            if batch.is_opening or batch.state is not FastState.OPEN:
                 return
             count = min(batch.room, self.available - self.sent, last - self.sent)
             if count > 0:
-                if self.world.die.random() < 0.5:
+                if self.world.rng.random() < 0.5:
                     batch.add(self.item(self.sent + 1), now)
                     self.sent += 1
                 else:
@@ -496,12 +496,12 @@ class EndlessRun(Run):
         )
 
 
-def some_bursts(die: random.Random, *, messages: int, pauses: Sequence[float]) -> list[Burst]:
+def some_bursts(rng: random.Random, *, messages: int, pauses: Sequence[float]) -> list[Burst]:
     """Messages in bursts of any size, with these pauses between them."""
     bursts = []
     while messages:
-        count = die.randint(1, messages) if die.random() < 0.7 else messages
-        bursts.append(Burst(die.choice(pauses), count))
+        count = rng.randint(1, messages) if rng.random() < 0.7 else messages
+        bursts.append(Burst(rng.choice(pauses), count))
         messages -= count
     return bursts
 

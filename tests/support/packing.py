@@ -1,6 +1,6 @@
 """How the whole suite is packed into a few processes: in which order its parts begin, and what stays together.
 
-Most tests wait (for a server to die, an election, a time-out) and some keep a processor busy (Spark, the simulations).
+Most tests wait (for a server to rng, an election, a time-out) and some keep a processor busy (Spark, the simulations).
 There are two processes to a core, so that the ones run while the others wait. A process is given one part after the
 other: a file, or of the long files each function or each case. The long parts begin first, so that none is begun when
 there is nothing left to do beside it. Every second process takes the busy ones first and the others the rest: at any

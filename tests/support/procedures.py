@@ -21,14 +21,14 @@ from jetspark.publish.steps import (
     AskMany,
     ClosePull,
     Connect,
-    Ingest,
+    IngestAll,
     IngestReport,
-    Now,
     OpenPull,
     Procedure,
     PublishEach,
     Pull,
     RandomPause,
+    ReadClock,
 )
 from jetspark.state.deliveries import delivery
 
@@ -66,7 +66,7 @@ class MemoryBucket:
     def _perform(self, step: Any) -> Any:
         self.before_step(step)
         match step:
-            case Now():
+            case ReadClock():
                 return self.now
             case Pause(seconds) | RandomPause(seconds):
                 self.now += seconds
@@ -81,7 +81,7 @@ class MemoryBucket:
                 self._maybe(RequestTimeout("answers", 1.0))
                 self._give(answers)
                 return None
-            case Ingest(items):
+            case IngestAll(items):
                 return self._ingest(list(items))
             case PublishEach(items):
                 return [self._publish_one(*item) for item in items]
@@ -236,7 +236,7 @@ class MemoryStream:
     def _perform(self, step: Any) -> Any:
         self.before_step(step)
         match step:
-            case Now():
+            case ReadClock():
                 return self.now
             case Pause(seconds):
                 self.now += seconds

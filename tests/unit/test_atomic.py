@@ -658,6 +658,28 @@ def test_a_discard_that_cannot_be_sent_hides_no_other_error() -> None:
         operation.throw(ConnectionClosed("closed"))
 
 
+def test_a_batch_that_could_not_be_handed_over_is_not_stored_and_takes_no_more() -> None:
+    bench = Bench()
+    bench.batch.add("a", b"")
+    given_up = bench.batch.give_up(3.0)
+    assert (given_up.timeout_s, given_up.was_sent) == (3.0, False)
+    assert bench.batch.outcome == "not stored"
+    with pytest.raises(UsageError):
+        bench.batch.add("a", b"")
+
+
+@pytest.mark.parametrize("answer", [acked(2, batch="another"), acked(1)], ids=["batch", "size"])
+def test_an_acknowledgement_of_something_else_leaves_the_batch_in_doubt(answer: dict[str, Any]) -> None:
+    bench = Bench()
+    bench.batch.add("a", b"")
+    bench.batch.add("a", b"")
+    with pytest.raises(BatchInDoubt, match="2 messages were acknowledged as"):
+        bench.run(bench.batch.commit(), answer)
+    assert bench.batch.outcome == "unknown"
+    with pytest.raises(UsageError, match="something else"):
+        bench.batch.add("a", b"")
+
+
 # ---- resolving -------------------------------------------------------------------------------------------------------
 
 NOW = "2026-01-01T12:00:00Z"
@@ -714,6 +736,16 @@ def test_a_batch_that_still_waited_for_its_commit_is_not_stored() -> None:
         "Nats-Expected-Last-Sequence": "9223372036854775807",
     }
     assert (bench.batch.outcome, bench.batch.ack) == ("not stored", None)
+
+
+def test_a_batch_that_is_being_resolved_is_not_resolved_a_second_time_meanwhile() -> None:
+    bench = in_doubt()
+    first = bench.batch.resolve(5.0)
+    next(first)
+    with pytest.raises(UsageError):
+        bench.run(bench.batch.resolve(5.0))
+    first.close()
+    assert bench.run(bench.batch.resolve(5.0), INCOMPLETE) == "not stored"
 
 
 def test_a_message_with_the_id_proves_that_all_are_stored() -> None:

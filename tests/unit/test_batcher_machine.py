@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket
-from jetspark.batcher.reports import Report
+from jetspark.batcher.reports import WriteReport
 from jetspark.errors import BatcherBroken, BatcherClosed, ConfigError, DroppedOnShutdown, FlushTimeout
 
 
@@ -397,7 +397,7 @@ def test_a_ticket_knows_nothing_at_first() -> None:
 def test_each_write_is_reported_once_with_its_time_and_its_error() -> None:
     it, flush = busy()
     it.finish(flush, None, 102.5)
-    assert it.reports == [Report(3, 2.5, None, is_settling=True)]
+    assert it.reports == [WriteReport(3, 2.5, None, is_settling=True)]
     it.reports.clear()
     it.add("d", now=110.0)
     late = it.poll(now=111.0)
@@ -416,4 +416,4 @@ def test_what_fails_after_it_was_written_off_is_reported_and_does_not_count_agai
     it.write_off()
     error = OSError()
     it.finish(flush, error, 103.0)
-    assert it.reports == [Report(3, 3.0, error, is_settling=False)]
+    assert it.reports == [WriteReport(3, 3.0, error, is_settling=False)]

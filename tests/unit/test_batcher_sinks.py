@@ -24,7 +24,7 @@ import jetspark.batcher.blocking.sinks as blocking
 from jetspark.batcher.blocking.jetstream import FairLock
 from jetspark.batcher.circuit import Circuit
 from jetspark.batcher.dead_letters import DeadLetter
-from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, Messages, check_publisher
+from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, ItemMessages, check_publisher
 from jetspark.batcher.metered import Written
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import Retry, is_retryable
@@ -1135,14 +1135,14 @@ def test_threads_write_one_batch_after_the_other(tmp_path: Path) -> None:
 
 
 def test_bytes_go_to_the_subject_and_anything_else_needs_to_message() -> None:
-    messages: Messages[Any] = Messages("s.a", None)
+    messages: ItemMessages[Any] = ItemMessages("s.a", None)
     assert messages.plain([b"1", bytearray(b"2"), memoryview(b"3")]) == [("s.a", b"1"), ("s.a", b"2"), ("s.a", b"3")]
     with pytest.raises(TypeError, match="int: expected bytes, or give the sink to_message"):
         messages.plain([b"1", 2])
 
 
 def test_to_message_gives_subject_data_and_perhaps_headers() -> None:
-    messages: Messages[Any] = Messages(None, lambda item: item)
+    messages: ItemMessages[Any] = ItemMessages(None, lambda item: item)
     assert messages.plain([("s", b"1"), ("t", b"2", {"X": "y"}), ("u", b"3", None)]) == [
         ("s", b"1"),
         ("t", b"2", {"X": "y"}),
@@ -1153,7 +1153,7 @@ def test_to_message_gives_subject_data_and_perhaps_headers() -> None:
 
 
 def test_an_items_id_is_a_header_of_its_message() -> None:
-    messages: Messages[Any] = Messages(None, lambda item: ("s", b"", {"X": "y"}), lambda item: f"id-{item}")
+    messages: ItemMessages[Any] = ItemMessages(None, lambda item: ("s", b"", {"X": "y"}), lambda item: f"id-{item}")
     assert messages.plain([7]) == [("s", b"", Headers({"X": "y", "Nats-Msg-Id": "id-7"}))]
     assert messages.blocks([7]) == [("s", b"", b"NATS/1.0\r\nX: y\r\nNats-Msg-Id: id-7\r\n\r\n")]
 
@@ -1163,17 +1163,17 @@ def test_an_items_id_is_a_header_of_its_message() -> None:
 )
 def test_an_id_is_a_text_that_fits_a_header(bad: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Messages("s", None, lambda item: bad).blocks([b"1"])
+        ItemMessages("s", None, lambda item: bad).blocks([b"1"])
 
 
 def test_a_sink_has_a_subject_or_to_message() -> None:
     for subject, to_message in ((None, None), ("s", lambda item: item)):
         with pytest.raises(ConfigError, match="either subject="):
-            Messages(subject, to_message)
+            ItemMessages(subject, to_message)
     with pytest.raises(InvalidSubject):
-        Messages("a b", None)
+        ItemMessages("a b", None)
     with pytest.raises(ConfigError, match="id_of=7"):
-        Messages("s", None, 7)  # type: ignore[arg-type]
+        ItemMessages("s", None, 7)  # type: ignore[arg-type]
 
 
 def test_ids_that_would_begin_anew_with_each_publisher_are_refused() -> None:
@@ -1250,7 +1250,7 @@ def _outcome(future: Exception) -> None:
 
 def _write_atomic(js: FakeBatches, items: list[bytes], clock: JumpingClock, **options: Any) -> None:
     options = {"max_messages": 1_000, "timeout_s": None, "doubt_s": 30.0} | options
-    messages: Messages[bytes] = Messages("s", None, bytes.decode)
+    messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
     blocking.Runner(None, clock).run(Atomic(js, messages, _outcome, **options).write(items))
 
 
@@ -1287,7 +1287,7 @@ def test_an_answer_that_cannot_be_is_no_reason_to_believe_anything() -> None:
     js = FakeBatches(DUPLICATE, probes=[OUTAGE])
     with pytest.raises(ConnectionLost):
         _write_atomic(js, [b"1"], JumpingClock())
-    messages: Messages[bytes] = Messages("s", None, bytes.decode)
+    messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
     js = FakeBatches(DUPLICATE, probes=[WRONG])
     atomic = Atomic(js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
     with pytest.raises(ProtocolError, match="expected what cannot be"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetspark.core.connection import Connection, Failed
-from jetspark.core.ending import INTERRUPTED_S, AwaitAcks, Ending, Flush, ReadUp, Step, close, drain, leaving_s, lost
+from jetspark.core.ending import INTERRUPTED_S, AwaitAcks, Confirm, Ending, ReadUp, Step, close, drain, leaving_s, lost
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import (
@@ -73,7 +73,7 @@ def failure_of(steps: Ending, answers: dict[type, Any]) -> JetSparkError:
 
 
 def test_a_close_has_the_server_confirm_what_was_published_before_it_waits_for_acknowledgements() -> None:
-    assert run(close(connected(3))) == [Flush(), AwaitAcks()]
+    assert run(close(connected(3))) == [Confirm(), AwaitAcks()]
 
 
 def test_a_close_with_nothing_in_doubt_asks_for_no_confirmation() -> None:
@@ -84,7 +84,7 @@ def test_a_close_with_nothing_in_doubt_asks_for_no_confirmation() -> None:
 
 @pytest.mark.parametrize("error", [RequestTimeout("close", 1), BufferFull(1, 1)])
 def test_a_close_that_is_not_confirmed_says_how_much_is_in_doubt_and_why(error: JetSparkError) -> None:
-    failure = failure_of(close(connected(3)), {Flush: error})
+    failure = failure_of(close(connected(3)), {Confirm: error})
     assert isinstance(failure, ConnectionLost)
     assert failure.unconfirmed_messages == 3
     assert failure.__cause__ is error
@@ -92,7 +92,7 @@ def test_a_close_that_is_not_confirmed_says_how_much_is_in_doubt_and_why(error: 
 
 def test_what_the_server_refused_is_what_a_close_raises() -> None:
     error = PermissionDenied("publish", "a")
-    assert failure_of(close(connected(2)), {Flush: error}) is error
+    assert failure_of(close(connected(2)), {Confirm: error}) is error
 
 
 def test_a_session_that_ends_meanwhile_leaves_what_had_left_and_what_had_not_in_doubt() -> None:
@@ -100,7 +100,7 @@ def test_a_session_that_ends_meanwhile_leaves_what_had_left_and_what_had_not_in_
     machine.data_to_send()
     machine.publish("a", b"stays here")
     steps = close(machine)
-    assert next(steps) == Flush()
+    assert next(steps) == Confirm()
     machine.flush(handle := object())
     machine.end("gone")
     [error] = [event.error for event in machine.events() if isinstance(event, Failed) and event.handle is handle]
@@ -117,7 +117,7 @@ def test_a_connection_that_has_ended_says_why_and_waits_for_nothing_else(error: 
     with pytest.raises(JetSparkError) as refused:
         machine.flush(object())
     steps = close(machine)
-    assert next(steps) == Flush()
+    assert next(steps) == Confirm()
     with pytest.raises(ConnectionLost) as caught:
         steps.throw(refused.value)
     assert caught.value.unconfirmed_messages == 3
@@ -142,7 +142,7 @@ def test_the_messages_of_another_process_are_not_in_doubt_here() -> None:
 def test_what_is_confirmed_just_before_the_connection_ends_is_not_in_doubt() -> None:
     machine = connected(3)
     steps = close(machine)
-    assert next(steps) == Flush()
+    assert next(steps) == Confirm()
     confirm(machine)
     assert steps.throw(ConnectionLost("gone")) == AwaitAcks()
     assert list(steps) == []
@@ -150,12 +150,12 @@ def test_what_is_confirmed_just_before_the_connection_ends_is_not_in_doubt() -> 
 
 def test_a_wrong_call_is_not_taken_for_a_lost_connection() -> None:
     error = UsageError("another event loop")
-    assert failure_of(close(connected(2)), {Flush: error}) is error
+    assert failure_of(close(connected(2)), {Confirm: error}) is error
 
 
 def test_a_close_waits_for_acknowledgements_also_when_the_confirmation_failed() -> None:
     steps = close(connected(1))
-    assert next(steps) == Flush()
+    assert next(steps) == Confirm()
     assert steps.throw(PermissionDenied("publish", "a")) == AwaitAcks()
 
 
@@ -167,7 +167,7 @@ def test_a_drain_lets_the_readers_finish_and_then_closes() -> None:
     readers = [Reader(), Reader()]
     for reader in readers:
         machine.subscribe("a", handle=reader)
-    assert run(drain(machine, 5.0), {ReadUp: True}) == [ReadUp(readers), Flush(), AwaitAcks()]
+    assert run(drain(machine, 5.0), {ReadUp: True}) == [ReadUp(readers), Confirm(), AwaitAcks()]
 
 
 def test_a_drain_leaves_inboxes_and_subscriptions_without_a_reader_alone() -> None:
@@ -183,7 +183,7 @@ def test_readers_that_do_not_finish_are_told_after_everything_is_confirmed() -> 
     machine.subscribe("b", handle=Reader(4))
     asked = drain(machine, 5.0)
     assert isinstance(asked.send(None), ReadUp)
-    assert asked.send(False) == Flush()
+    assert asked.send(False) == Confirm()
     assert asked.send(None) == AwaitAcks()
     with pytest.raises(RequestTimeout, match="drain, 7 messages unread") as caught:
         asked.send(None)
@@ -195,14 +195,14 @@ def test_readers_that_do_not_finish_are_told_after_everything_is_confirmed() -> 
 def test_a_drain_that_is_not_confirmed_in_time_says_what_is_unread_and_in_doubt(is_read: bool) -> None:
     machine = connected(2)
     machine.subscribe("a", handle=Reader(3))
-    failure = failure_of(drain(machine, 5.0), {ReadUp: is_read, Flush: RequestTimeout("close", 1)})
+    failure = failure_of(drain(machine, 5.0), {ReadUp: is_read, Confirm: RequestTimeout("close", 1)})
     assert isinstance(failure, RequestTimeout)
     assert failure.timeout_s == 5.0
     assert "drain, 3 messages unread, 2 messages in doubt" in str(failure)
 
 
 def test_a_drain_that_cannot_be_confirmed_says_how_much_is_in_doubt() -> None:
-    failure = failure_of(drain(connected(3), 5.0), {ReadUp: True, Flush: BufferFull(1, 1)})
+    failure = failure_of(drain(connected(3), 5.0), {ReadUp: True, Confirm: BufferFull(1, 1)})
     assert isinstance(failure, ConnectionLost)
     assert failure.unconfirmed_messages == 3
 

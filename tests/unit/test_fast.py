@@ -32,7 +32,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish import fast
-from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.outgoing import Item, are_plain, take
 
@@ -117,12 +117,12 @@ def final(count: int) -> dict[str, Any]:
 
 def test_nothing_follows_the_first_message_before_its_answer() -> None:
     peer = Peer()
-    assert (peer.batch.state, peer.batch.room, peer.batch.id) == (State.NEW, 0, "")
+    assert (peer.batch.state, peer.batch.room, peer.batch.id) == (FastState.NEW, 0, "")
     peer.batch.start(A, NOW)
     assert peer.sent() == [(1, 0)]
-    assert (peer.batch.state, peer.batch.room) == (State.OPENING, 0)
+    assert (peer.batch.state, peer.batch.room) == (FastState.OPENING, 0)
     peer.say(ack(0, 10))
-    assert (peer.batch.state, peer.batch.due, peer.batch.room) == (State.OPEN, 19, 29)
+    assert (peer.batch.state, peer.batch.due, peer.batch.room) == (FastState.OPEN, 19, 29)
 
 
 def test_the_inbox_is_subscribed_to_before_the_first_message_leaves() -> None:
@@ -143,7 +143,7 @@ def test_a_batch_that_could_not_open_for_now_is_tried_again_under_another_id(ans
     peer = Peer()
     peer.batch.start(A, NOW)
     peer.say(answer, place=(1, 0))
-    assert (peer.batch.state, peer.batch.sequence, peer.batch.reopen_at) == (State.NEW, 0, NOW + 0.05)
+    assert (peer.batch.state, peer.batch.sequence, peer.batch.reopen_at) == (FastState.NEW, 0, NOW + 0.05)
     assert peer.batch.next_deadline() is None
     peer.sent()
     peer.batch.start(A, NOW + 0.05)
@@ -274,7 +274,7 @@ def test_the_end_comes_after_what_is_kept() -> None:
         peer.add(5)
         last(batch)
         peer.sent()
-        assert (batch.state, batch.room, batch.sent) == (State.COMMITTING, 0, 4)
+        assert (batch.state, batch.room, batch.sent) == (FastState.COMMITTING, 0, 4)
         peer.say(ack(2, 2))
         assert peer.sent() == [(5, 1), (6, 1)]
         peer.say(ack(4, 2))
@@ -691,7 +691,7 @@ def test_the_wait_for_a_stream_begins_with_the_first_message_nobody_listens_to()
     peer.say(error(10211, 429), place=(1, 0), now=NOW + 9.0)
     peer.batch.start(A, NOW + 10.0)
     peer.say(NO_RESPONDERS, place=(1, 0), now=NOW + 10.0)
-    assert peer.batch.state is State.NEW
+    assert peer.batch.state is FastState.NEW
 
 
 def test_an_open_batch_has_all_its_time_when_nobody_listens_any_more() -> None:

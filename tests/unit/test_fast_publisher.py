@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jetspark.core.connection import Connection
-from jetspark.core.events import Closed
+from jetspark.core.events import Closed, Reconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import (
@@ -281,6 +281,30 @@ def test_something_new_behind_it_proves_what_was_sent_before() -> None:
     peer.say(ack(4, 2))
     assert peer.endless.published == 4
     assert not peer.endless.pending
+
+
+def test_what_is_claimed_is_sent_again_before_what_was_sent_after_it() -> None:
+    peer = sent_again(1, 2, 3, 4)
+    peer.say(ack(2, 2))
+    peer.say(error(10208))
+    assert [each[1] for each in peer.endless.unpublished()] == [b"m1", b"m2", b"m3", b"m4"]
+    assert peer.pump(NOW + 1) == [(1, 0, b"m1")]
+    peer.say(ack(0, 4), now=NOW + 1)
+    assert peer.pump(NOW + 1)[:3] == [(2, 1, b"m2"), (3, 1, b"m3"), (4, 1, b"m4")]
+
+
+def test_an_end_is_sent_when_what_is_claimed_and_what_is_sent_are_all_that_a_flush_wants() -> None:
+    peer = Peer(message_ids=True)
+    peer.accept(1, 2, 3, 4)
+    peer.open(msgs=2)
+    peer.say(error(10208))
+    later = NOW + 0.05
+    peer.open(msgs=1, now=later)
+    for number in (1, 2):
+        peer.say(ack(number, 1), now=later)
+        sent = peer.pump(later)
+        assert sent[0] == (number + 2, 1, b"m%d" % (number + 2))
+    assert sent[1:] == [(5, 3, b"")]
 
 
 def ask_about_the_last(peer: Peer) -> bytes:
@@ -612,6 +636,40 @@ def test_a_publisher_that_is_full_before_the_next_ack_is_due_does_not_wait_for_i
     assert peer.pump()[:2] == [(2, 1, b"m2"), (3, 1, b"m3")]
     assert peer.endless.room == 0
     assert peer.pump(NOW + 1.0) or peer.endless.batch is None or peer.endless.batch.state.value == "committing"
+
+
+def test_a_publisher_that_is_full_does_not_end_a_batch_whose_next_ack_is_on_its_way() -> None:
+    peer = Peer(max_pending_messages=2)
+    peer.accept(1, 2)
+    peer.pump()
+    peer.say(ack(0, 1))
+    assert (peer.endless.room, peer.pump()) == (0, [(2, 1, b"m2")])
+    peer.say(ack(1, 1))
+    assert (peer.endless.room, peer.endless.batches) == (1, 1)
+
+
+@pytest.mark.parametrize(("pending", "acks", "flow"), [(9, 2, 3), (2, 3, 1), (100_000, 1, 500)])
+def test_acknowledgements_come_before_there_is_no_room(pending: int, acks: int, flow: int) -> None:
+    options = FastPublisherOptions(max_pending_messages=pending, max_outstanding_acks=acks, flow=500)
+    assert options.batch_options(is_stream_known=False).flow == flow
+
+
+def test_a_new_session_asks_where_the_batch_stands_and_means_nothing_without_one() -> None:
+    peer = Peer()
+    peer.endless.on_event(Reconnected("a"), NOW)
+    peer.accept(1, 2)
+    peer.open()
+    peer.endless.on_event(Reconnected("a"), NOW + 1)
+    assert peer.sent() == [(2, 4, b"")]
+
+
+def test_a_publisher_that_is_left_is_left_even_with_nothing_pending() -> None:
+    peer = Peer()
+    assert not peer.endless.is_left
+    peer.endless.abandon(NOW)
+    assert peer.endless.is_left
+    with pytest.raises(UsageError):
+        peer.accept(1)
 
 
 def test_refused_messages_in_a_row_are_handed_back_without_waiting() -> None:

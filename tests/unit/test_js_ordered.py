@@ -396,6 +396,25 @@ def test_a_part_with_a_gap_ends_before_it() -> None:
     assert reader.accept(messages[2:]) == ([], 0)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 1200), st.integers(1, 1200), st.data())
+def test_no_other_order_is_taken_for_the_right_one(stream_sequence: int, consumer_sequence: int, data: Any) -> None:
+    """With numbers of one to four digits, and anything left out, repeated or moved."""
+    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
+    reader.config("one")
+    reader.created(SequencePair(), 0)
+    reader._last_consumer_sequence = consumer_sequence - 1
+    steps = data.draw(st.lists(st.integers(1, 3), min_size=12, max_size=12))
+    sent = [
+        delivered(stream_sequence + sum(steps[:number]), consumer_sequence + number, 12 - number)
+        for number in range(12)
+    ]
+    came = data.draw(st.one_of(st.just(sent), st.permutations(sent), st.lists(st.sampled_from(sent), min_size=1)))
+    right = list(itertools.takewhile(lambda pair: pair[0] is pair[1], zip(came, sent, strict=False)))
+    accepted, looked_at = reader.accept(list(came))
+    assert (accepted, looked_at) == ([message for message, _ in right], len(right))
+
+
 def test_the_longer_form_of_reply_subjects_is_read_too() -> None:
     for end in ("", ".more", ".more.still"):
         reader = OrderedReader(OrderedOptions())

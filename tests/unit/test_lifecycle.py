@@ -16,9 +16,9 @@ from jetspark.core.lifecycle import (
     AskSecret,
     AuthSource,
     Converse,
+    Delay,
     Dial,
     Hangup,
-    Pause,
     Step,
     UpgradeToTLS,
     establish,
@@ -74,7 +74,7 @@ class World:
 
     def perform(self, step: Step) -> Any:
         match step:
-            case Pause(seconds):
+            case Delay(seconds):
                 self.log.append(f"pause {seconds:g}")
             case Dial(server, tls):
                 assert not self.is_open

@@ -420,6 +420,64 @@ def test_a_flow_keeps_its_window_filled() -> None:
     assert flow.step(0.2, 1) == 10
 
 
+def work(flow: Flow[AckableMessage], machine: Puller[AckableMessage], now: float, each_s: float) -> tuple[float, int]:
+    """Take everything that is asked for, as soon as it is asked for; returns the time after it, and how much it was."""
+    batch = 0
+    while not isinstance(step := flow.step(now, 1), Wait):
+        if isinstance(step, Ask):
+            batch += body(step)["batch"]
+            assert machine.owed + len(machine.buffer) <= flow._limits.max_messages
+            continue
+        assert step is not None
+        for _ in range(step):
+            machine.buffer.popleft()
+        now += step * each_s
+    machine.absorb([message(number) for number in range(machine.owed)], now)
+    return now, batch
+
+
+def test_a_reader_that_keeps_up_is_given_more_at_a_time() -> None:
+    """Small requests leave the server waiting in between."""
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=3000))
+    now, batches = 0.0, []
+    for _ in range(8):
+        now, batch = work(flow, machine, now, each_s=1e-5)
+        batches.append(batch)
+    assert (batches[0], max(batches)) == (500, 3000)
+
+
+def test_a_slow_reader_is_given_what_it_takes_in_a_second() -> None:
+    """What it does not come to is withheld from others, and its ack_wait is running."""
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    now, _ = work(flow, machine, 0.0, each_s=0.1)
+    for _ in range(3):
+        now, batch = work(flow, machine, now, each_s=0.1)
+        assert machine.owed + len(machine.buffer) <= 500
+    assert batch <= 10
+    for _ in range(5):
+        now, batch = work(flow, machine, now, each_s=3.0)
+    assert batch == 1
+    for _ in range(40):
+        now, batch = work(flow, machine, now, each_s=1e-5)
+    assert batch > 500  # and it recovers
+
+
+def test_messages_that_come_one_by_one_are_no_reason_for_a_larger_window() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    asked(flow.step(0.0, 1))
+    for number in range(3000):
+        now = float(number)
+        machine.absorb([message(number)], now)
+        while not isinstance(step := flow.step(now, 1), Wait):
+            if isinstance(step, int):
+                machine.buffer.popleft()
+                now += 1e-5
+            assert machine.owed <= 500
+
+
 def test_a_window_of_one() -> None:
     machine = puller()
     flow = Flow(machine, PullLimits(max_messages=1))

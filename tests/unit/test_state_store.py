@@ -12,7 +12,7 @@ from support.procedures import MemoryBucket
 
 from jetspark.errors import ConfigError, Conflict, ConnectionLost, RequestTimeout, ServerError, UsageError
 from jetspark.publish.fast_options import Refusal
-from jetspark.publish.steps import AskMany, Ingest, IngestReport, PublishEach
+from jetspark.publish.steps import AskMany, IngestAll, IngestReport, PublishEach
 from jetspark.state.apply import MAX_ROUNDS, Folding, fold_into, store_values
 from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.fold import Applied, Piece
@@ -167,7 +167,7 @@ def test_events_are_folded_once_and_in_order_while_another_folds_the_same(block:
 
         def meddle(step: Any, bucket: MemoryBucket = bucket, of_key: Any = of_key, rng: Any = rng) -> None:
             """Just before a batch is sent, the other worker gets some keys further, if it is behind."""
-            if not isinstance(step, Ingest | PublishEach) or rng.random() < 0.5:
+            if not isinstance(step, IngestAll | PublishEach) or rng.random() < 0.5:
                 return
             key = rng.choice(list(of_key))
             present = bucket.table().get(key, (b"", 0))[1]
@@ -198,7 +198,7 @@ def test_a_fold_that_loses_every_race_gives_up() -> None:
 
     def win(step: Any) -> None:
         nonlocal rounds
-        if isinstance(step, Ingest):
+        if isinstance(step, IngestAll):
             rounds += 1
             bucket.put("a", b"[0, 0]")
 

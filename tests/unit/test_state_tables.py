@@ -8,7 +8,7 @@ import pytest
 
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.state.deliveries import count_up_to
-from jetspark.state.tables import Plan, is_within_transaction, operation, split
+from jetspark.state.tables import TablePlan, is_within_transaction, operation, split
 
 
 def delivered(sequence: int, headers: bytes | None = None) -> AckableMessage:
@@ -52,5 +52,5 @@ def test_parts_cover_everything_once(first: int, end: int, parts: int) -> None:
     ranges = split(first, end, parts)
     assert [number for low, high in ranges for number in range(low, high)] == list(range(first, end))
     assert len(ranges) == min(parts, end - first)
-    plan = Plan(9, array("Q", range(first, end)))
+    plan = TablePlan(9, array("Q", range(first, end)))
     assert [number for part in plan.parts(parts) for number in part] == list(range(first, end))

@@ -241,8 +241,11 @@ def test_what_takes_time_to_apply_counts_shows_later_and_is_answered_then() -> N
     assert texts(server.on_time(3.0)) == ['{"stream":"S","seq":1}']
     assert (stream.applied_sequence, server.next_answer_at()) == (1, 4.0)
     assert texts(server.on_time(4.0)) == ['{"stream":"S","seq":3,"batch":"B1","count":2}']
-    assert server.slow_down("S", 4.0, 0.0) == []
-    assert plain(server, now=4.0) == ['{"stream":"S","seq":4}']
+    assert fast(server, "F1", 1, 0, now=4.0) == ['{"type":"ack","seq":0,"msgs":10}']
+    assert fast(server, "F1", 3, 2, now=4.0) == ['{"type":"gap","last_seq":2,"seq":3}']  # told at once
+    assert texts(server.on_time(7.0)) == ['{"stream":"S","seq":5,"batch":"F1","count":3}']
+    assert server.slow_down("S", 7.0, 0.0) == []
+    assert plain(server, now=7.0) == ['{"stream":"S","seq":6}']
 
 
 @pytest.mark.parametrize(("drop", "left"), [(0, 3), (1, 1), (2, 1)])

@@ -8,7 +8,7 @@ import pytest
 
 from jetspark import StreamConfig
 from jetspark.testing import ModelServer
-from jetspark.testing.network import BEGINNING, Clock, Front, Network, Published, Wire
+from jetspark.testing.network import BEGINNING, Front, Network, Publication, VirtualClock, Wire
 
 INFO_END = b"}\r\n"
 
@@ -36,7 +36,7 @@ class Client:
 def make(seed: int = 1, *, service_s: float = 0.0, max_in_flight_bytes: int = 1 << 20) -> Network:
     model = ModelServer()
     model.create_stream(StreamConfig(name="S", subjects=["s.>"], allow_batched=True, replicas=3))
-    front = Front(model, Clock(), service_s=service_s)
+    front = Front(model, VirtualClock(), service_s=service_s)
     return Network(front, random.Random(seed), max_in_flight_bytes=max_in_flight_bytes)
 
 
@@ -51,7 +51,7 @@ def talk(network: Network, client: Client, data: bytes) -> bytes:
 
 
 def test_things_happen_by_time_and_then_in_the_order_they_were_planned() -> None:
-    clock, seen = Clock(), []
+    clock, seen = VirtualClock(), []
     clock.after(2.0, lambda: seen.append("c"))
     clock.after(1.0, lambda: seen.append("a"))
     clock.after(1.0, lambda: seen.append("b"))
@@ -61,7 +61,7 @@ def test_things_happen_by_time_and_then_in_the_order_they_were_planned() -> None
 
 
 def test_what_is_cancelled_does_not_happen_and_what_is_late_happens_now() -> None:
-    clock, seen = Clock(), []
+    clock, seen = VirtualClock(), []
     clock.after(1.0, lambda: seen.append("no")).cancel()
     clock.at(BEGINNING - 5.0, lambda: seen.append(str(clock.now - BEGINNING)))
     clock.run(BEGINNING + 2.0)
@@ -69,7 +69,7 @@ def test_what_is_cancelled_does_not_happen_and_what_is_late_happens_now() -> Non
 
 
 def test_running_stops_when_it_is_done() -> None:
-    clock, seen = Clock(), []
+    clock, seen = VirtualClock(), []
     clock.after(1.0, lambda: seen.append(1))
     clock.after(2.0, lambda: seen.append(2))
     assert clock.run(BEGINNING + 9.0, lambda: bool(seen)) is True
@@ -156,7 +156,7 @@ def test_a_server_that_needs_time_takes_one_message_after_the_other() -> None:
 
 def test_watchers_see_every_message_with_its_session() -> None:
     network = make()
-    seen: list[Published] = []
+    seen: list[Publication] = []
     network.front.watchers.append(seen.append)
     talk(network, Client(network), b"PUB s.a 1\r\nx\r\n")
     talk(network, Client(network), b"PUB s.b r 1\r\ny\r\n")

@@ -9,18 +9,18 @@ from jetspark import StreamConfig
 from jetspark.core.events import Connected, ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.testing import ModelServer
-from jetspark.testing.network import Clock, Front, Network
-from jetspark.testing.simulation import FaultPlan, Faults, Link
+from jetspark.testing.network import Front, Network, VirtualClock
+from jetspark.testing.simulation import FaultPlan, Faults, SimulatedLink
 
 
 def make(seed: int = 1, *, max_in_flight_bytes: int = 1 << 20) -> Network:
     model = ModelServer()
     model.create_stream(StreamConfig(name="S", subjects=["s.>"], replicas=3))
-    return Network(Front(model, Clock()), random.Random(seed), max_in_flight_bytes=max_in_flight_bytes)
+    return Network(Front(model, VirtualClock()), random.Random(seed), max_in_flight_bytes=max_in_flight_bytes)
 
 
-def opened(network: Network, **options: Any) -> tuple[Link, list[ConnectionEvent]]:
-    link = Link(network, name="me", options=ConnectOptions(**options))
+def opened(network: Network, **options: Any) -> tuple[SimulatedLink, list[ConnectionEvent]]:
+    link = SimulatedLink(network, name="me", options=ConnectOptions(**options))
     events: list[ConnectionEvent] = []
     link.listeners.append(events.append)
     link.open()
@@ -110,7 +110,7 @@ def test_faults_are_drawn_from_the_die_and_are_over_when_they_say() -> None:
     for _ in range(2):
         network = make(7)
         link, _ = opened(network)
-        faults = Faults(network, network.die, plan, stream="S")
+        faults = Faults(network, network.rng, plan, stream="S")
         began = network.clock.now
         network.clock.run(faults.over_at)
         assert network.is_reachable

@@ -21,7 +21,7 @@ from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
 from jetspark.core import ending
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
-from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
+from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
@@ -415,13 +415,15 @@ class Client(ClientBase):
             pass
         finally:
             self._end()
+            problem = None  # its traceback has this frame
+            steps.close()
 
     async def _perform(self, step: ending.Step, deadline: float) -> Any:
         left_s = max(0.0, deadline - self._link.now())
         match step:
             case ReadUp(readers):
                 return await self._read_up(readers, deadline)
-            case Flush():
+            case Confirm():
                 await self._waited(self._machine.flush, left_s, "close")
             case AwaitAcks():
                 publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]

@@ -18,24 +18,24 @@ from jetspark.publish.steps import (
     AskMany,
     ClosePull,
     Connect,
-    Ingest,
+    IngestAll,
     IngestReport,
-    Now,
     OpenPull,
     Pieces,
     Procedure,
     PublishEach,
     Pull,
     RandomPause,
+    ReadClock,
     Step,
 )
 
-__all__ = ["Runner"]
+__all__ = ["ProcedureRunner"]
 
 T = TypeVar("T")
 
 
-class Runner:
+class ProcedureRunner:
     """Runs procedures on a JetStream context, one at a time."""
 
     def __init__(self, js: JetStream | None = None, *, renew: Callable[[], Awaitable[JetStream]] | None = None) -> None:
@@ -46,10 +46,10 @@ class Runner:
             Request: self._ask,
             Pause: lambda step: asyncio.sleep(step.seconds),
             RandomPause: lambda step: asyncio.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
-            Now: self._now,
+            ReadClock: self._now,
             Connect: self._connect,
             AskMany: self._ask_many,
-            Ingest: self._ingest,
+            IngestAll: self._ingest,
             PublishEach: self._publish_each,
             OpenPull: self._open_pull,
             Pull: self._pull,
@@ -98,7 +98,7 @@ class Runner:
         assert self._js is not None, "a procedure connects before anything else"
         return self._js
 
-    async def _now(self, step: Now) -> float:
+    async def _now(self, step: ReadClock) -> float:
         return asyncio.get_running_loop().time()
 
     async def _connect(self, step: Connect) -> Api:
@@ -122,7 +122,7 @@ class Runner:
                     raise
                 reading.lost()
 
-    async def _ingest(self, step: Ingest) -> IngestReport:
+    async def _ingest(self, step: IngestAll) -> IngestReport:
         batch = self._context.fast_batch(gap="ok")
         failure: JetSparkError | None = None
         try:

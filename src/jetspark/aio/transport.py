@@ -17,9 +17,9 @@ from jetspark.core.lifecycle import (
     AskSecret,
     AuthSource,
     Converse,
+    Delay,
     Dial,
     Hangup,
-    Pause,
     Step,
     UpgradeToTLS,
     establish,
@@ -204,7 +204,7 @@ class Link:
     async def _perform(self, step: Step) -> Any:
         timeout_s = self._machine.options.connect_timeout_s
         match step:
-            case Pause(seconds):
+            case Delay(seconds):
                 await asyncio.sleep(seconds)
             case Hangup():
                 self._hang_up()

@@ -37,7 +37,7 @@ from jetspark.jetstream.publishing import Expect, header_block, publish_headers
 from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.outgoing import Item, are_plain
 
-__all__ = ["Atomic", "Ingest", "Messages", "ToMessage", "Turn", "check_publisher"]
+__all__ = ["Atomic", "Ingest", "ItemMessages", "ToMessage", "Turn", "check_publisher"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,7 +60,7 @@ _END_OF_BATCH_LEVEL = 4
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
-class Messages(Generic[T]):
+class ItemMessages(Generic[T]):
     """Makes messages of items."""
 
     def __init__(
@@ -170,7 +170,7 @@ def check_publisher(message_ids: bool, options: FastPublisherKeywords) -> None:
 class Ingest(Generic[T]):
     """Writes that share one publisher."""
 
-    def __init__(self, messages: Messages[T], make: Callable[[], Any], turn: Turn, *, linger_s: float) -> None:
+    def __init__(self, messages: ItemMessages[T], make: Callable[[], Any], turn: Turn, *, linger_s: float) -> None:
         """``make`` gives a new publisher."""
         if not linger_s >= 0:
             raise ConfigError(f"linger_s={linger_s}: expected 0 seconds or more")
@@ -247,7 +247,7 @@ class Atomic(Generic[T]):
     def __init__(
         self,
         js: Any,
-        messages: Messages[T],
+        messages: ItemMessages[T],
         outcome_of: Callable[[Any], Any],
         *,
         max_messages: int,

@@ -34,7 +34,7 @@ from itertools import takewhile
 from typing import Generic, TypeAlias, TypeVar
 
 from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
-from jetspark.batcher.reports import Report
+from jetspark.batcher.reports import WriteReport
 from jetspark.errors import (
     BatcherBroken,
     BatcherClosed,
@@ -145,7 +145,7 @@ class BatchMachine(Generic[T]):
         self.is_written_off = False
         """The time of a shutdown is over: whatever is left was settled as dropped."""
         self.failure: BaseException | None = None
-        self.reports: list[Report] = []
+        self.reports: list[WriteReport] = []
         """Of writes, for whoever runs this machine to take and tell."""
         self.room = max_batch_size
         self.has_new_deadline = False
@@ -391,12 +391,12 @@ class BatchMachine(Generic[T]):
         elif error is None:
             self._late_ok += flush.count
         elif not flush.is_overdue:  # then it was told already, as one that takes too long
-            self.reports.append(Report(flush.count, now - flush.began_at, error, is_settling=False))
+            self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=False))
         self._pass_fences()
 
     def _settle(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
         flush.is_settled = True
-        self.reports.append(Report(flush.count, now - flush.began_at, error, is_settling=True))
+        self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=True))
         if error is None:
             self._ok += flush.count
         else:
@@ -433,7 +433,7 @@ class BatchMachine(Generic[T]):
             if not flush.is_settled:
                 self._settle(flush, error, now)
             else:
-                self.reports.append(Report(flush.count, now - flush.began_at, error, is_settling=False))
+                self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=False))
         if late:
             self._pass_fences()
         return late

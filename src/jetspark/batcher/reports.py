@@ -8,11 +8,11 @@ from typing import Any
 
 from jetspark.batcher.config import BatcherConfig
 
-__all__ = ["Report", "Reporter"]
+__all__ = ["Reporter", "WriteReport"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WriteReport:
     """A write is over: its items are settled, or the sink has returned after they were."""
 
     items: int
@@ -29,7 +29,7 @@ class Reporter:
         self._name, self._metrics = config.name, config.metrics
         self.logger = config.logger or logging.getLogger("jetspark.batcher")
 
-    def write_is_over(self, report: Report) -> None:
+    def write_is_over(self, report: WriteReport) -> None:
         error = report.error
         if error is not None:
             what = "batcher %r: a write of %d items failed: %s: %s"

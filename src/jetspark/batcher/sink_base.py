@@ -16,7 +16,7 @@ from jetspark.batcher.jetstream_sinks import (
     DEFAULT_MAX_MESSAGES,
     Atomic,
     Ingest,
-    Messages,
+    ItemMessages,
     ToMessage,
     Turn,
     check_publisher,
@@ -231,7 +231,7 @@ class FastIngestSinkBase(Generic[J, P, T]):
     ) -> None:
         has_ids = message_ids or id_of is not None
         check_publisher(has_ids, options)
-        messages: Messages[T] = Messages(subject, to_message, id_of)
+        messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
 
         def make() -> P:
             publisher: P = js.fast_publisher(message_ids=has_ids, **options)._enter()
@@ -277,7 +277,7 @@ class AtomicSinkBase(Generic[J, T]):
         doubt_s: float = 30.0,
         timeout: float | None = None,
     ) -> None:
-        messages: Messages[T] = Messages(subject, to_message, id_of)
+        messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
         self._atomic = Atomic(
             js, messages, self._outcome_of, max_messages=max_messages, timeout_s=timeout, doubt_s=doubt_s
         )

@@ -23,7 +23,7 @@ from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core import ending
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
-from jetspark.core.ending import AwaitAcks, Ending, Flush, ReadUp
+from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
@@ -382,14 +382,16 @@ class Client(ClientBase):
             pass
         finally:
             self._end_surely()
+            problem = None  # its traceback has this frame
+            steps.close()
 
     def _perform(self, step: ending.Step, deadline: float) -> Any:
         match step:
             case ReadUp(readers):
                 return self._read_up(readers, deadline)
-            case Flush() if not self._link.may_wait():
+            case Confirm() if not self._link.may_wait():
                 raise RequestTimeout("close", 0)
-            case Flush():
+            case Confirm():
                 self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
             case AwaitAcks() if self._link.may_wait():
                 self._await_acks(deadline)

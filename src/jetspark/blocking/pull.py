@@ -101,7 +101,7 @@ class PullConsumer:
     def messages(
         self,
         *,
-        max_messages: int = 500,
+        max_messages: int = 4096,
         max_bytes: int | None = None,
         expires: float = 30.0,
         heartbeat: float | None = None,
@@ -117,7 +117,8 @@ class PullConsumer:
         program goes on, use ``with consumer.messages() as messages``.
 
         Args:
-            max_messages: How many may be received ahead of the reader.
+            max_messages: How many may be received ahead of the reader, at most. It begins with 500. A reader that keeps
+                up is given more at a time, a slow one as many as it takes in a second.
             max_bytes: How many bytes of them.
             expires: How long a request waits at the server before it is renewed.
             heartbeat: How often an idle server says that it is there; at most half of ``expires``.

@@ -17,24 +17,24 @@ from jetspark.publish.steps import (
     AskMany,
     ClosePull,
     Connect,
-    Ingest,
+    IngestAll,
     IngestReport,
-    Now,
     OpenPull,
     Pieces,
     Procedure,
     PublishEach,
     Pull,
     RandomPause,
+    ReadClock,
     Step,
 )
 
-__all__ = ["Runner"]
+__all__ = ["ProcedureRunner"]
 
 T = TypeVar("T")
 
 
-class Runner:
+class ProcedureRunner:
     """Runs procedures on a JetStream context, one at a time."""
 
     def __init__(self, js: JetStream | None = None, *, renew: Callable[[], JetStream] | None = None) -> None:
@@ -45,10 +45,10 @@ class Runner:
             Request: self._ask,
             Pause: lambda step: time.sleep(step.seconds),
             RandomPause: lambda step: time.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
-            Now: lambda step: time.monotonic(),
+            ReadClock: lambda step: time.monotonic(),
             Connect: self._connect,
             AskMany: self._ask_many,
-            Ingest: self._ingest,
+            IngestAll: self._ingest,
             PublishEach: self._publish_each,
             OpenPull: self._open_pull,
             Pull: self._pull,
@@ -118,7 +118,7 @@ class Runner:
                     raise
                 reading.lost()
 
-    def _ingest(self, step: Ingest) -> IngestReport:
+    def _ingest(self, step: IngestAll) -> IngestReport:
         batch = self._context.fast_batch(gap="ok")
         failure: JetSparkError | None = None
         try:

@@ -36,12 +36,12 @@ from typing import Any, Protocol
 
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.core.connection import Connection, Event
-from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Dial, Hangup, Pause, Step, UpgradeToTLS, establish
+from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.options import TLSConfig
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["Clock", "Link"]
+__all__ = ["Link", "Timed"]
 
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
@@ -65,7 +65,7 @@ _logger = logging.getLogger("jetspark.blocking")
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Clock(Protocol):
+class Timed(Protocol):
     """Something that ages."""
 
     def _next_deadline(self) -> float | None: ...
@@ -92,7 +92,7 @@ class _Call(threading.Thread):
 _REFUSED = (JetSparkError, TypeError, ValueError, AttributeError, LookupError)
 
 
-class Doubt:
+class InterruptGuard:
     """``with link.lock, link.doubt``: when the block is interrupted half-way, the session is given up."""
 
     def __init__(self, link: Link) -> None:
@@ -145,7 +145,7 @@ class Link:
         self._is_moving = False
         self.is_suspect = False
         """A call into the machine was interrupted half-way: the session is given up."""
-        self.doubt = Doubt(self)
+        self.doubt = InterruptGuard(self)
         self._bell, self._bell_button = socket.socketpair()
         self._bell.setblocking(False)
         self._bell_button.setblocking(False)
@@ -153,7 +153,7 @@ class Link:
         self._opened, self._over = Waiter(), Waiter()
         self._asking: _Call | None = None
         self._has_ended = False
-        self._clocks: list[Clock] = []
+        self._clocks: list[Timed] = []
         _links.add(self)
 
     def open(self) -> None:
@@ -356,7 +356,7 @@ class Link:
 
     # ---- what ages beside the connection; with the lock held ---------------------------------------------------
 
-    def watch(self, clock: Clock) -> None:
+    def watch(self, clock: Timed) -> None:
         """Have the connection's thread call ``_on_clock``, with the lock, whenever its time has come.
 
         Call it again when the time has come nearer.
@@ -365,7 +365,7 @@ class Link:
             self._clocks.append(clock)
         self.wake()
 
-    def unwatch(self, clock: Clock) -> None:
+    def unwatch(self, clock: Timed) -> None:
         if clock in self._clocks:
             self._clocks.remove(clock)
 
@@ -526,7 +526,7 @@ class Link:
     def _perform(self, step: Step) -> Any:
         timeout_s = self._machine.options.connect_timeout_s
         match step:
-            case Pause(seconds):
+            case Delay(seconds):
                 self._sleep(seconds)
             case Hangup():
                 self._hang_up()
@@ -570,14 +570,16 @@ class Link:
             data = self._machine.data_to_send()
         self._socket.sendall(data)
         while not is_done():
+            if self._is_closing:  # then the machine is closed, and never done
+                raise ConnectionLost("closed while connecting")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise RequestTimeout(what, timeout_s)
-            self._socket.settimeout(left_s)
+            self._socket.settimeout(min(left_s, LONGEST_SLEEP_S))
             try:
                 data = self._socket.recv(READ_BYTES)
             except TimeoutError:
-                raise RequestTimeout(what, timeout_s) from None
+                continue
             if not data:
                 raise ConnectionLost("the server closed the connection")
             with self.lock:
@@ -658,7 +660,7 @@ class Link:
         if not self._unsent:
             self.room.notify_all()
 
-    def _advance(self, clock: Clock, now: float) -> None:
+    def _advance(self, clock: Timed, now: float) -> None:
         try:
             clock._on_clock(now)
         except Exception:

@@ -21,7 +21,7 @@ from jetspark.errors import (
     RequestTimeout,
 )
 
-__all__ = ["INTERRUPTED_S", "AwaitAcks", "Ending", "Flush", "ReadUp", "Step", "close", "drain", "leaving_s", "lost"]
+__all__ = ["INTERRUPTED_S", "AwaitAcks", "Confirm", "Ending", "ReadUp", "Step", "close", "drain", "leaving_s", "lost"]
 
 # Longest wait for the server when a client's block is interrupted: somebody wants the program, or the task, to end. A
 # server that answers does so in a fraction of it.
@@ -29,7 +29,7 @@ INTERRUPTED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class Confirm:
     """Have the server confirm everything that was published; raises what that raises."""
 
 
@@ -45,7 +45,7 @@ class ReadUp:
     readers: list[Any]
 
 
-Step: TypeAlias = Flush | AwaitAcks | ReadUp
+Step: TypeAlias = Confirm | AwaitAcks | ReadUp
 Ending: TypeAlias = Generator[Step, Any, None]
 
 
@@ -101,7 +101,7 @@ def _confirm(machine: Connection) -> Ending:
     failure: JetSparkError | None = None
     try:
         if machine.in_doubt:
-            yield Flush()
+            yield Confirm()
     except (PermissionDenied, RequestTimeout) as error:
         failure = error
     except JetSparkError as error:

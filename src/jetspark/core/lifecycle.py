@@ -22,9 +22,9 @@ __all__ = [
     "AskSecret",
     "AuthSource",
     "Converse",
+    "Delay",
     "Dial",
     "Hangup",
-    "Pause",
     "Step",
     "UpgradeToTLS",
     "establish",
@@ -34,7 +34,7 @@ AuthSource: TypeAlias = Auth | Callable[[], Auth] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Delay:
     """Wait so long."""
 
     seconds: float
@@ -75,7 +75,7 @@ class AskSecret:
     source: Callable[[], Any]
 
 
-Step: TypeAlias = Pause | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
+Step: TypeAlias = Delay | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
 
 # What the world may throw at an attempt: refused, unreachable, timed out, bad certificate, not NATS, not welcome.
 # (ssl.SSLError and socket.gaierror are OSErrors; a user's secret function may raise anything it likes of these.)
@@ -105,7 +105,7 @@ def establish(
             raise pool.exhausted()
         tried.add(server)
         if delay:
-            yield Pause(delay)
+            yield Delay(delay)
         try:
             yield from _attempt(connection, server, auth, tls)
         except _ATTEMPT_ERRORS as error:

@@ -189,7 +189,7 @@ class _Rule:
             is_list = isinstance(value, collections.abc.Mapping) and all(isinstance(key, str) for key in value)
         else:
             is_list = True
-        if not is_list or not all(self._is_kind(each) for each in self._each(value)):
+        if not is_list or not all(map(self._is_kind, self._values(value))):
             raise self._wrong(value, self._expected())
 
     def check_value(self, value: Any) -> None:
@@ -201,6 +201,10 @@ class _Rule:
                 raise self._wrong(value, self._range(each))
             if isinstance(each, str):
                 self._check_text(value, each)
+
+    def _values(self, value: Any) -> Any:
+        """Those whose kind is told; a map's keys are texts."""
+        return value.values() if self.shape == "map" else self._each(value)
 
     def _each(self, value: Any) -> tuple[Any, ...]:
         if self.shape == "one":
@@ -275,7 +279,8 @@ def _rule(entry: dataclasses.Field[Any], hint: Any) -> _Rule:
     elif origin is collections.abc.Sequence:
         shape, plain = "list", inner[0]
     elif origin is collections.abc.Mapping:
-        shape, plain = "map", str if inner == (str, str) else object
+        shape, plain = "map", inner[1] if inner[1] in (str, int) else object
+    plain = typing.get_origin(plain) or plain  # a list of dicts, whatever is in those
     is_whole = plain is int
     return _Rule(
         name=entry.name,

@@ -17,6 +17,7 @@ from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.operations import Request
+from jetspark.jetstream.wire import number_in
 
 __all__ = ["BatchGet", "LastGet"]
 
@@ -70,7 +71,9 @@ class BatchGet:
         if status is not None:
             self.is_over = True
             if status.code == 204:
-                self.is_done = int(message.headers.get("Nats-Num-Pending", "0")) == 0 and self._is_unbroken(message)
+                self.is_done = number_in(message.headers.get("Nats-Num-Pending", "0")) == 0 and self._is_unbroken(
+                    message
+                )
             elif status.code == 404:
                 self.is_done = True
             elif status.code == 503:
@@ -101,12 +104,12 @@ class BatchGet:
 def _last_sequence(message: CoreMessage) -> int:
     # The server's headers come behind the message's own, which may have the same name.
     found = message.headers.get_all("Nats-Last-Sequence")
-    return int(found[-1]) if found else 0
+    return number_in(found[-1]) if found else 0
 
 
 def _pending(message: CoreMessage) -> int:
     found = message.headers.get_all("Nats-Num-Pending")
-    return int(found[-1]) if found else 0
+    return number_in(found[-1]) if found else 0
 
 
 class LastGet:

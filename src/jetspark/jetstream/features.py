@@ -116,4 +116,5 @@ def check_config(fields: list[tuple[str, int, str]], facts: ServerFacts) -> None
 def level_in(reply: dict[str, Any]) -> int | None:
     """The API level in the answer to ``INFO``; servers before 2.11 have none, and others may not be servers."""
     api = reply.get("api")
-    return int(api.get("level", 0)) if isinstance(api, dict) else None
+    level = api.get("level", 0) if isinstance(api, dict) else None
+    return level if isinstance(level, int) else None

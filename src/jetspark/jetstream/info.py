@@ -6,11 +6,12 @@ import base64
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from jetspark.codes import Code
 from jetspark.core.headers import Headers, decode
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import UINT64
 from jetspark.errors import MessageNotFound, ProtocolError, ServerError
 from jetspark.jetstream import wire
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -25,6 +26,9 @@ __all__ = [
     "StreamInfo",
     "StreamState",
 ]
+
+
+T = TypeVar("T", str, int)
 
 
 def _wire(name: str, *, unit: str = "", default: Any = None) -> Any:
@@ -122,7 +126,8 @@ class AccountInfo:
 
     @property
     def api_level(self) -> int:
-        return int(self.api.get("level", 0))
+        level = self.api.get("level", 0)
+        return level if isinstance(level, int) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +166,13 @@ class StoredMessage:
             raw_headers = base64.b64decode(message.get("hdrs", ""), validate=True)
             return cls(
                 stream=stream,
-                subject=str(message["subject"]),
-                sequence=int(message["seq"]),
+                subject=_typed(message, "subject", str),
+                sequence=_typed(message, "seq", int),
                 timestamp=_moment(str(message.get("time", ""))),
                 data=base64.b64decode(message.get("data", ""), validate=True),
                 headers=decode(raw_headers) if raw_headers else Headers(),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise ProtocolError(f"a message we cannot read: {error!r}") from error
 
     @classmethod
@@ -198,7 +203,7 @@ class StoredMessage:
             return cls(
                 stream=place["Nats-Stream"],
                 subject=place["Nats-Subject"],
-                sequence=int(place["Nats-Sequence"]),
+                sequence=wire.number_in(place["Nats-Sequence"]),
                 timestamp=_moment(place["Nats-Time-Stamp"]),
                 data=message.data,
                 headers=Headers(own[::-1]),
@@ -211,6 +216,13 @@ class StoredMessage:
 
 _PLACE = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
 _BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = fields.get(name)
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= UINT64):
+        raise ProtocolError(f"a stored message whose {name} is {str(value)[:40]!r}")
+    return value
 
 
 def _moment(text: str) -> datetime.datetime:

@@ -22,6 +22,7 @@ from jetspark.errors import (
     KeyExists,
     KeyNotFound,
     MessageNotFound,
+    ProtocolError,
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
@@ -50,8 +51,8 @@ __all__ = [
     "KVConfig",
     "KVEntry",
     "KVStatus",
+    "KeyWrite",
     "Operation",
-    "Write",
     "Writes",
     "check_filter",
     "check_key",
@@ -252,7 +253,12 @@ def subject_of(bucket: str, key: str) -> str:
 
 def key_of(bucket: str, subject: str) -> str:
     # A mirror, or a stream with a subject transform, may keep the other bucket's prefix.
-    return subject.removeprefix(f"$KV.{bucket}.") if subject.startswith(f"$KV.{bucket}.") else subject.split(".", 2)[2]
+    if subject.startswith(f"$KV.{bucket}."):
+        return subject.removeprefix(f"$KV.{bucket}.")
+    tokens = subject.split(".", 2)
+    if len(tokens) < 3:
+        raise ProtocolError(f"a message on {subject!r} in bucket {bucket!r}, which is no key's subject")
+    return tokens[2]
 
 
 def operation_of(headers: Headers) -> Operation:
@@ -481,7 +487,7 @@ def _expected(revision: int) -> Expect:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class KeyWrite:
     """One message of a transaction."""
 
     subject: str
@@ -536,7 +542,7 @@ class Writes:
     def _written_too(self, key: str) -> ConfigError:
         return ConfigError(f"key={key!r}: expected and written; give the revision to update, delete or purge instead")
 
-    def messages(self) -> list[Write]:
+    def messages(self) -> list[KeyWrite]:
         """The batch, in order.
 
         Raises:
@@ -561,11 +567,11 @@ class Writes:
             elif key in riders:
                 expect = self._guard(riders[key])
             headers = None if operation == "put" else marker_headers(operation)
-            result.append(Write(bucket.write_subject(key), value, headers, expect))
+            result.append(KeyWrite(bucket.write_subject(key), value, headers, expect))
         last = result[-1]
         # Only the first message of a key may remove what was before.
         repeated = last.headers if operation != "purge" else marker_headers("delete")
-        return result + [Write(last.subject, last.value, repeated, self._guard(each)) for each in rest]
+        return result + [KeyWrite(last.subject, last.value, repeated, self._guard(each)) for each in rest]
 
     def _guard(self, keys: str) -> Expect:
         return Expect(

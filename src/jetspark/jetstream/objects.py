@@ -45,7 +45,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream import wire
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.checks import check_config, check_description, check_fields
+from jetspark.jetstream.checks import check_config, check_description, check_fields, check_types
 from jetspark.jetstream.config import MAX_REPLICAS, Compression, Placement, Storage, StreamConfig, ruled
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import check_bucket
@@ -293,7 +293,7 @@ class ObjectInfo:
             options = dict(fields.pop("options", None) or {})
             link = options.get("link")
             fields.pop("mtime", None)
-            return cls(
+            info = cls(
                 bucket=str(fields.pop("bucket")),
                 name=str(fields.pop("name")),
                 nuid=str(fields.pop("nuid", None) or ""),
@@ -310,7 +310,11 @@ class ObjectInfo:
                 sequence=sequence,
                 extra=fields,
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            check_types(info)
+            if info.link is not None:
+                check_types(info.link)
+            return info
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"object metadata we cannot read: {error!r} in {data[:80]!r}") from error
 
     @classmethod

@@ -275,7 +275,7 @@ class Api:
 
     def stream_name_page(self, offset: int, subject: str | None) -> Operation[tuple[list[str], int]]:
         reply = yield from self._ask("STREAM.NAMES", _page(offset, subject))
-        return list(_list(reply, "streams")), _number(reply, "total")
+        return _names(reply, "streams"), _number(reply, "total")
 
     # ---- messages ----------------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class Api:
         reply = yield from self._ask(
             f"CONSUMER.NAMES.{check_name('stream', stream)}", {"offset": offset}, stream=stream
         )
-        return list(_list(reply, "consumers")), _number(reply, "total")
+        return _names(reply, "consumers"), _number(reply, "total")
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
@@ -479,9 +479,16 @@ def _list(reply: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
+def _names(reply: Mapping[str, Any], name: str) -> list[str]:
+    names = _list(reply, name)
+    if not all(isinstance(each, str) for each in names):
+        raise ProtocolError(f"a reply without names of {name}: {str(reply)[:80]}")
+    return list(names)
+
+
 def _number(reply: Mapping[str, Any], name: str) -> int:
     value = reply.get(name, 0)
-    if not isinstance(value, int):
+    if type(value) is not int:
         raise ProtocolError(f"a reply without a number for {name}: {str(reply)[:80]}")
     return value
 

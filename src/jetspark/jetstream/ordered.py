@@ -40,6 +40,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import lt
 
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
@@ -59,7 +60,7 @@ from jetspark.jetstream.acks import parse_metadata
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy
 from jetspark.jetstream.info import ConsumerInfo, SequencePair, StreamInfo
 from jetspark.jetstream.operations import Api, Operation, Request
-from jetspark.jetstream.pull import Ask, Flow, M, Puller, PullLimits, Wait, size_bytes
+from jetspark.jetstream.pull import Ask, Flow, M, Puller, PullLimits, Wait, is_count, size_bytes
 
 __all__ = [
     "CLEAN_UP_TIMEOUT_S",
@@ -276,7 +277,10 @@ class OrderedReader:
     def _count_in_order(self, replies: list[bytes]) -> int:
         """How many of them follow one another, up to the end of the listing, or of what was there in the beginning.
 
-        Reading a million messages, this is most of what being in order costs: no more is taken apart than is needed.
+        Reading a million messages, this is what being in order costs, so it is done without taking each of them apart.
+        Where the first and the last stream sequence have as many digits, texts that grow have sequences that grow, also
+        the consumer's. If those of the first and the last are as far apart as there are replies, none is missing
+        between, and none is there twice. Else every number is read, which takes seven times as long.
         """
         first = self._last_consumer_sequence + 1
         if first == 1:
@@ -290,6 +294,14 @@ class OrderedReader:
         if self._is_listing or may_end:
             pending = [reply.rsplit(b".", after)[3] for reply in replies[:count]]
             count = pending.index(b"0") + 1 if b"0" in pending else count
+        one, other = (replies[place].rsplit(b".", after + 1) for place in (0, -1))
+        if (
+            int(one[2]) == first
+            and int(other[2]) == first + len(replies) - 1
+            and len(one[1]) == len(other[1])
+            and all(map(lt, replies, replies[1:]))
+        ):
+            return count
         sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies]
         if sequences == list(range(first, first + len(replies))):
             return count
@@ -395,7 +407,7 @@ class OrderedPuller(Puller[M]):
         self._reader.heard()
         self.is_idle = not self.buffer
         last = message.headers.get("Nats-Last-Consumer", "")
-        if last.isdigit() and int(last) > self._last_received():
+        if is_count(last) and int(last) > self._last_received():
             self.lose()
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
@@ -454,12 +466,6 @@ class OrderedFlow(Flow[M]):
                 return len(puller.buffer) or Wait(self.deadline)
             if puller.is_idle:
                 self._reader.idle()
-        self._window, is_bounded = self._limits.max_messages, True
-        if self._reader.is_listing:
-            self._window, expected_bytes = self._reader.listing_window(self._limits, self._max_payload_bytes)
-            self._largest_bytes = max(self._largest_bytes, expected_bytes)
-            is_bounded = expected_bytes > 0
-        self._is_bounded = is_bounded
         step = super().step(now, session)
         if isinstance(step, Wait) and self.deadline is not None:
             return Wait(self.deadline if step.until is None else min(step.until, self.deadline))
@@ -484,6 +490,14 @@ class OrderedFlow(Flow[M]):
 
     def on_too_large(self, max_bytes: int | None) -> None:
         self._is_alone = True  # the bound is for keeping many messages, not for refusing one
+
+    def _adapt(self, now: float) -> None:
+        """Nobody else waits for these messages, and they are not acknowledged: the window is as large as it may be."""
+        self._window, self._is_bounded = self._limits.max_messages, True
+        if self._reader.is_listing:
+            self._window, expected_bytes = self._reader.listing_window(self._limits, self._max_payload_bytes)
+            self._largest_bytes = max(self._largest_bytes, expected_bytes)
+            self._is_bounded = expected_bytes > 0
 
     def _has_bytes(self) -> bool:
         return not self._is_bounded or super()._has_bytes()

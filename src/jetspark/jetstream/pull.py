@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -79,6 +80,12 @@ LEAVING_S = 1.0
 # of a server with the default max_payload fits into that. Where it does not, it learns the size of the messages first.
 SHARES = 16
 LARGEST_USUAL_BYTES = 1 << 20
+# A flow begins with this many messages ahead. A reader that takes a whole window within KEEPS_UP_S is given twice as
+# many: small requests leave the server waiting in between. One that works on it for longer than SLOW_S is given what it
+# takes in that time: what it has asked for and not come to is withheld from others, and its ack_wait is running.
+FIRST_WINDOW = 500
+KEEPS_UP_S = 0.25
+SLOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +121,7 @@ class Priority:
 class PullLimits:
     """How far ahead of its reader a :class:`Flow` may be."""
 
-    max_messages: int = 500
+    max_messages: int = 4096
     max_bytes: int | None = None
     """As the server counts: subject, reply subject, headers and data."""
     expires_s: float = 30.0
@@ -337,8 +344,8 @@ class Puller(Generic[M]):
         bytes_left = message.headers.get("Nats-Pending-Bytes", "")
         request = self._strike(
             token,
-            int(undelivered) if undelivered.isdigit() else None,
-            int(bytes_left) if bytes_left.isdigit() else None,
+            int(undelivered) if is_count(undelivered) else None,
+            int(bytes_left) if is_count(bytes_left) else None,
         )
         if request is None:
             return  # struck before, or fulfilled: this only says so
@@ -571,7 +578,8 @@ class Fetch(_Reader, Generic[M]):
 class Flow(_Reader, Generic[M]):
     """Messages without end, within a window.
 
-    The window is in messages, and, with ``max_bytes``, in bytes too. The invariant of the latter: what is owed and what
+    The window is in messages, and follows the reader's pace up to ``max_messages``. With ``max_bytes`` there is one of
+    bytes, too. The invariant of the latter: what is owed and what
     is buffered never exceed the bound together. Counting the buffer's bytes takes time, so it is done only when the
     bound might be in the way: ``_claimed_bytes`` is never below the true figure.
     """
@@ -581,7 +589,10 @@ class Flow(_Reader, Generic[M]):
         self._heartbeat_s = limits.heartbeat_s
         if limits.heartbeat_s is None and limits.expires_s >= SHORTEST_WITH_HEARTBEAT_S:
             self._heartbeat_s = min(HEARTBEAT_S, limits.expires_s / 4)
-        self._window = limits.max_messages
+        self._window = min(FIRST_WINDOW, limits.max_messages)
+        self._handed_out, self._handed_out_at = 0, 0.0
+        self._taken, self._busy_s, self._since = 0, 0.0, 0.0
+        """How many messages were handed out since a moment, and how long the reader worked on them."""
         self.deadline: float | None = None
         """Until when it waits for room to ask; a fetch has one, too."""
         self._claimed_bytes = 0
@@ -594,6 +605,7 @@ class Flow(_Reader, Generic[M]):
         puller = self._puller
         if session is not None:
             puller.on_session(session)
+        self._adapt(now)
         buffered = len(puller.buffer)
         error = self.error or puller.error
         if error is not None:
@@ -612,10 +624,28 @@ class Flow(_Reader, Generic[M]):
         if not buffered:
             return Wait(wait_until)
         if is_low:
-            return 1
-        if not has_bytes:
-            return max(1, buffered // 8)  # the bytes are counted anew each time
-        return min(buffered, ahead - half)
+            count = 1
+        elif not has_bytes:
+            count = max(1, buffered // 8)  # the bytes are counted anew each time
+        else:
+            count = min(buffered, ahead - half)
+        self._handed_out, self._handed_out_at = count, now
+        return count
+
+    def _adapt(self, now: float) -> None:
+        """Size the window for a reader that comes back for more."""
+        if not self._handed_out:
+            return
+        self._taken += self._handed_out
+        self._busy_s += now - self._handed_out_at
+        self._handed_out = 0
+        if self._busy_s > SLOW_S:
+            self._window = max(1, min(int(self._taken * SLOW_S / self._busy_s), self._window))
+        elif self._taken < self._window:
+            return
+        elif now - self._since < KEEPS_UP_S:
+            self._window = min(2 * self._window, self._limits.max_messages)
+        self._taken, self._busy_s, self._since = 0, 0.0, now
 
     def _has_bytes(self) -> bool:
         """Whether there is room for half of the bytes, or for all of them if the next message needs that."""
@@ -667,6 +697,9 @@ def _size_of_all(messages: list[M]) -> int:
     reply_bytes = len(b"".join([each.raw_reply or b"" for each in messages]))
     header_bytes = sum([len(each.raw_headers) for each in messages if each.raw_headers is not None])
     return subject_bytes + reply_bytes + header_bytes + sum([len(each.data) for each in messages])
+
+
+is_count = re.compile(r"[0-9]{1,19}").fullmatch
 
 
 def _check_bytes(max_bytes: int | None) -> None:

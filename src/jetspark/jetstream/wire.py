@@ -23,6 +23,7 @@ __all__ = [
     "decode",
     "encode",
     "error_of",
+    "number_in",
     "parse_time",
     "read_object",
     "read_reply",
@@ -60,6 +61,17 @@ def parse_time(text: str) -> datetime.datetime | None:
     except (ValueError, OverflowError) as error:
         raise ProtocolError(f"not a time stamp: {text!r}") from error
     return moment.replace(microsecond=int((fraction or "0").ljust(6, "0")[:6]))
+
+
+def number_in(text: str) -> int:
+    """A count or a sequence, as headers have it.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise ProtocolError(f"not a number: {text[:40]!r}")
+    return int(text)
 
 
 def time_text(moment: datetime.datetime) -> str:
@@ -111,7 +123,11 @@ def decode(kind: type[T], fields: collections.abc.Mapping[str, Any]) -> T:
                 known[entry.name] = _decode_value(content, entry)
         if any(entry.name == "extra" for entry in dataclasses.fields(typing.cast(Any, kind))):
             known["extra"] = rest
-        return kind(**known) if not hasattr(kind, "__post_init__") else _unjudged(kind, known)
+        if hasattr(kind, "__post_init__"):
+            return _unjudged(kind, known)
+        result = kind(**known)
+        check_types(result)
+        return result
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{kind.__name__} we cannot read: {error}") from error
 

@@ -78,7 +78,7 @@ from jetspark.jetstream.publishing import header_block
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
-__all__ = ["FastMachine", "Operation", "State"]
+__all__ = ["FastMachine", "FastState", "Operation"]
 
 # Exact reports need memory. A batch with so many separate losses has no use for going on.
 MAX_REPORTS = 100_000
@@ -106,7 +106,7 @@ class Operation(enum.IntEnum):
     PING = 4
 
 
-class State(enum.Enum):
+class FastState(enum.Enum):
     NEW = "new"
     OPENING = "opening"
     OPEN = "open"
@@ -120,7 +120,7 @@ class FastMachine:
     def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
-        self.state = State.NEW
+        self.state = FastState.NEW
         self.sequence = 0
         """The highest that a message has."""
         self.sent = 0
@@ -200,16 +200,16 @@ class FastMachine:
 
     @property
     def is_new(self) -> bool:
-        return self.state is State.NEW
+        return self.state is FastState.NEW
 
     @property
     def is_opening(self) -> bool:
         """The fate of the first message decides whether there will be a batch."""
-        return self.state is State.OPENING or (self.state is State.COMMITTING and self.sequence == 1)
+        return self.state is FastState.OPENING or (self.state is FastState.COMMITTING and self.sequence == 1)
 
     @property
     def is_ended(self) -> bool:
-        return self.state is State.ENDED
+        return self.state is FastState.ENDED
 
     @property
     def messages(self) -> int:
@@ -247,14 +247,14 @@ class FastMachine:
 
         The server's answer moves the batch on, or back to ``NEW`` with ``reopen_at``.
         """
-        assert self.state is State.NEW, self.state
+        assert self.state is FastState.NEW, self.state
         self._open_inbox()
         if self._opening_since is None:
             self._opening_since = now
         operation = Operation.COMMIT if is_only else Operation.START
         self._send([self._frame(item, 1, operation)], 1, now)
         self._first_subject = item[0]
-        self._enter(State.COMMITTING if is_only else State.OPENING)
+        self._enter(FastState.COMMITTING if is_only else FastState.OPENING)
         self.reopen_at = None
         self.sequence = 1
 
@@ -381,7 +381,7 @@ class FastMachine:
 
     def commit(self, item: Item, now: float) -> None:
         """Send the last message, which ends the batch. It needs no room: nothing follows it."""
-        assert self.state is State.OPEN, self.state
+        assert self.state is FastState.OPEN, self.state
         self._place_last(self._frame(item, self.sequence + 1, Operation.COMMIT), now)
 
     def end(self, now: float) -> None:
@@ -390,7 +390,7 @@ class FastMachine:
         The form with a message is better where there is one: this one is not replicated, so a new leader may take the
         batch for open again, for ten seconds. Nothing is lost by that.
         """
-        assert self.state is State.OPEN, self.state
+        assert self.state is FastState.OPEN, self.state
         self._place_end(now)
 
     def _place_end(self, now: float) -> None:
@@ -409,11 +409,11 @@ class FastMachine:
         else:
             self._send([frame], self.sequence + 1, now, is_urgent=is_urgent)
             self.sequence = self.sent
-        self._enter(State.COMMITTING)
+        self._enter(FastState.COMMITTING)
 
     def ping(self, now: float) -> None:
         """Ask where the batch stands, and keep it alive."""
-        if self.state in (State.NEW, State.ENDED) or self._machine.is_closed:
+        if self.state in (FastState.NEW, FastState.ENDED) or self._machine.is_closed:
             return
         self._ping_at = None
         self._pinged_at = now
@@ -427,9 +427,9 @@ class FastMachine:
         if not self._is_over_soon:
             # What was added was added, and there is nobody to wait until it is wanted.
             self._send_early(len(self._early), now)
-        if self.state in (State.OPENING, State.OPEN) and not self._machine.is_closed:
+        if self.state in (FastState.OPENING, FastState.OPEN) and not self._machine.is_closed:
             self._place_end(now)  # an open batch slows others down for ten seconds
-        if self.state is not State.ENDED:
+        if self.state is not FastState.ENDED:
             self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
 
     def _frame(self, item: Item, sequence: int, operation: int) -> bytes:
@@ -481,11 +481,11 @@ class FastMachine:
         if inbox is None:
             return
         pending = inbox.pending
-        while pending and self.state is not State.ENDED:
+        while pending and self.state is not FastState.ENDED:
             self._on_reply(pending.popleft(), now)
         if self._early and self.wanted > self.sent:
             self._send_early(self.wanted - self.sent, now)
-        if inbox.is_finished and self.state is not State.ENDED and inbox is self._inbox:
+        if inbox.is_finished and self.state is not FastState.ENDED and inbox is self._inbox:
             self._in_doubt(inbox.error or ConnectionClosed("the connection was closed"))
 
     def _on_reply(self, message: CoreMessage, now: float) -> None:
@@ -521,8 +521,8 @@ class FastMachine:
                 raise ProtocolError(f"an answer to a fast batch that is none: {message.data[:80]!r}")
 
     def _on_ack(self, sequence: int, msgs_per_ack: int, now: float) -> None:
-        if self.state is State.OPENING:
-            self._enter(State.OPEN)
+        if self.state is FastState.OPENING:
+            self._enter(FastState.OPEN)
             self._moved_at = now
         self._msgs_per_ack = max(1, msgs_per_ack)
         self._window = self._msgs_per_ack * self.options.max_outstanding_acks
@@ -531,7 +531,7 @@ class FastMachine:
             self.acknowledged = min(sequence, self.sent)
         self._move_to(sequence, now)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: FastState) -> None:
         self.state = state
         self._set_limit()
 
@@ -545,7 +545,7 @@ class FastMachine:
         self._set_limit()
 
     def _set_limit(self) -> None:
-        is_open = self.state is State.OPEN and not self._is_over_soon
+        is_open = self.state is FastState.OPEN and not self._is_over_soon
         is_sending = is_open or bool(self._early)
         self.wanted = self._progress + self._window if is_sending else 0
         if not is_open:
@@ -563,7 +563,7 @@ class FastMachine:
 
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
-        is_commit_lost = self.state is State.COMMITTING and self.sequence in missing
+        is_commit_lost = self.state is FastState.COMMITTING and self.sequence in missing
         # A message too large for the stream is refused and never reaches the batch. And a new leader knows what is
         # stored and nothing else: it reports again what the old one had reported or refused.
         refused = self._refused.intersection(range(missing.start, min(missing.stop, self.sent + 1)))
@@ -635,7 +635,7 @@ class FastMachine:
             self._over(error)
             return
         self._close_inbox()
-        self._enter(State.NEW)
+        self._enter(FastState.NEW)
         self.sequence = self.sent = 0
         self.reopen_at = now + wait_s
         self._times_reopened += 1
@@ -644,7 +644,7 @@ class FastMachine:
         self.ack = ack
         count = ack.batch_size or 0
         # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
-        is_committed = self.state is State.COMMITTING and self.sent == self.sequence
+        is_committed = self.state is FastState.COMMITTING and self.sent == self.sequence
         if is_committed and (not self._is_failing or count == self.messages):
             self.acknowledged = self.messages
             self._over(None)
@@ -672,25 +672,25 @@ class FastMachine:
                 self.ping(now)
             case Closed(error, _):
                 self.on_replies(now)
-                if self.state not in (State.NEW, State.ENDED):
+                if self.state not in (FastState.NEW, FastState.ENDED):
                     self._in_doubt(error or ConnectionClosed("the connection was closed"))
             case ErrorReported(PermissionDenied(operation="publish") as error) if error.subject in self._heads:
-                if self.state is State.OPENING and error.subject == self._first_subject:
+                if self.state is FastState.OPENING and error.subject == self._first_subject:
                     self._over(error)
-                elif self.state is not State.ENDED:
+                elif self.state is not FastState.ENDED:
                     self._on_hole(0, Operation.APPEND, error, now)
 
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
         first = max(self.acknowledged + 1, self._unheard[-1].stop if self._unheard else 1)
-        if not self._is_failing and self.state not in (State.NEW, State.ENDED) and first <= self.sent:
+        if not self._is_failing and self.state not in (FastState.NEW, FastState.ENDED) and first <= self.sent:
             self._unheard.append(range(first, self.sent + 1))
 
     # ---- time --------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
-        if self.state in (State.NEW, State.ENDED):
+        if self.state in (FastState.NEW, FastState.ENDED):
             return None
         is_connected, ping_at = self._machine.is_connected, self._ping_at or math.inf
         last_sent_at = max(self._sent_at, self._pinged_at)
@@ -714,7 +714,7 @@ class FastMachine:
     @property
     def is_waiting(self) -> bool:
         """For the server, not for the caller."""
-        return self.state is not State.OPEN or self.sent >= self.wanted
+        return self.state is not FastState.OPEN or self.sent >= self.wanted
 
     @property
     def room_timeout_s(self) -> float:
@@ -750,13 +750,13 @@ class FastMachine:
         self._in_doubt(error)
 
     def _in_doubt(self, error: Exception) -> None:
-        if self.state is not State.ENDED:
+        if self.state is not FastState.ENDED:
             failure = BatchInDoubt(self._id, str(error) or type(error).__name__, self.stored)
             failure.__cause__ = error
             self._over(failure)
 
     def _over(self, failure: Exception | None) -> None:
-        self._enter(State.ENDED)
+        self._enter(FastState.ENDED)
         self._drop_early()
         self.failure = failure
         self._close_inbox()
@@ -767,11 +767,11 @@ class FastMachine:
         Raises:
             JetSparkError: It is over.
         """
-        if self.state is State.ENDED:
+        if self.state is FastState.ENDED:
             if self.failure is not None:
                 raise self.failure.with_traceback(None)
             raise UsageError("the batch is committed; begin another one")
-        if self.state is State.COMMITTING:
+        if self.state is FastState.COMMITTING:
             raise UsageError("the batch is being committed; begin another one")
 
 

@@ -68,7 +68,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
-from jetspark.publish.fast import FastMachine, State
+from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of
 
@@ -252,7 +252,7 @@ class FastPublisherMachine:
     def _is_ack_on_its_way(self) -> bool:
         """The server has enough for an acknowledgement, or will have without anybody's doing."""
         batch = self._batch
-        if self._backlog or batch is None or batch.state is not State.OPEN:
+        if self._backlog or batch is None or batch.state is not FastState.OPEN:
             return True
         return batch.sequence - batch.acknowledged >= batch.msgs_per_ack
 
@@ -380,11 +380,11 @@ class FastPublisherMachine:
             self._is_proving = bool(self._claimed)
             self.batches += not self._is_proving
             self._retry_at = None
-        if batch.state is State.NEW:
+        if batch.state is FastState.NEW:
             if batch.reopen_at is None or now >= batch.reopen_at:
                 self._begin(batch, now)
             return False
-        if batch.state is State.OPEN:
+        if batch.state is FastState.OPEN:
             # Nothing before it is wanted: it waits here just as well, and what gives up sends nothing more.
             if self._backlog and (due := batch.due):
                 self._send(batch, min(due, CHUNK_MESSAGES), now)
@@ -442,7 +442,7 @@ class FastPublisherMachine:
         """The batch may have moved, or be over."""
         batch = self._batch
         assert batch is not None
-        if batch.state is State.OPEN:
+        if batch.state is FastState.OPEN:
             self._is_stream_known = True
         if not self._is_proving:
             self._settle(batch.stored, now)

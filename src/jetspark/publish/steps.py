@@ -25,9 +25,8 @@ __all__ = [
     "AskMany",
     "ClosePull",
     "Connect",
-    "Ingest",
+    "IngestAll",
     "IngestReport",
-    "Now",
     "OpenPull",
     "Pieces",
     "Procedure",
@@ -35,6 +34,7 @@ __all__ = [
     "Pull",
     "PullSource",
     "RandomPause",
+    "ReadClock",
     "Step",
 ]
 
@@ -50,7 +50,7 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class ReadClock:
     """The answer is the time on a clock that never goes back, in seconds."""
 
 
@@ -85,7 +85,7 @@ class AskMany:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingest:
+class IngestAll:
     """Store messages by one fast batch that goes on after refusals. The answer is an :class:`IngestReport`."""
 
     items: Iterable[Item]
@@ -144,7 +144,17 @@ class ClosePull:
 
 
 Step: TypeAlias = (
-    Request | Pause | Connect | Now | RandomPause | AskMany | Ingest | PublishEach | OpenPull | Pull | ClosePull
+    Request
+    | Pause
+    | Connect
+    | ReadClock
+    | RandomPause
+    | AskMany
+    | IngestAll
+    | PublishEach
+    | OpenPull
+    | Pull
+    | ClosePull
 )
 
 Procedure: TypeAlias = Generator[Step, Any, T]

@@ -12,7 +12,7 @@ import os
 import threading
 
 from jetspark.blocking import Client, JetStream, connect
-from jetspark.blocking.steps import Runner
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.spark.options import Connecting
 
 __all__ = ["client_for", "jetstream_for", "runner_for"]
@@ -58,6 +58,6 @@ def jetstream_for(options: Connecting) -> JetStream:
     )
 
 
-def runner_for(options: Connecting) -> Runner:
+def runner_for(options: Connecting) -> ProcedureRunner:
     """Runs procedures over such a connection, and over the next one when it is closed for good."""
-    return Runner(renew=lambda: jetstream_for(options))
+    return ProcedureRunner(renew=lambda: jetstream_for(options))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from jetspark.core.backoff import Backoff
 from jetspark.errors import JetSparkError
-from jetspark.publish.steps import Now, Procedure, RandomPause
+from jetspark.publish.steps import Procedure, RandomPause, ReadClock
 
 __all__ = ["Persistence"]
 
@@ -26,12 +26,12 @@ class Persistence:
 
     def progress(self) -> Procedure[None]:
         """The time begins anew. Call it first, too."""
-        self._until = (yield Now()) + self._patience_s
+        self._until = (yield ReadClock()) + self._patience_s
         self._failures = 0
 
     def pause(self, reason: Exception) -> Procedure[None]:
         """Wait a moment before the next attempt; or raise ``reason``, if the time is over."""
-        now = yield Now()
+        now = yield ReadClock()
         if self._until is None:
             self._until = now + self._patience_s
         if now >= self._until:

@@ -46,8 +46,8 @@ from jetspark.jetstream.info import ConsumerInfo, StoredMessage, StreamInfo
 from jetspark.jetstream.operations import Api, Pause, Request, message_query
 from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.jetstream.wire import time_text
-from jetspark.publish.steps import AskMany, ClosePull, Connect, Now, OpenPull, Procedure, Pull, PullSource
-from jetspark.state.deliveries import Delivery, count_up_to, delivery
+from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource, ReadClock
+from jetspark.state.deliveries import MessagePlace, count_up_to, delivery
 
 __all__ = ["Head", "Interrupted", "Pulling", "Range", "RangeScan", "Sweep", "head_of"]
 
@@ -171,7 +171,7 @@ class Pulling:
         self.sweep = Sweep(source.puller, info.pending)
         self.received = info.delivered.consumer_sequence
         """How many messages of the consumer's are here."""
-        self.last: Delivery | None = None
+        self.last: MessagePlace | None = None
 
     @classmethod
     def open(
@@ -327,7 +327,7 @@ class RangeScan:
         if self._is_failed:
             raise UsageError("a scan that has failed cannot go on: begin a new one")
         self._is_failed = True
-        self._heard_at = yield Now()  # whoever reads may have taken their time
+        self._heard_at = yield ReadClock()  # whoever reads may have taken their time
         messages: list[Any] = []
         self._skipped = []
         size, start = 0, self._next
@@ -411,9 +411,9 @@ class RangeScan:
         if not (pulling.info.pending if pulling.last is None else pulling.last.pending):
             return None
         while not (messages := (yield from pulling.next())):
-            if pulling.is_unavailable or (yield Now()) - self._heard_at >= self._silence_s:
+            if pulling.is_unavailable or (yield ReadClock()) - self._heard_at >= self._silence_s:
                 return None
-        self._heard_at = yield Now()
+        self._heard_at = yield ReadClock()
         self._silence_s = SILENCE_S
         assert pulling.last is not None
         last, end = pulling.last.sequence, self._part.end
@@ -429,7 +429,7 @@ class RangeScan:
         messages = yield from direct.next()
         if messages is None:
             return None
-        self._heard_at = yield Now()
+        self._heard_at = yield ReadClock()
         end = self._part.end
         if direct.next_sequence >= end:
             messages = [each for each in messages if each.sequence < end]
@@ -439,7 +439,7 @@ class RangeScan:
 
     def _pause(self, problem: Exception | None) -> Procedure[None]:
         stream = self._part.stream
-        if (yield Now()) - self._heard_at >= self._timeout_s:
+        if (yield ReadClock()) - self._heard_at >= self._timeout_s:
             what = f"sequence {self._next} or one after it in stream {stream!r}"
             raise RequestTimeout(what, self._timeout_s) from problem
         _logger.info("stream %s at sequence %d, beginning again: %s", stream, self._next, problem or "it is there")

@@ -37,7 +37,7 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import Bucket, check_bucket, check_key, subject_of
 from jetspark.jetstream.operations import Api, message_query
 from jetspark.publish.outgoing import Item
-from jetspark.publish.steps import AskMany, Connect, Ingest, IngestReport, Procedure, PublishEach
+from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach
 from jetspark.state.changes import (
     Change,
     Current,
@@ -277,7 +277,7 @@ class _Target:
         try:
             self._api = yield Connect()
             if self._config.allow_batched:
-                report: IngestReport = yield Ingest(items)
+                report: IngestReport = yield IngestAll(items)
                 return _of_batch(changes, report)
             errors: list[Exception | None] = yield PublishEach(items)
             return _of_each(changes, errors)

@@ -26,14 +26,14 @@ from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Operation, check_bucket, check_filter, operation_of, subject_of
 from jetspark.jetstream.operations import Api, Pause, message_query
-from jetspark.publish.steps import Connect, Now, Procedure
+from jetspark.publish.steps import Connect, Procedure, ReadClock
 from jetspark.state.deliveries import delivery
 from jetspark.state.patience import Persistence
 from jetspark.state.scan import SILENCE_S, Head, Interrupted, Pulling, Range, RangeScan, head_of
 
 __all__ = [
     "BucketView",
-    "Plan",
+    "TablePlan",
     "first_from",
     "is_within_transaction",
     "open_bucket",
@@ -212,14 +212,14 @@ class _Snapshot:
         return self._found
 
     def _read_all(self, pulling: Pulling) -> Procedure[None]:
-        heard_at: float = yield Now()
+        heard_at: float = yield ReadClock()
         give_up_at: float | None = None
         left = pulling.info.pending
         while True:
             if left:
                 pulling.sweep.left = left
                 messages = yield from pulling.next()
-                now: float = yield Now()
+                now: float = yield ReadClock()
                 if messages:
                     left = self._take(messages)
                     heard_at = now
@@ -229,7 +229,7 @@ class _Snapshot:
                     continue
             # What is said with the messages is a count the server keeps up to date; this it looks at anew.
             info = yield from self._api.consumer_info(self._bucket.stream, pulling.info.name)
-            now = yield Now()
+            now = yield ReadClock()
             left = info.pending
             under_way = info.delivered.consumer_sequence - pulling.received
             if under_way:
@@ -285,7 +285,7 @@ class _Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TablePlan:
     """Which revisions make up a table."""
 
     sequence: int
@@ -302,7 +302,7 @@ class Plan:
 
 def plan(
     bucket: BucketView, *, as_of: int | None = None, include_deletes: bool = False, patience_s: float = PATIENCE_S
-) -> Procedure[Plan]:
+) -> Procedure[TablePlan]:
     """Fix a moment, now or in the past, and the revision of each key at it.
 
     Raises:
@@ -312,7 +312,7 @@ def plan(
         present = yield from snapshot(bucket, wants_data=False, patience_s=patience_s)
         wanted = [delivery(each).sequence for each in present.values() if include_deletes or operation(each) == "put"]
         moment = max((delivery(each).sequence for each in present.values()), default=0)
-        return Plan(moment, array("Q", sorted(wanted)))
+        return TablePlan(moment, array("Q", sorted(wanted)))
     api: Api = yield Connect()
     state = (yield from api.stream_info(bucket.stream)).state
     if as_of > state.last_sequence:
@@ -326,7 +326,7 @@ def plan(
     finally:
         yield from scan.close()
     wanted = [revision for revision, what in last.values() if include_deletes or what == "put"]
-    return Plan(as_of, array("Q", sorted(wanted)), (yield from _doubtful(bucket, last)))
+    return TablePlan(as_of, array("Q", sorted(wanted)), (yield from _doubtful(bucket, last)))
 
 
 def _doubtful(bucket: BucketView, known: dict[str, tuple[int, Operation]]) -> Procedure[tuple[str, ...]]:

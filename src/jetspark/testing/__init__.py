@@ -2,23 +2,23 @@
 faults around it, in virtual time."""
 
 from jetspark.testing.clock import FakeClock
-from jetspark.testing.model import BatchLimits, Delivery, ModelServer, OpenFastBatch, StoredMessage
-from jetspark.testing.network import Clock, Front, Network, Wire
-from jetspark.testing.simulation import Fault, FaultPlan, Faults, Link
+from jetspark.testing.model import BatchLimits, Delivery, ModelMessage, ModelServer, OpenFastBatch
+from jetspark.testing.network import Front, Network, VirtualClock, Wire
+from jetspark.testing.simulation import Fault, FaultPlan, Faults, SimulatedLink
 
 __all__ = [
     "BatchLimits",
-    "Clock",
     "Delivery",
     "FakeClock",
     "Fault",
     "FaultPlan",
     "Faults",
     "Front",
-    "Link",
+    "ModelMessage",
     "ModelServer",
     "Network",
     "OpenFastBatch",
-    "StoredMessage",
+    "SimulatedLink",
+    "VirtualClock",
     "Wire",
 ]

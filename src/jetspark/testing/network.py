@@ -1,6 +1,6 @@
 """A network in virtual time: a clock that jumps, wires that break, and a front that speaks NATS for the model server.
 
-Nothing here sleeps, and nothing is random but the die that is passed in, so a course of events is a function of a seed.
+Nothing here sleeps, and nothing is random but the rng that is passed in, so a course of events is a function of a seed.
 
 The clock holds what is to happen, by time and then by order of arrival, and is moved by whoever runs it. A wire is one
 transport between a client and the front, two directions of bytes::
@@ -41,7 +41,7 @@ from jetspark.core.headers import Headers, decode, encode
 from jetspark.core.subjects import matches
 from jetspark.testing.model import Delivery, ModelServer
 
-__all__ = ["Clock", "Front", "Network", "Published", "Timer", "Wire"]
+__all__ = ["Front", "Network", "Publication", "Timer", "VirtualClock", "Wire"]
 
 # Of the cluster the front is: as many as a replicated stream mostly has replicas.
 NODES = 3
@@ -71,7 +71,7 @@ class Timer:
         return self._call is not None
 
 
-class Clock:
+class VirtualClock:
     """Virtual time, in seconds, and what happens when."""
 
     def __init__(self, now: float = BEGINNING) -> None:
@@ -113,7 +113,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Publication:
     """A message as it reached the server, for whoever watches."""
 
     client: int
@@ -127,7 +127,7 @@ class Published:
 class _Subscription:
     __slots__ = ("filter", "limit", "sent", "session", "sid")
 
-    def __init__(self, session: _Session, sid: int, filter: str) -> None:
+    def __init__(self, session: _PeerSession, sid: int, filter: str) -> None:
         self.session, self.sid, self.filter = session, sid, filter
         self.sent = self.limit = 0
         """So many it got, and so many it wants in all; a limit of 0 is none."""
@@ -163,7 +163,7 @@ class _Interest:
         return found
 
 
-class _Session:
+class _PeerSession:
     """The server's end of one connection."""
 
     def __init__(self, front: Front, number: int, write: Callable[[bytes], None]) -> None:
@@ -204,7 +204,7 @@ class _Session:
         addresses = words[1 : -2 if has_headers else -1]
         header_size = int(words[-2]) if has_headers else 0
         self._front.on_published(
-            Published(
+            Publication(
                 self.number,
                 addresses[0].decode(),
                 addresses[1].decode() if len(addresses) > 1 else "",
@@ -276,20 +276,20 @@ class Front:
     """Speaks the client protocol for a :class:`ModelServer`."""
 
     def __init__(
-        self, model: ModelServer, clock: Clock, *, service_s: float = 0.0, max_payload_bytes: int = 1 << 20
+        self, model: ModelServer, clock: VirtualClock, *, service_s: float = 0.0, max_payload_bytes: int = 1 << 20
     ) -> None:
         """``service_s`` is how long the server is busy with each message; with 0 it has no end of capacity."""
         self.model, self.clock = model, clock
-        self.watchers: list[Callable[[Published], None]] = []
+        self.watchers: list[Callable[[Publication], None]] = []
         """Each is told of every message, before the model is."""
         self.reply_watchers: list[Callable[[Delivery], None]] = []
         """Each is told of everything the server says, whether it arrives or not."""
         self.interest = _Interest()
         self._service_s = service_s
         self._busy_until = 0.0
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _PeerSession] = {}
         self._last_session = 0
-        self._talkative: list[_Session] = []
+        self._talkative: list[_PeerSession] = []
         self.fork: ModelServer | None = None
         """What the node behind a partition takes for the truth."""
         self.parted_node = -1
@@ -313,10 +313,10 @@ class Front:
         """How many are open, as the server sees it."""
         return len(self._sessions)
 
-    def open(self, write: Callable[[bytes], None]) -> _Session:
+    def open(self, write: Callable[[bytes], None]) -> _PeerSession:
         """A client has connected; ``write`` takes what the server has to say to it, beginning now."""
         self._last_session += 1
-        session = self._sessions[self._last_session] = _Session(self, self._last_session, write)
+        session = self._sessions[self._last_session] = _PeerSession(self, self._last_session, write)
         session.send(self._info)
         self.flush()
         return session
@@ -348,7 +348,7 @@ class Front:
         for session in list(self._sessions.values()):
             session.close()
 
-    def closed(self, session: _Session) -> None:
+    def closed(self, session: _PeerSession) -> None:
         del self._sessions[session.number]
 
     def say(self, deliveries: Iterable[Delivery], *, by: ModelServer | None = None) -> None:
@@ -377,14 +377,14 @@ class Front:
                 self._answers_at = at
             self.clock.at(at, lambda: self.say(model.on_time(self.clock.now), by=model))
 
-    def on_published(self, message: Published) -> None:
+    def on_published(self, message: Publication) -> None:
         if not self._service_s:
             self.process(message)
             return
         self._busy_until = max(self._busy_until, self.clock.now) + self._service_s
         self.clock.at(self._busy_until, lambda: self.process(message))
 
-    def process(self, message: Published) -> None:
+    def process(self, message: Publication) -> None:
         """What the server does with a message: core subscribers first, then JetStream."""
         for watch in self.watchers:
             watch(message)
@@ -405,7 +405,7 @@ class Front:
         else:
             self._watch(model)
 
-    def has_news(self, session: _Session) -> None:
+    def has_news(self, session: _PeerSession) -> None:
         self._talkative.append(session)
 
     def flush(self) -> None:
@@ -421,7 +421,7 @@ class Front:
 class _Pipe:
     """One direction: what goes in comes out in order, later."""
 
-    def __init__(self, clock: Clock, delays: Iterator[float], out: Callable[[bytes], None]) -> None:
+    def __init__(self, clock: VirtualClock, delays: Iterator[float], out: Callable[[bytes], None]) -> None:
         self.in_flight_bytes = 0
         self.is_cut = False
         self._clock, self._delays, self._out = clock, delays, out
@@ -519,9 +519,9 @@ class Wire:
         """The wire breaks, somewhere in the middle of what is on it."""
         if self.is_cut:
             return
-        die, clock = self._network.die, self._network.clock
+        rng, clock = self._network.rng, self._network.clock
         for pipe in (self._to_server, self._to_client):
-            pipe.cut(die.randint(0, pipe.in_flight_bytes))
+            pipe.cut(rng.randint(0, pipe.in_flight_bytes))
         self._network.forget(self)
         clock.after(self._network.learning_s(), self._session.close)
         clock.after(self._network.learning_s(), lambda: self._end(reason))
@@ -538,24 +538,24 @@ class Network:
     def __init__(
         self,
         front: Front,
-        die: random.Random,
+        rng: random.Random,
         *,
         delay_s: tuple[float, float] = (0.0005, 0.005),
         learning_s: tuple[float, float] = (0.0, 0.5),
         max_in_flight_bytes: int = 64 << 10,
         piece_bytes: int = 0,
     ) -> None:
-        """All randomness is ``die``'s.
+        """All randomness is ``rng``'s.
 
         Args:
             front: Where the wires lead.
-            die: Gives every number that is not said.
+            rng: Gives every number that is not said.
             delay_s: Shortest and longest way of a chunk, in either direction.
             learning_s: How long it takes either end to notice that a wire is broken.
             max_in_flight_bytes: What a wire takes from a client before it is full.
             piece_bytes: Cut what is written into pieces of at most so many bytes; 0 leaves it whole.
         """
-        self.front, self.clock, self.die = front, front.clock, die
+        self.front, self.clock, self.rng = front, front.clock, rng
         self.max_in_flight_bytes = max_in_flight_bytes
         self.on_write: Callable[[], None] | None = None
         """Called with every piece of data that a client writes, when it is on its way."""
@@ -591,17 +591,17 @@ class Network:
     def delays(self) -> Iterator[float]:
         low, high = self._delay_s
         while True:
-            yield self.die.uniform(low, high)
+            yield self.rng.uniform(low, high)
 
     def learning_s(self) -> float:
-        return self.die.uniform(*self._learning_s)
+        return self.rng.uniform(*self._learning_s)
 
     def pieces(self, data: bytes) -> Iterable[bytes]:
         if not self._piece_bytes or len(data) <= 1:
             return (data,)
         pieces, start = [], 0
         while start < len(data):
-            end = start + self.die.randint(1, self._piece_bytes)
+            end = start + self.rng.randint(1, self._piece_bytes)
             pieces.append(data[start:end])
             start = end
         return pieces
@@ -614,7 +614,7 @@ class Network:
     def cut(self, wire: Wire | None = None) -> None:
         """Break a wire, any one if none is named."""
         if wire is None and self._wires:
-            wire = self.die.choice(self._wires)
+            wire = self.rng.choice(self._wires)
         if wire is not None:
             wire.cut()
 

@@ -1,7 +1,7 @@
-"""A driver in virtual time: keeps a :class:`Connection` connected over a simulated network; and a die that breaks it.
+"""A driver in virtual time: keeps a :class:`Connection` connected over a simulated network, and breaks it at random.
 
-What :mod:`jetspark.aio` and :mod:`jetspark.blocking` do with sockets, timers and tasks, :class:`Link` does with a
-:class:`~jetspark.testing.network.Network` and its clock, so the machines of ``core`` and ``publish`` run here as they
+What the drivers do with sockets, timers and tasks, :class:`SimulatedLink` does with a
+:class:`~jetspark.testing.network.Network` and its clock. So the machines of ``core`` and ``publish`` run here as they
 do there, byte for byte, and whole minutes of outage cost milliseconds.
 
 States of a link, and who moves them::
@@ -9,7 +9,8 @@ States of a link, and who moves them::
     closed ──open()──> establishing ──session is up──> connected ──wire lost, pings unanswered──> establishing
                             └──every server refused at the first try: the program tries again, as programs do
 
-Faults are drawn from the same die as everything else: by time, beforehand, and, with ``per_write``, by what is written.
+Faults are drawn from the same random generator as everything else: by time, beforehand, and, with ``per_write``, by
+what is written.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from typing import Any, Literal, TypeAlias
 
 from jetspark.core.connection import Connection, Done, Failed, Ready
 from jetspark.core.events import ConnectionEvent
-from jetspark.core.lifecycle import Converse, Dial, Hangup, Pause, Step, establish
+from jetspark.core.lifecycle import Converse, Delay, Dial, Hangup, Step, establish
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
-from jetspark.testing.network import Clock, Network, Timer, Wire
+from jetspark.testing.network import Network, Timer, VirtualClock, Wire
 
-__all__ = ["Fault", "FaultPlan", "Faults", "Link"]
+__all__ = ["Fault", "FaultPlan", "Faults", "SimulatedLink"]
 
 # A program whose first connect() fails tries again after a while.
 CONNECT_AGAIN_S = 0.2
 
 
-class Link:
+class SimulatedLink:
     """Moves bytes between a connection and the network, and tells whoever listens what happened.
 
     The handle of a subscription is called without arguments when there is something to read; the handle of a request
@@ -47,7 +48,7 @@ class Link:
             options or ConnectOptions(),
             parse_servers("model"),
             inbox=f"_INBOX.{name}",
-            jitter=network.die.random,
+            jitter=network.rng.random,
         )
         self.listeners: list[Callable[[ConnectionEvent], None]] = []
         self.wire: Wire | None = None
@@ -133,7 +134,7 @@ class Link:
             self.clock.after(CONNECT_AGAIN_S, self.open)
             return
         match step:
-            case Pause(seconds):
+            case Delay(seconds):
                 self.clock.after(seconds, self._advance)
             case Hangup():
                 self._hang_up()
@@ -258,32 +259,32 @@ class FaultPlan:
 class Faults:
     """Draws faults and puts them on the clock."""
 
-    def __init__(self, network: Network, die: random.Random, plan: FaultPlan, *, stream: str) -> None:
+    def __init__(self, network: Network, rng: random.Random, plan: FaultPlan, *, stream: str) -> None:
         self.happened: list[tuple[float, Fault, float]] = []
         """When, what, for how long."""
         self.over_at: float = network.clock.now
         """From then on nothing is wrong any more."""
-        self._network, self._die, self._plan, self._stream = network, die, plan, stream
-        clock: Clock = network.clock
+        self._network, self._rng, self._plan, self._stream = network, rng, plan, stream
+        clock: VirtualClock = network.clock
         when, end = clock.now, clock.now + plan.for_s
         self._end = end
         if plan.kinds and plan.per_write:
             network.on_write = self._on_write
             self.over_at = end + plan.outage_s[1]
-        while plan.kinds and (when := when + die.expovariate(1 / plan.every_s)) < end:
-            kind, seconds = die.choice(plan.kinds), die.uniform(*plan.outage_s)
+        while plan.kinds and (when := when + rng.expovariate(1 / plan.every_s)) < end:
+            kind, seconds = rng.choice(plan.kinds), rng.uniform(*plan.outage_s)
             self.over_at = max(self.over_at, when + seconds)
             clock.at(when, lambda kind=kind, seconds=seconds: self._happen(kind, seconds))  # type: ignore[misc]
 
     def _on_write(self) -> None:
-        die, plan, clock = self._die, self._plan, self._network.clock
-        if clock.now < self._end and die.random() < plan.per_write:
-            kind, seconds = die.choice(plan.kinds), die.uniform(*plan.outage_s)
+        rng, plan, clock = self._rng, self._plan, self._network.clock
+        if clock.now < self._end and rng.random() < plan.per_write:
+            kind, seconds = rng.choice(plan.kinds), rng.uniform(*plan.outage_s)
             # Some of the data should be on its way by then.
             clock.after(next(self._network.delays()), lambda: self._happen(kind, seconds))
 
     def _happen(self, kind: Fault, seconds: float) -> None:
-        network, die = self._network, self._die
+        network, rng = self._network, self._rng
         self.happened.append((network.clock.now, kind, seconds))
         match kind:
             case "cut":
@@ -296,13 +297,13 @@ class Faults:
             case "kill":
                 network.kill_server(seconds)
             case "leader":
-                drop, is_silent = die.randint(0, self._plan.max_drop), die.random() < 0.5
+                drop, is_silent = rng.randint(0, self._plan.max_drop), rng.random() < 0.5
                 network.lose_leader(self._stream, seconds, drop=drop, is_silent=is_silent)
             case "cut off leader":
-                network.cut_off_leader(self._stream, seconds, without_s=die.uniform(0.0, 1.0))
+                network.cut_off_leader(self._stream, seconds, without_s=rng.uniform(0.0, 1.0))
             case "partition":
                 # A leader that is alone stays one until the others reach it again.
-                drop, without_s = die.randint(0, self._plan.max_drop), die.uniform(0.0, min(seconds, 2.0))
+                drop, without_s = rng.randint(0, self._plan.max_drop), rng.uniform(0.0, min(seconds, 2.0))
                 network.partition(self._stream, seconds, without_s=without_s, drop=drop)
             case "slow":
-                network.slow_down(self._stream, seconds, apply_s=die.choice([0.05, 1.0, 4.0]))
+                network.slow_down(self._stream, seconds, apply_s=rng.choice([0.05, 1.0, 4.0]))

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
+from jetspark.batcher.aio.clock import LoopTimer, TimerClock
 from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import Ack, BatchMachine, Flush
@@ -17,16 +18,6 @@ from jetspark.errors import ConfigError, JetSparkError
 __all__ = ["Batcher"]
 
 T = TypeVar("T")
-
-
-class _Timer(Protocol):
-    def cancel(self) -> object: ...
-
-
-class _Clock(Protocol):
-    def now(self) -> float: ...
-
-    def call_at(self, when: float, call: Callable[[], None], /) -> _Timer: ...
 
 
 class _LoopClock:
@@ -46,9 +37,9 @@ class Batcher(Generic[T]):
         self._machine: BatchMachine[T] = BatchMachine.of(config)
         self._sink = config.sink
         self._reporter = Reporter(config)
-        self._clock: _Clock | None = None
+        self._clock: TimerClock | None = None
         self._now: Callable[[], float] | None = None
-        self._timer: _Timer | None = None
+        self._timer: LoopTimer | None = None
         self._timer_at = 0.0
         self._writes: dict[int, asyncio.Task[None]] = {}
         """By the position of their first item."""
@@ -169,14 +160,14 @@ class Batcher(Generic[T]):
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
-    def _bind(self) -> _Clock:
+    def _bind(self) -> TimerClock:
         """To the running loop, with the first call of whichever kind."""
         if self._clock is None:
             clock = self.config.clock
             if clock is not None and not hasattr(clock, "call_at"):
                 raise ConfigError(f"clock={clock!r}: expected one with now() and call_at(when, call)")
             loop = asyncio.get_running_loop()
-            self._clock = _LoopClock(loop) if clock is None else cast(_Clock, clock)
+            self._clock = _LoopClock(loop) if clock is None else cast(TimerClock, clock)
             self._now = self._clock.now
         return self._clock
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from jetspark.batcher.aio.clock import TimerClock
 from jetspark.batcher.config import Clock
 from jetspark.batcher.dead_letters import DeadLetter
 from jetspark.batcher.effects import Call, Notify, Now, Random, Sleep, Step, Steps, WallTime, Write, WriteDeadLetters
@@ -53,21 +54,11 @@ class Sink(Protocol[T_contra]):
     async def write(self, batch: Sequence[T_contra], /) -> None: ...
 
 
-class _Timer(Protocol):
-    def cancel(self) -> object: ...
-
-
-class _Clock(Protocol):
-    def now(self) -> float: ...
-
-    def call_at(self, when: float, call: Callable[[], None], /) -> _Timer: ...
-
-
 class Runner:
     """Carries out steps."""
 
     def __init__(self, sink: Sink[Any] | None, clock: Clock | None = None) -> None:
-        self.sink, self.clock = sink, cast(_Clock | None, clock)
+        self.sink, self.clock = sink, cast(TimerClock | None, clock)
         self.dead_letters: Sink[Any] | None = None
         self.observe: Observer | None = None
         self.lock = nullcontext()

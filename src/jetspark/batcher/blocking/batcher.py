@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from jetspark.batcher.blocking.clock import WaitingClock
 from jetspark.batcher.blocking.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket
@@ -30,13 +31,6 @@ from jetspark.errors import ConfigError
 __all__ = ["Batcher"]
 
 T = TypeVar("T")
-
-
-class _Clock(Protocol):
-    def now(self) -> float: ...
-
-    def wait(self, condition: threading.Condition, until: float | None, /) -> None:
-        """Until the condition is notified or it is that time; the caller holds its lock."""
 
 
 class _RealClock:
@@ -85,7 +79,7 @@ class Batcher(Generic[T]):
         self._machine: BatchMachine[T] = BatchMachine.of(config)
         self._sink = config.sink
         self._reporter = Reporter(config)
-        self._clock: _Clock = _RealClock() if clock is None else cast(_Clock, clock)
+        self._clock: WaitingClock = _RealClock() if clock is None else cast(WaitingClock, clock)
         self._now = self._clock.now
         self._lock = threading.RLock()
         self._keeper_wakes = threading.Condition(self._lock)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from jetspark.batcher.blocking.clock import WaitingClock
 from jetspark.batcher.config import Clock
 from jetspark.batcher.dead_letters import DeadLetter
 from jetspark.batcher.effects import Call, Notify, Now, Random, Sleep, Step, Steps, WallTime, Write, WriteDeadLetters
@@ -52,18 +53,11 @@ class Sink(Protocol[T_contra]):
     def write(self, batch: Sequence[T_contra], /) -> None: ...
 
 
-class _Clock(Protocol):
-    def now(self) -> float: ...
-
-    def wait(self, condition: threading.Condition, until: float | None, /) -> None:
-        """Until the condition is notified or it is that time; the caller holds its lock."""
-
-
 class Runner:
     """Carries out steps, and holds the lock between them."""
 
     def __init__(self, sink: Sink[Any] | None, clock: Clock | None = None) -> None:
-        self.sink, self.clock = sink, cast(_Clock | None, clock)
+        self.sink, self.clock = sink, cast(WaitingClock | None, clock)
         self.dead_letters: Sink[Any] | None = None
         self.observe: Observer | None = None
         self.lock = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from jetspark.blocking.steps import Runner
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import check_bucket, check_filter
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, names, option, text
@@ -43,7 +43,7 @@ class BucketOptions(Connecting):
     def open(self, keys: Sequence[str] = (), *, is_first_contact: bool = False) -> tables.BucketView:
         return patiently(
             self.connecting(),
-            lambda js: Runner(js).run(tables.open_bucket(self.bucket, keys)),
+            lambda js: ProcedureRunner(js).run(tables.open_bucket(self.bucket, keys)),
             patience_s=self.patience_s,
             is_first_contact=is_first_contact,
         )

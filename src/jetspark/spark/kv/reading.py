@@ -23,14 +23,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
-from jetspark.blocking.steps import Runner
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError, JetSparkError
 from jetspark.spark import offsets
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
 from jetspark.spark.following import PATIENCE_S, Follower
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
-from jetspark.spark.kv.rows import ChangeColumns, Rows
+from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Position, Sizes
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
@@ -138,7 +138,7 @@ class TableReader(DataSourceReader):
             return  # Spark's way to say that there are none
         bucket = options.open(options.keys)
         bucket.check_is(partition.created)
-        rows = Rows(bucket.prefix, _arrow(self._schema), with_deletes=options.with_deletes)
+        rows = TableRows(bucket.prefix, _arrow(self._schema), with_deletes=options.with_deletes)
         runner, patience_s = runner_for(options.connecting()), options.patience_s
         with seldom_collecting():
             match partition:
@@ -252,7 +252,7 @@ class ChangeReader(Follower):
             yield from (batch for batch in batches if batch.num_rows)
 
     def _look(self, js: JetStream) -> list[Head]:
-        bucket = Runner(js).run(tables.open_bucket(self._options.bucket))
+        bucket = ProcedureRunner(js).run(tables.open_bucket(self._options.bucket))
         self._prefix = bucket.prefix
         return [bucket.head]
 
@@ -293,7 +293,7 @@ class ChangeReader(Follower):
         options = self._options
 
         def ask(js: JetStream) -> int | None:
-            runner = Runner(js)
+            runner = ProcedureRunner(js)
             return runner.run(tables.first_from(runner.run(tables.open_bucket(options.bucket, options.keys)), at))
 
         return self._patiently(ask, PATIENCE_S)

@@ -15,7 +15,7 @@ from jetspark.spark.reply_subjects import places
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
 
-__all__ = ["ChangeColumns", "Rows", "changes_of", "columns"]
+__all__ = ["ChangeColumns", "TableRows", "changes_of", "columns"]
 
 
 def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.Schema) -> pa.RecordBatch:
@@ -38,7 +38,7 @@ def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.S
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class Rows:
+class TableRows:
     """Messages into Arrow batches."""
 
     # Spark's own batches have as many.

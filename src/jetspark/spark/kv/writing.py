@@ -63,7 +63,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
             "replaces the values of the keys it has, and rows with operation='delete' for the others"
         )
     _check_columns(read, schema)
-    return BatchWriter(read)
+    return BucketBatchWriter(read)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -74,7 +74,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     """
     read = read_options(WriteOptions, FORMAT, options)
     _check_columns(read, schema)
-    return StreamWriter(read)
+    return BucketStreamWriter(read)
 
 
 def _check_columns(options: WriteOptions, schema: StructType) -> None:
@@ -105,7 +105,7 @@ def _check_columns(options: WriteOptions, schema: StructType) -> None:
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class BucketWritten(WriterCommitMessage):
     """What became of a task's rows."""
 
     rows: int
@@ -116,7 +116,7 @@ class Written(WriterCommitMessage):
     """Some of the keys."""
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BucketBatchWriter(DataSourceArrowWriter):
     """One ``df.write``. Spark pickles it: plain data only."""
 
     def __init__(self, options: WriteOptions) -> None:
@@ -124,7 +124,7 @@ class BatchWriter(DataSourceArrowWriter):
         # The same in every attempt at a task: what the first wrote, the second recognises.
         self._job = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> BucketWritten:
         # Within foreachBatch it is a part of a query, whose batches may be run again by another process.
         return _write(self._options, batch_name() or self._job, iterator)
 
@@ -136,13 +136,13 @@ class BatchWriter(DataSourceArrowWriter):
         _logger.warning("a write to bucket %r was given up; what it has written stays", self._options.bucket)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class BucketStreamWriter(DataSourceStreamArrowWriter):
     """The micro-batches of a query. Made anew for each of them: plain data only."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> BucketWritten:
         name = batch_name()
         if name is None:
             raise UsageError(
@@ -160,7 +160,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 @seldom_collecting()
-def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
+def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> BucketWritten:
     """The rows of a task, some thousands at a time, in their order.
 
     With ``guard=revision`` all at once: a second change of the same key would be refused because of the first.
@@ -190,11 +190,11 @@ def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]
         flush()
     if conflicts and options.on_conflict == "fail":
         raise Conflict(options.bucket, tuple(conflicts[:MAX_NAMED]))
-    return Written(rows, written, dropped, len(conflicts), tuple(conflicts[:MAX_NAMED]))
+    return BucketWritten(rows, written, dropped, len(conflicts), tuple(conflicts[:MAX_NAMED]))
 
 
 def _report(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
-    done = [message for message in messages if isinstance(message, Written)]
+    done = [message for message in messages if isinstance(message, BucketWritten)]
     conflicts = sum(each.conflicts for each in done)
     if conflicts:
         named = [key for each in done for key in each.conflicting]

@@ -202,7 +202,7 @@ class Unnamed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class PartWritten(WriterCommitMessage):
     """What became of a partition."""
 
     place: Place
@@ -222,7 +222,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._write = uuid.uuid4().hex
         self._job = options.write_id or self._write
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
         return self._task(_context()).run(iterator)
 
     def _task(self, context: TaskContext) -> Task:
@@ -278,7 +278,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self._options, self._layout = options, layout
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
         context = _context()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
@@ -303,11 +303,11 @@ def _context() -> TaskContext:
     return context
 
 
-def _written(messages: list[WriterCommitMessage | None]) -> list[Written]:
-    return [message for message in messages if isinstance(message, Written)]
+def _written(messages: list[WriterCommitMessage | None]) -> list[PartWritten]:
+    return [message for message in messages if isinstance(message, PartWritten)]
 
 
-def _commit(options: SinkOptions, written: list[Written]) -> None:
+def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     """All rows of a batch are stored: note it, if there are any."""
     filled = [each for each in written if each.rows]
     if not filled or not options.keeps_ledger:
@@ -419,12 +419,12 @@ class Task:
         self.patience_s = options.patience_s
 
     @seldom_collecting()
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> PartWritten:
         """Returns when every row is stored. Reads to the end in any case: stateful operators note their state there."""
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
         if first is None:
-            return Written(self.place, 0)
+            return PartWritten(self.place, 0)
         js = self.patiently(lambda: jetstream_for(self.options.connecting()))
         target = self.patiently(lambda: Target.find(js, self.options, self.layout, self._some_subject(first)))
         # Half for us to notice that ids are about to be forgotten, half for what is on its way to arrive.
@@ -433,7 +433,7 @@ class Task:
         earlier = self._look_up(js, target)
         if earlier is None:
             rows = sum(batch.num_rows for batch in chain([first], filled))
-            return Written(self.place, rows, 0, None, True, self.unnamed)
+            return PartWritten(self.place, rows, 0, None, True, self.unnamed)
         sent = 0
         pace = Pace(
             max_messages=self.options.max_pending_messages,
@@ -446,7 +446,7 @@ class Task:
                 sent += len(missing)
                 if len(missing):
                     publisher.send(missing)
-        return Written(self.place, encoder.rows, sent, target.info.config.replicas, False, self.unnamed)
+        return PartWritten(self.place, encoder.rows, sent, target.info.config.replicas, False, self.unnamed)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:

@@ -4,6 +4,6 @@ from jetspark.testing.model.fast import OpenFastBatch
 from jetspark.testing.model.limits import BatchLimits
 from jetspark.testing.model.replies import Delivery
 from jetspark.testing.model.server import ModelServer
-from jetspark.testing.model.store import StoredMessage
+from jetspark.testing.model.store import ModelMessage
 
-__all__ = ["BatchLimits", "Delivery", "ModelServer", "OpenFastBatch", "StoredMessage"]
+__all__ = ["BatchLimits", "Delivery", "ModelMessage", "ModelServer", "OpenFastBatch"]

@@ -46,7 +46,7 @@ MIN_API_LEVEL = ApiError(412, 10185, "JetStream minimum api level required")
 
 
 @dataclass(slots=True)
-class _Batch:
+class _AtomicBatch:
     touched: float
     last: int = 0
     messages: list[Incoming] = field(default_factory=list)
@@ -70,7 +70,7 @@ class AtomicBatches:
         abandon: Callable[[str, str, float], Delivery],
     ) -> None:
         self._store, self._limits, self._total_open, self._abandon = store, limits, total_open, abandon
-        self._open: dict[str, _Batch] = {}
+        self._open: dict[str, _AtomicBatch] = {}
         self._too_large = ApiError(400, 10199, f"atomic publish batch is too large: {limits.max_messages}")
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class AtomicBatches:
                 or self._total_open() >= self._limits.max_inflight_total
             ):
                 return _TOO_MANY
-            batch = self._open[id] = _Batch(now)
+            batch = self._open[id] = _AtomicBatch(now)
         refused: ApiError | None = None
         reason = ""
         if commit not in (None, "1", "eob"):

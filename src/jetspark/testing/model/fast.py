@@ -88,7 +88,7 @@ class _Head:
     is_gap_ok: bool
 
 
-class _Batch:
+class _FastBatch:
     __slots__ = (
         "acked",
         "every",
@@ -145,8 +145,8 @@ class FastIngest:
 
     def __init__(self, store: Store, limits: BatchLimits, total_open: Callable[[], int]) -> None:
         self._store, self._limits, self._total_open = store, limits, total_open
-        self._open: dict[str, _Batch] = {}
-        self._ended: dict[str, _Batch] = {}
+        self._open: dict[str, _FastBatch] = {}
+        self._ended: dict[str, _FastBatch] = {}
         self._heads: dict[str, _Head] = {}
 
     def __len__(self) -> int:
@@ -239,7 +239,7 @@ class FastIngest:
     # A message of an open batch
 
     def _put(
-        self, batch: _Batch, message: Incoming, is_commit: bool, reply: str, now: float, said: list[Delivery]
+        self, batch: _FastBatch, message: Incoming, is_commit: bool, reply: str, now: float, said: list[Delivery]
     ) -> None:
         store, sequence, fields = self._store, batch.last, message.fields
         if fields or store.is_discard_new:
@@ -276,7 +276,7 @@ class FastIngest:
         elif sequence >= batch.next_ack:
             self._ack(batch, reply, said)
 
-    def _err(self, batch: _Batch, error: ApiError, is_commit: bool, reply: str, said: list[Delivery]) -> None:
+    def _err(self, batch: _FastBatch, error: ApiError, is_commit: bool, reply: str, said: list[Delivery]) -> None:
         """A message that broke a rule. In mode ok its sequence is used up, in mode fail it was never there."""
         sequence = batch.last
         if sequence == 1 and not batch.is_gap_ok:
@@ -291,7 +291,7 @@ class FastIngest:
             batch.last = sequence - 1
             self._end(batch, reply, said, is_complete=batch.persisted == batch.last)
 
-    def _skip(self, batch: _Batch, earlier: int, is_commit: bool, reply: str, said: list[Delivery]) -> None:
+    def _skip(self, batch: _FastBatch, earlier: int, is_commit: bool, reply: str, said: list[Delivery]) -> None:
         """A duplicate: nothing is stored, and nothing said; it counts like any other message.
 
         So does one of a message that was only proposed. A leader that is cut off acknowledges those, and after the next
@@ -313,7 +313,7 @@ class FastIngest:
         else:
             self._end(batch, reply, said, is_complete=batch.is_settled)
 
-    def _ping(self, batch: _Batch, sequence: int, reply: str, said: list[Delivery]) -> None:
+    def _ping(self, batch: _FastBatch, sequence: int, reply: str, said: list[Delivery]) -> None:
         if sequence > batch.last:
             # As if the message after the ping had come.
             said.append(Delivery(reply, replies.flow_gap(batch.last + 1, sequence + 1)))
@@ -329,7 +329,7 @@ class FastIngest:
                     return
         said.append(Delivery(reply, replies.flow_ack(batch.acked, batch.every)))
 
-    def _pass_over(self, batch: _Batch) -> bool:
+    def _pass_over(self, batch: _FastBatch) -> bool:
         """The last sequence needs no storing, provided nothing is under way; whether an ack is due."""
         if batch.pending:
             return False
@@ -351,8 +351,8 @@ class FastIngest:
             return _TOO_MANY
         return None
 
-    def _start(self, head: _Head, now: float) -> _Batch:
-        batch = _Batch(head, 1, now)
+    def _start(self, head: _Head, now: float) -> _FastBatch:
+        batch = _FastBatch(head, 1, now)
         self._open[head.id] = batch
         self._ended.pop(head.id, None)
         batch.every = batch.next_ack = self._first_flow(head.flow)
@@ -361,7 +361,7 @@ class FastIngest:
     def _first_flow(self, flow: int) -> int:
         return 1 if len(self._open) > 1 else min(flow, MAX_MESSAGES_PER_ACK)
 
-    def _ack(self, batch: _Batch, reply: str, said: list[Delivery]) -> None:
+    def _ack(self, batch: _FastBatch, reply: str, said: list[Delivery]) -> None:
         behind = batch.persisted - batch.acked
         batch.acked += behind - behind % batch.every
         ceiling = max(1, min(batch.flow, MAX_MESSAGES_PER_ACK // len(self._open)))
@@ -373,13 +373,13 @@ class FastIngest:
         self._acknowledge(batch)
         said.append(Delivery(reply, replies.flow_ack(batch.acked, batch.every)))
 
-    def _acknowledge(self, batch: _Batch) -> None:
+    def _acknowledge(self, batch: _FastBatch) -> None:
         # By the newest message of the batch, which the ack may fall short of: better to keep one too many.
         self._store.promise(batch.stream_sequence)
         if self._store.is_replicated:
             del batch.trail[:-1]
 
-    def _end(self, batch: _Batch, reply: str, said: list[Delivery], *, is_complete: bool) -> None:
+    def _end(self, batch: _FastBatch, reply: str, said: list[Delivery], *, is_complete: bool) -> None:
         """Other than by a commit that was stored."""
         if not is_complete:
             batch.is_ending = True
@@ -387,13 +387,13 @@ class FastIngest:
         self._forget(batch)
         self._close(batch, reply, said)
 
-    def _forget(self, batch: _Batch) -> None:
+    def _forget(self, batch: _FastBatch) -> None:
         # Here only: the other replicas hear of a batch's end by a commit that they store, and in no other way.
         del self._open[batch.id]
         if self._store.is_replicated:
             self._ended[batch.id] = batch
 
-    def _close(self, batch: _Batch, reply: str, said: list[Delivery]) -> None:
+    def _close(self, batch: _FastBatch, reply: str, said: list[Delivery]) -> None:
         self._acknowledge(batch)
         name = self._store.config.name
         data = replies.pub_ack(name, batch.stream_sequence, batch=batch.id, count=batch.last)

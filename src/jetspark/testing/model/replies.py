@@ -22,6 +22,7 @@ __all__ = [
     "flow_ack",
     "flow_error",
     "flow_gap",
+    "is_about_storing",
     "no_responders",
     "pub_ack",
 ]
@@ -85,6 +86,12 @@ def flow_gap(first_missing: int, received: int) -> bytes:
 
 def flow_error(sequence: int, error: ApiError) -> bytes:
     return f'{{"type":"err","seq":{sequence},"error":{error.json}}}'.encode()
+
+
+def is_about_storing(said: Delivery) -> bool:
+    """Whether this says that something is stored, which takes a majority of the replicas to say."""
+    is_flow = said.data.startswith(b'{"type":"ack"') and not said.data.startswith(b'{"type":"ack","seq":0,')
+    return is_flow or said.data.startswith(b'{"stream"')
 
 
 def no_responders(subject: str, reply: str) -> Delivery:

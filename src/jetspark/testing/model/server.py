@@ -27,7 +27,7 @@ from jetspark.testing.model import replies
 from jetspark.testing.model.fast import OpenFastBatch
 from jetspark.testing.model.limits import BatchLimits
 from jetspark.testing.model.replies import Delivery
-from jetspark.testing.model.store import StoredMessage
+from jetspark.testing.model.store import ModelMessage
 from jetspark.testing.model.stream import ModelStream
 
 __all__ = ["ModelServer"]
@@ -106,7 +106,7 @@ class ModelServer:
         """Remove every message. Sequences go on, message ids stay known, open batches stay open."""
         self._stream(name).store.purge()
 
-    def messages(self, stream: str) -> Sequence[StoredMessage]:
+    def messages(self, stream: str) -> Sequence[ModelMessage]:
         """What is stored, oldest first."""
         return self._stream(stream).store.messages()
 

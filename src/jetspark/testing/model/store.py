@@ -19,7 +19,7 @@ from jetspark.core.subjects import matches
 from jetspark.jetstream.config import StreamConfig
 from jetspark.testing.model.replies import ApiError
 
-__all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "Store", "StoredMessage", "first_values"]
+__all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "ModelMessage", "Store", "first_values"]
 
 # The server's own, where a stream does not say.
 DEFAULT_DUPLICATE_WINDOW_S = 120.0
@@ -30,7 +30,7 @@ _MAX_PER_SUBJECT = ApiError(503, 10077, "maximum messages per subject exceeded")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMessage:
+class ModelMessage:
     """A message as a consumer would get it."""
 
     sequence: int
@@ -41,7 +41,7 @@ class StoredMessage:
     size_bytes: int
     """What it counts for in ``max_bytes``: subject, headers, data and the store's own bookkeeping."""
 
-    def __deepcopy__(self, memo: object) -> StoredMessage:
+    def __deepcopy__(self, memo: object) -> ModelMessage:
         return self
 
 
@@ -60,7 +60,7 @@ class Store:
     """Messages of one stream; ``now`` orders the ids."""
 
     def __init__(self, config: StreamConfig) -> None:
-        self._messages: dict[int, StoredMessage] = {}
+        self._messages: dict[int, ModelMessage] = {}
         self._by_subject: dict[str, deque[int]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
         self._id_times: deque[tuple[float, str]] = deque()
@@ -110,7 +110,7 @@ class Store:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def messages(self) -> Sequence[StoredMessage]:
+    def messages(self) -> Sequence[ModelMessage]:
         return list(self._messages.values())
 
     # What is there
@@ -183,7 +183,7 @@ class Store:
         size = self._overhead + len(subject.encode()) + len(data)
         if headers is not None:
             size += self._header_overhead + len(encode(headers))
-        self._messages[sequence] = StoredMessage(sequence, subject, data, headers, now, size)
+        self._messages[sequence] = ModelMessage(sequence, subject, data, headers, now, size)
         self.size_bytes += size
         sequences = self._by_subject.get(subject)
         if sequences is None:

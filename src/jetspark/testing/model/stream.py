@@ -7,7 +7,7 @@ for the same reasons by `jetspark.testing.model.checks`.
 A replicated stream stores at once here, where the server waits for a majority. What that hides, ``lose_leader`` brings
 back: the newest messages that nobody was told about may vanish with the old leader. With ``apply_s`` the majority takes
 its time: what is stored is a proposal until then, which counts in the leader's checks and shows nowhere else
-(``applied_sequence``), and its answer waits.
+(``applied_sequence``), and its acknowledgement waits; gaps and refusals are told at once.
 """
 
 from __future__ import annotations
@@ -199,8 +199,9 @@ class ModelStream:
         if store.last_sequence > before and store.apply_s:
             before = max(before, self._proposals[-1].last if self._proposals else 0)
             applied_at = max(now + store.apply_s, self._proposals[-1].applied_at if self._proposals else now)
-            self._proposals.append(_Proposal(before + 1, store.last_sequence, applied_at, said))
-            return []
+            late = [each for each in said if replies.is_about_storing(each)]
+            self._proposals.append(_Proposal(before + 1, store.last_sequence, applied_at, late))
+            return [each for each in said if not replies.is_about_storing(each)]
         return said
 
     def _publish_plain(self, message: Incoming, reply: str | None, now: float) -> list[Delivery]:
