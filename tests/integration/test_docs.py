@@ -75,9 +75,10 @@ def _at(url: str, code: str) -> str:
     return code.replace("nats://127.0.0.1:4222", url)
 
 
+@pytest.mark.timeout(240)  # two of them start a Spark
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    _run([sys.executable, "-W", "error", str(example)], tmp_path)
+    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=230)
 
 
 def _run(command: list[str], folder: Path, *, timeout: float = 110, **options: Any) -> str:
