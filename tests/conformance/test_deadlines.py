@@ -27,6 +27,7 @@ from jetspark import (
     UserPassword,
 )
 from jetspark.core import ending
+from jetspark.core.subjects import ApiSubject
 from jetspark.server import NatsServer, Permissions, User
 
 # Far above what an operation with a time-out of TIMEOUT_S may take, far below an outage that does not end.
@@ -347,7 +348,8 @@ async def late_api(server: NatsServer) -> AsyncIterator[str]:
 
     async def forward(message: Message) -> None:
         await asyncio.sleep(LATE_S)
-        subject = "$JS.API." + message.subject.removeprefix("late.")
+        # The name of a filter may end the subject, wildcards included.
+        subject = ApiSubject("$JS.API." + message.subject.removeprefix("late."))
         await nc.publish(subject, message.data, reply=message.reply or "", headers=message.headers)
 
     async with jetspark.connect(server.url) as nc:
