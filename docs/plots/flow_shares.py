@@ -22,8 +22,8 @@ from jetspark.core.events import ConnectionEvent
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.testing import ModelServer
-from jetspark.testing.network import Clock, Front, Network, Published
-from jetspark.testing.simulation import Link
+from jetspark.testing.network import Front, Network, Publication, VirtualClock
+from jetspark.testing.simulation import SimulatedLink
 
 HERE = Path(__file__).parent
 
@@ -61,7 +61,7 @@ class Publisher:
     """Has always something to send, and sends whatever there is room for."""
 
     def __init__(self, network: Network, name: str) -> None:
-        self._link = Link(network, name=name)
+        self._link = SimulatedLink(network, name=name)
         self._clock = network.clock
         self._item = (f"events.{name}", b"x" * 128)
         self.batch = FastMachine(self._link.machine, self._wake, FastBatchOptions())
@@ -81,7 +81,7 @@ class Publisher:
 
 
 def measure(publishers: int, round_trip_s: float) -> Row:
-    clock = Clock()
+    clock = VirtualClock()
     model = ModelServer()
     model.create_stream(StreamConfig(name="EVENTS", subjects=["events.>"], allow_batched=True, storage="memory"))
     front = Front(model, clock, service_s=1 / CAPACITY)
@@ -89,7 +89,7 @@ def measure(publishers: int, round_trip_s: float) -> Row:
     network = Network(front, random.Random(0), delay_s=(way_s, way_s), max_in_flight_bytes=1 << 30)
     counts: Counter[str] = Counter()
 
-    def count(message: Published) -> None:
+    def count(message: Publication) -> None:
         counts[message.subject] += 1
 
     front.watchers.append(count)

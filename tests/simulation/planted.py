@@ -17,7 +17,7 @@ from jetspark.batcher.config import Flushed, Stats
 from jetspark.core.connection import Connection, Done
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import BatchInDoubt
-from jetspark.jetstream.info import ModelMessage, PubAck
+from jetspark.jetstream.info import PubAck, StoredMessage
 from jetspark.jetstream.operations import Api
 from jetspark.jetstream.operations import Operation as Asking
 from jetspark.publish import atomic_resolve
@@ -294,7 +294,7 @@ def resolved_by_any_leader() -> contextlib.AbstractContextManager[None]:
 def resolved_by_any_replica() -> Iterator[None]:
     get = Api.get_message
 
-    def get_direct(self: Api, stream: str, body: Mapping[str, Any], *, direct: bool) -> Asking[ModelMessage]:
+    def get_direct(self: Api, stream: str, body: Mapping[str, Any], *, direct: bool) -> Asking[StoredMessage]:
         return get(self, stream, body, direct=True)
 
     with mock.patch.object(Api, "get_message", get_direct):
