@@ -187,6 +187,45 @@ def test_the_same_server_twice_is_one() -> None:
     assert pool(A, B, A, Server.parse("nats://ada:x@a")).servers == [A, B]
 
 
+def test_after_a_success_that_was_of_no_use_yet_the_round_goes_on() -> None:
+    servers = pool(A, B, wait_s=1, wait_max_s=3, jitter=lambda: 1.0)
+    assert servers.next() == (A, 0.0)
+    servers.succeeded()
+    assert attempts(servers, 2) == [("b", 0.0), ("a", 1.0)]
+
+
+def test_another_server_is_one_that_is_not_known_to_be_out_of_reach() -> None:
+    assert pool(A).has_other_than(A) is False
+    assert pool(A).has_other_than(None) is pool(A).has_other_than(B) is True
+    servers = pool(A, B)
+    assert servers.has_other_than(A) is True
+    attempts(servers, 2)
+    assert servers.has_other_than(A) is servers.has_other_than(None) is False
+
+
+def test_a_kind_of_failure_is_news_again_after_a_success() -> None:
+    servers = pool(A)
+    kinds = (OSError, OSError, ValueError)
+    for _ in range(2):
+        assert [(servers.next(), servers.failed(kind("away")))[1] for kind in kinds] == [
+            (1, True),
+            (2, True),
+            (3, True),
+        ]
+        servers.next()
+        servers.succeeded()
+
+
+def test_where_a_server_listens_makes_it_what_it_is() -> None:
+    assert Server("a", 1, tls_name="x") == Server("a", 1)
+    assert Server("a", 1) != Server("a", 1, requires_tls=True)
+    assert (Server("a", 1).has_name, Server("127.0.0.1", 1).has_name, Server("fe80::1%eth0", 1).has_name) == (
+        True,
+        False,
+        False,
+    )
+
+
 def test_after_success_the_others_get_their_turn_first_and_at_once() -> None:
     servers = pool(A, B, C)
     attempts(servers, 4)
@@ -280,8 +319,9 @@ def test_a_server_that_refused_comes_back_when_another_has_been_of_use() -> None
     assert servers.servers == [B]
     servers.discovered(["a:4222", "b:4222"], requires_tls=False)
     assert servers.servers == [B]
-    servers.proven()
-    assert servers.servers == [A, B]
+    for _ in range(2):
+        servers.proven()
+        assert servers.servers == [A, B]
     for _ in range(2):
         assert servers.next()[0] == A
         servers.failed(refused(A))
