@@ -145,8 +145,7 @@ class Reading:
                 raise
             step = None  # only the subscription is over
         if isinstance(step, int):
-            with self._client._link.lock:
-                return flow.take(step)
+            return flow.take(step)
         if step is None:
             self._reader.lost()
             self._drop()

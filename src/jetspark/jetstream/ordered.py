@@ -157,11 +157,6 @@ class OrderedReader:
         """Whether the last messages of the subjects are still coming."""
         return self._is_listing
 
-    @property
-    def last_consumer_sequence(self) -> int:
-        """Of the present consumer's messages, the last that was looked at."""
-        return self._last_consumer_sequence
-
     def open(self, api: Api, stream: str, name: str) -> Operation[ConsumerInfo]:
         """Make the next consumer.
 
@@ -358,6 +353,7 @@ class OrderedPuller(Puller[M]):
         super().__init__(inbox, subject)
         self._reader = reader
         self._has_heard = False
+        self._last_reply = b""
         self.is_lost = False
         """The consumer is gone, or a message is missing: what is buffered is the last of it."""
         self.is_idle = False
@@ -370,8 +366,9 @@ class OrderedPuller(Puller[M]):
         if self._reader.is_listing:
             arrived = self._up_to_a_skip(arrived)
             self._reader.came([size_bytes(each) for each in arrived if each.raw_reply is not None])
+        self._last_reply = next((each.raw_reply for each in reversed(arrived) if each.raw_reply), self._last_reply)
+        self._has_heard = self._has_heard or bool(self._last_reply)
         super().absorb(arrived, now)
-        self._has_heard = self._has_heard or bool(self.buffer)
 
     def _up_to_a_skip(self, arrived: list[M]) -> list[M]:
         """What came before the status after which a message of the listing may be missing."""
@@ -407,24 +404,20 @@ class OrderedPuller(Puller[M]):
         self._reader.heard()
         self.is_idle = not self.buffer
         last = message.headers.get("Nats-Last-Consumer", "")
-        if is_count(last) and int(last) > self._last_received():
+        received = parse_metadata(self._last_reply).consumer_sequence if self._last_reply else 0
+        if is_count(last) and int(last) > received:
             self.lose()
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
         text = status.description
         if status.code in (404, 408) or text.startswith(("Batch Completed", "Message Size Exceeds MaxBytes")):
             self._has_heard = True
-        elif status.code == 503 and not (self._has_heard or self.buffer) and self._refusals < MAX_REFUSALS_AT_FIRST:
+        elif status.code == 503 and not self._has_heard and self._refusals < MAX_REFUSALS_AT_FIRST:
             pass
         elif status.code in (409, 503) and not text.startswith("Exceeded MaxRequest"):
             self.lose()  # deleted, or without its leader, or the server goes
             return
         super()._on_status(token, status, message, now)
-
-    def _last_received(self) -> int:
-        if not self.buffer:
-            return self._reader.last_consumer_sequence
-        return parse_metadata(self.buffer[-1].raw_reply or b"").consumer_sequence
 
 
 class OrderedFlow(Flow[M]):
@@ -475,17 +468,13 @@ class OrderedFlow(Flow[M]):
         """What of the next ``count`` buffered messages is to be handed out: nothing, if one is missing before them."""
         puller = self._puller
         buffer = puller.buffer
-        if count == len(buffer):
-            messages = list(buffer)
-            buffer.clear()
-        else:
-            messages = [buffer.popleft() for _ in range(count)]
+        messages = [buffer.popleft() for _ in range(count)]  # another thread may be adding to it
         accepted, looked_at = self._reader.accept(messages)
         if looked_at < count:
             buffer.extendleft(reversed(messages[looked_at:]))
         if not looked_at:  # the first one is not the next
+            puller.lose()  # first, so that nothing is added any more
             buffer.clear()
-            puller.lose()
         return accepted
 
     def on_too_large(self, max_bytes: int | None) -> None:
