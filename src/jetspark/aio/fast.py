@@ -600,7 +600,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             self._leave()
 
     def _leave(self) -> None:
-        """Send nothing more, and wake whoever waits."""
+        """Send nothing more, and wake those who wait."""
         self._endless.abandon(self._loop.time())
         self._settle()
         self._stop_listening()

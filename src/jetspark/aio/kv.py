@@ -59,7 +59,7 @@ class KeyValue:
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Write a value where there is none; returns its revision.
 
-        With ``ttl`` it goes away after so many seconds. That needs ``limit_marker_ttl_s`` on the bucket; in one with
+        With ``ttl`` it goes away after that many seconds. That needs ``limit_marker_ttl_s`` on the bucket; in one with
         ``history`` no key can have a shorter TTL, because the server would make it that long.
 
         Raises:
@@ -228,7 +228,7 @@ class KeyValue:
         return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     async def purge_deletes(self, older_than: float = 1800.0) -> int:
-        """Remove the marks of deleted keys, but keep those younger than so many seconds; returns how many went.
+        """Remove the marks of deleted keys that are at least ``older_than`` seconds old; returns how many went.
 
         Raises:
             RequestTimeout: Nothing came for as long as the context's ``timeout``; some marks may be removed.

@@ -192,7 +192,7 @@ class ObjectStore:
     async def purge_orphans(self, older_than: float = 3600.0) -> int:
         """Remove chunks that belong to no object: what a put left whose process died. Returns how many.
 
-        Chunks are kept if there are some of the same object younger than so many seconds: its put may be under way.
+        Chunks are kept if some of the same object are younger than ``older_than`` seconds: its put may be under way.
         Nobody else removes them, and this reads the metadata of every object: call it now and then. A put whose source
         stands still for longer than ``older_than`` finds out that its chunks are gone, and fails, if that is 60 seconds
         or more.
@@ -564,7 +564,7 @@ class ObjectStores:
 
 
 class _Sending:
-    """The chunks of one put on their way: so many bytes at a time wait for their acknowledgement."""
+    """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
 
     def __init__(self, js: JetStream, subject: str, progress: Progress) -> None:
         self._js, self._subject, self._progress = js, subject, progress

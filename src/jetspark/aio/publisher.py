@@ -98,7 +98,7 @@ class WindowedPublisher:
         Raises:
             RequestTimeout: There was no room within ``timeout``.
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
-            WindowFull: ``when_full="raise"``, and so many are outstanding.
+            WindowFull: ``when_full="raise"``, and ``max_outstanding`` messages wait.
             BufferFull: The network takes no more and the connection's ``when_full="raise"``.
             ConnectionClosed: After ``close`` or ``drain``.
         """

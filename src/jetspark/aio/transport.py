@@ -38,7 +38,7 @@ WRITE_AT_BYTES = 64 << 10
 
 _logger = logging.getLogger("jetspark.aio")
 
-# Not on Windows, where whoever wrote goes on until its time is up.
+# Not on Windows, which has no such call.
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
@@ -132,8 +132,7 @@ class Link:
                     self._wake_publishers()
 
     def hand_over(self) -> None:
-        """Write what a server has nothing to do without, and let one on this machine begin with it: where processors
-        are few, it may be ours that it waits for."""
+        """Flush, then yield the CPU if the server runs on this machine: on two cores it may be waiting for ours."""
         self.flush()
         if self._session is not None and self._session.is_server_here:
             _give_way()

@@ -43,7 +43,7 @@ class Stats:
     rejected: int = 0
     """Refused by ``try_add``; never accepted, so no part of the sum."""
     late_ok: int = 0
-    """Of those counted as failed or dropped because time was over: so many were reported as written afterwards."""
+    """Of those counted as failed or dropped because time was over: those that were reported as written afterwards."""
     queue_depth: int = 0
     """Waiting, not yet given to the sink."""
     flushes: Mapping[Reason, int] = field(default_factory=dict)
@@ -85,9 +85,9 @@ class BatcherConfig(Generic[SinkT_co]):
     sink: SinkT_co
     """Where batches go: an object with ``write(batch)``."""
     max_batch_size: int
-    """A batch goes when it has so many items."""
+    """Flush when the batch holds this many items."""
     max_batch_delay: float
-    """A batch goes when its first item has waited so long."""
+    """Flush when the first item of the batch has waited this many seconds."""
     name: str = "batcher"
     """For errors, logs and the label of metrics."""
     queue_depth: int = DEFAULT_QUEUE_DEPTH
@@ -95,7 +95,7 @@ class BatcherConfig(Generic[SinkT_co]):
     flush_timeout: float = DEFAULT_FLUSH_TIMEOUT_S
     """Longest time for one write. Zero or less means 5."""
     max_batch_bytes: int | None = None
-    """A batch has at most so many bytes, as ``size_of`` counts them; an item of more is refused."""
+    """A batch has at most this many bytes, as ``size_of`` counts them; a larger item is refused."""
     size_of: Callable[[Any], int] = len
     """Bytes of an item; asked only with ``max_batch_bytes``."""
     max_concurrent_flushes: int = 1

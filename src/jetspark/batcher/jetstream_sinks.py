@@ -1,9 +1,9 @@
 """What the sinks for JetStream decide, once for both drivers, in the steps of :mod:`jetspark.batcher.effects`. Pure.
 
 *Fast ingest.* Every write hands its messages to one publisher, one write after the other, and waits until all of them
-are known to be stored. Only an acknowledgement, which comes after so many messages, or the end of the server's batch
-tells that. So the last write under way has the batch ended; while there are others, it first waits a moment whether
-one of them, or the next, brings the acknowledgement along.
+are known to be stored. Only an acknowledgement, which comes after hundreds of messages, or the end of the server's
+batch tells that. So the last write under way has the batch ended; while there are others, it first waits a moment
+whether one of them, or the next, brings the acknowledgement along.
 
 *Atomic.* A write is one atomic batch, or several where it is larger than the server allows. Each is stored or not, and
 the error says how many items of the write are. A batch in doubt is resolved. A batch that has ids the stream knows is

@@ -8,7 +8,7 @@ An accepted item has a position, counted from 0, and moves one way::
 ``waiting`` is the specification's input channel and buffer in one: its first ``max_batch_size`` items are the batch
 that is being gathered. At most ``slots`` flushes run. While one is free a batch goes as soon as it is due; while none
 is, up to ``queue_depth`` items wait, and more have to be asked for: ``ask()`` gives a ticket, tickets are granted in
-order, and a granted one is a place kept free until it is redeemed or given back. So whoever stops waiting, for
+order, and a granted one is a place kept free until it is redeemed or given back. So a producer that stops waiting, for
 whatever reason, knows that its items were not accepted, and nobody is overtaken for ever.
 
 A flush is *settled* once, which counts its items and tells their acks, and *finished* when the sink has returned,
@@ -79,7 +79,7 @@ class Flush(Generic[T]):
 
 
 class Ticket:
-    """A request for so many places; ``wake`` is called when it is granted, or never will be."""
+    """A request for ``count`` places; ``wake`` is called when it is granted, or never will be."""
 
     __slots__ = ("count", "is_granted", "is_over", "wake")
 
@@ -146,7 +146,7 @@ class BatchMachine(Generic[T]):
         """The time of a shutdown is over: whatever is left was settled as dropped."""
         self.failure: BaseException | None = None
         self.reports: list[WriteReport] = []
-        """Of writes, for whoever runs this machine to take and tell."""
+        """Of writes, for the driver to take and tell."""
         self.room = max_batch_size
         self.has_new_deadline = False
         """A batch was begun by ``add`` since ``next_deadline`` was asked for the last time."""
@@ -578,7 +578,7 @@ class BatchMachine(Generic[T]):
         return running + (0 if self.is_written_off else len(self._waiting))
 
     def stats(self) -> Stats:
-        # Settled first: whoever reads this from another thread may see items come in meanwhile, never too many settled.
+        # Settled first: another thread that reads this may see items come in meanwhile, never too many settled.
         ok, failed, dropped, late_ok = self._ok, self._failed, self._dropped, self._late_ok
         enqueued = self.enqueued
         return Stats(

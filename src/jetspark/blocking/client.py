@@ -154,7 +154,7 @@ class Client(ClientBase):
             queue: Each message goes to one member of the queue group only.
             callback: Called with one message after the other, on a thread of the subscription's own; without it,
                 iterate over the subscription.
-            max_messages: End by itself after so many.
+            max_messages: End by itself after this many messages.
             max_pending_messages: Bound of unread messages, instead of the connection's; see also
                 ``max_pending_bytes``.
 
@@ -192,7 +192,7 @@ class Client(ClientBase):
             self._link.wake()
 
     def _abandon(self, subscription: Subscription) -> None:
-        """Nobody will read it: whoever wanted it was interrupted, or refused. It may have been made or not."""
+        """Nobody will read it: the call was interrupted, or refused. It may have been made or not."""
         with self._link.lock, self._link.doubt:
             for state in [each for each in self._machine.subscriptions if each.handle is subscription]:
                 self._machine.unsubscribe(state)
@@ -305,7 +305,7 @@ class Client(ClientBase):
             max_outstanding: How many messages of ``publish_async`` may wait for their acknowledgement at a time.
                 Contexts that agree in this and the two below share one window.
             ack_timeout: Seconds after which ``publish_async`` gives up waiting for an acknowledgement.
-            when_full: What ``publish_async`` does when so many wait: ``"wait"`` for room, or ``"raise"``
+            when_full: What ``publish_async`` does when that many wait: ``"wait"`` for room, or ``"raise"``
                 :class:`~jetspark.WindowFull`.
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)

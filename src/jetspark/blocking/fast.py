@@ -1,8 +1,8 @@
 """Fast ingest from threads. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
 waiting.
 
-The link's lock guards the machine. Time is watched by whoever waits, and while nobody does by the connection's thread
-(see ``Link.watch``): a batch must be kept alive while its producer thinks.
+The link's lock guards the machine. Time is watched by the thread that waits, and while none does by the connection's
+own (see ``Link.watch``): a batch must be kept alive while its producer thinks.
 """
 
 from __future__ import annotations
@@ -579,7 +579,7 @@ class FastPublisher(_Paced, FastPublisherBase):
                 self._leave()
 
     def _leave(self) -> None:
-        """Send nothing more, and wake whoever waits; with the lock."""
+        """Send nothing more, and wake those who wait; with the lock."""
         self._endless.abandon(time.monotonic())
         self._settle()
         self._stop_listening()

@@ -268,7 +268,7 @@ class JetStream(ObjectStores):
             ack_first: Wait for the server's word that it has opened the batch, a round trip. Without it a refusal
                 shows at the commit only, as :class:`~jetspark.BatchIncomplete`, and :meth:`AtomicBatch.resolve` may
                 not be able to tell.
-            ack_every: Wait for every so many messages too, to hear of a refusal earlier.
+            ack_every: Wait for an acknowledgement after this many messages too, to hear of a refusal earlier.
             timeout: Seconds for each answer, and for waiting for a place among the open batches.
         """
         return AtomicBatch(self, batch_id, ack_first, ack_every, timeout)

@@ -14,7 +14,7 @@ class Message(CoreMessage):
     __slots__ = ()
 
     def respond(self, data: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to whoever asked.
+        """Publish an answer to the sender of the request.
 
         Raises:
             UsageError: The sender did not ask for one.

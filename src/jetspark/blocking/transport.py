@@ -1,7 +1,7 @@
 """The blocking driver's engine: one thread a connection, which dials, reads, pings and reconnects.
 
 ``lock`` guards the machine and the socket. The socket never blocks, so the lock is never held for long, and any
-thread may write what it has just published. Events are passed on without the lock, so that whoever they wake can
+thread may write what it has just published. Events are passed on without the lock, so that the threads they wake can
 take it.
 
 Who waits for the network: the connection's own thread (in ``select``), except while another thread waits for an
@@ -11,7 +11,7 @@ thread costs more than all the rest of a request. One thread at a time reads; th
 Interrupts. The main thread may meet a KeyboardInterrupt between any two steps, the connection's thread never does. So
 the main thread leaves nothing behind that only it could put right:
 
-* A guest has the reading for ``LEASE_S`` and renews it; whoever does not hand it back loses it.
+* A guest has the reading for ``LEASE_S`` and renews it; a guest that does not hand it back loses it.
 * What may be interrupted half-way is marked: ``_is_moving`` (bytes between the machine and the socket), ``_interest``
   (None while the selector is changed), ``_in_hand`` (events taken and not passed on), ``is_suspect`` (a call into the
   machine). A mark that is found with the lock in hand is that of an interrupted thread. Then the connection's thread

@@ -986,7 +986,7 @@ def is_no_responders(message: CoreMessage) -> bool:
         return False
     try:
         status = message.status
-    except ProtocolError:  # the sender's fault, not the connection's: whoever reads the headers is told
+    except ProtocolError:  # the sender's fault, not the connection's: reading the headers raises
         return False
     return status is not None and status.code == 503
 

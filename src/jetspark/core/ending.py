@@ -1,4 +1,4 @@
-"""How a connection is closed and drained: generators that decide, driven by whoever can wait.
+"""How a connection is closed and drained: generators that decide, run by a driver that can wait.
 
 They yield what they need done and are resumed when it is, or with the error there was instead. The driver ends the
 connection when they are through, whatever they raise. They raise when messages that were published may not arrive:

@@ -1,4 +1,4 @@
-"""How a session comes about: one generator that decides, driven by whoever can wait.
+"""How a session comes about: one generator that decides, run by a driver that can wait.
 
 :func:`establish` yields what it needs done and is resumed when it is: dial, exchange bytes, upgrade to TLS, pause. A
 driver answers by sending a value back or by throwing the error that occurred. Initial connect and every reconnect
@@ -35,7 +35,7 @@ AuthSource: TypeAlias = Auth | Callable[[], Auth] | None
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Wait so long."""
+    """Wait this many seconds."""
 
     seconds: float
 

@@ -64,7 +64,7 @@ MAX_MESSAGE_BYTES = (64 << 20) + MAX_LINE_BYTES
 MAX_KNOWN_LINES = 1024
 MAX_KNOWN_SUBJECTS = 1024
 
-# After the fast loop met something it cannot read, so many chunks go straight to the careful one; doubled each time.
+# After the fast loop met something it cannot read, this many chunks go straight to the careful one; doubled each time.
 MAX_SKIPPED_CHUNKS = 64
 
 # Making the expression for a run takes as long as reading a hundred messages without it: runs that end just when they
@@ -219,7 +219,7 @@ class Parser:
         return rest or b""
 
     def _watch_for_run(self, first_line: bytes, last_line: bytes, messages: int) -> None:
-        """A chunk of so many messages was read without a run: is it time to expect one?"""
+        """A chunk of ``messages`` messages was read without a run: is it time to expect one?"""
         self._run = None
         beginning, size_text = kind = _kind(last_line)
         known = self._known_beginnings.get(beginning)

@@ -21,7 +21,7 @@ DEFAULT_PORT = 4222
 # to it a third time.
 MAX_REFUSALS = 2
 
-# Of one list a cluster announces, so many addresses are used. Clusters have a few nodes with a few addresses each; a
+# Of one list a cluster announces, this many addresses are used. Clusters have a few nodes with a few addresses each; a
 # longer list is a mistake or an attack, and each address would be dialled with our credentials.
 MAX_DISCOVERED_SERVERS = 256
 

@@ -71,7 +71,7 @@ class SubscriptionState:
         """How many of those before the present session: the server counts only since its SUB."""
         self.dropped = 0
         self.max_messages = 0
-        """End after so many received in all; 0 is without end."""
+        """End after this many received in all; 0 is without end."""
         self.is_inbox = False
         """Answers come on subjects used once."""
         self.message_class: type[CoreMessage] | None = None
@@ -88,7 +88,7 @@ class SubscriptionState:
         return sum([message.size_bytes for message in list(self.pending)])
 
     def settle(self, chunk_bytes: int) -> int:
-        """Take over what arrived in a chunk of so many bytes; returns how many messages had to be dropped."""
+        """Take over what arrived in a chunk of ``chunk_bytes`` bytes; returns how many messages had to be dropped."""
         arrived, pending = self.arrived, self.pending
         if self.is_finished:
             arrived.clear()

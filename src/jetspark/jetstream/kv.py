@@ -78,10 +78,10 @@ class KVConfig:
     history: int | None = ruled(low=1, high=MAX_HISTORY)
     """Revisions kept of each key, 1 to 64; the server's default is 1."""
     ttl_s: float | None = ruled(low=0.1)
-    """Every entry goes away after so long."""
+    """Seconds after which every entry goes away."""
     limit_marker_ttl_s: float | None = ruled(low=1)
-    """Lets single keys have a TTL (needs nats-server 2.11): when one goes away, a marker stays for so long, so that
-    watchers see it. In a bucket with more than one revision of history no key can have a shorter TTL than this.
+    """Lets single keys have a TTL (needs nats-server 2.11): when one goes away, a marker stays for this many seconds
+    for watchers to see. In a bucket with more than one revision of history no key can have a shorter TTL than this.
     """
     max_bytes: int | None = ruled(low=-1)
     max_value_bytes: int | None = ruled(low=-1, high=INT32)

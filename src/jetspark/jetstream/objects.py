@@ -130,7 +130,7 @@ MAX_WRITE_ATTEMPTS = 20
 # How often metadata is sent again when it is unknown whether it was stored.
 COMMIT_ATTEMPTS = 3
 
-# A reader whose object is replaced under its hands starts again with the new one so many times in all.
+# A reader whose object is replaced under its hands starts again with the new one this many times in all.
 READ_ATTEMPTS = 5
 
 MAX_LINKS = 8
@@ -145,7 +145,7 @@ class ObjectStoreConfig:
     bucket: str = field(metadata={"check": lambda _, bucket: check_bucket(bucket)})
     description: str | None = ruled(check=check_description)
     ttl_s: float | None = ruled(low=0.1)
-    """Every object goes away after so long."""
+    """Seconds after which every object goes away."""
     max_bytes: int | None = ruled(low=-1)
     """Of everything in the bucket; a put beyond it is refused."""
     storage: Storage | None = None
@@ -471,7 +471,7 @@ def fast_options(
         "message_ids": True,
         "id_prefix": upload.nuid,
         "max_pending_bytes": WINDOW_BYTES,
-        # Acknowledgements come after so many, so they must be few enough to fit into what may be pending.
+        # Acknowledgements come after ``flow`` chunks, which must be few enough to fit into what may be pending.
         "flow": min(MAX_FLOW, max(1, FAST_WINDOW_BYTES // upload.chunk_bytes // 2)),
         "patience_s": patience_s,
         # Time for a second batch when the first is lost.

@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait so long; what is sent back means nothing."""
+    """Wait this many seconds; what is sent back means nothing."""
 
     seconds: float
 

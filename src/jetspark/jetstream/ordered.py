@@ -303,7 +303,7 @@ class OrderedReader:
         return min(count, next(place for place, number in enumerate(sequences) if number != first + place))
 
     def came(self, sizes: list[int]) -> None:
-        """Messages of a listing, of so many bytes each."""
+        """Messages of a listing have arrived, with these sizes in bytes."""
         self._largest_bytes = max([self._largest_bytes, *sizes])
 
     def skipped(self) -> None:

@@ -17,8 +17,8 @@ Requests with ``max_bytes`` have a second number of that kind, ``_owed_bytes``. 
 nothing about one that used up its bytes to the last: at 0 bytes, too, every request is fulfilled.
 
 A status has one of four consequences: nothing now (404, 408), ask again (leader change, shutdown, a full queue,
-nobody there *yet*; after a growing pause), an error for whoever asked (the request breaks a rule of the consumer's),
-or an error for everyone (the consumer is gone).
+nobody there *yet*; after a growing pause), an error for the reader that asked (the request breaks a rule of the
+consumer's), or an error for everyone (the consumer is gone).
 
 Two kinds of readers ask through a puller, and drivers run both alike: call ``step`` and do what it says, which is to
 publish an :class:`Ask`, to :class:`Wait`, to hand out messages, or to end. After a wait that nothing ended early they
@@ -29,8 +29,8 @@ call ``on_time``.
   comes late all the same stays in ``buffer`` for the next one.
 * :class:`Flow` wants everything for ever, and keeps a window of messages asked for or buffered.
 
-Invariant: whoever waits has a request at the server, or a time at which it asks, or no session; then the next session
-wakes it.
+Invariant: a reader that waits has a request at the server, or a time at which it asks, or no session; then the next
+session wakes it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MARGIN_S = 0.05
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 # Elections and restarts are over within seconds. A consumer nobody has answered for this long is gone.
 UNAVAILABLE_S = 20.0
-# Leaving: when so long nothing came, nothing is under way; and the longest that is waited for that.
+# Leaving: after this many seconds of silence nothing is under way; and the longest that is waited for that.
 QUIET_S = 0.01
 LEAVING_S = 1.0
 # A flow with a bound of bytes reserves a sixteenth of it for each request, so that several can be out, if every message
@@ -94,9 +94,9 @@ class Priority:
 
     group: str | None = None
     min_pending: int | None = None
-    """``overflow``: only if so many messages wait."""
+    """``overflow``: only if at least this many messages wait."""
     min_ack_pending: int | None = None
-    """``overflow``: only if so many are unacknowledged."""
+    """``overflow``: only if at least this many are unacknowledged."""
     priority: int | None = None
     """``prioritized``: 0 to 9, lower first."""
 

@@ -34,6 +34,6 @@ def check_status(info: ConsumerInfo, code: int, description: str) -> None:
 
 
 def silence_s(info: ConsumerInfo) -> float | None:
-    """Without a word for so long, something is wrong; None when the consumer has no heartbeat."""
+    """Seconds of silence after which something is wrong; None when the consumer has no heartbeat."""
     heartbeat_s = info.config.idle_heartbeat_s
     return 2.5 * heartbeat_s if heartbeat_s else None

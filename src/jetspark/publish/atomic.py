@@ -384,7 +384,7 @@ class AtomicMachine:
             self._count_held()
 
     def give_up(self, timeout_s: float) -> RequestTimeout:
-        """No message could be handed over for so long. No commit was sent and none will be: nothing will be stored."""
+        """The time for handing over a message is over. No commit was sent and none will be: nothing will be stored."""
         error = RequestTimeout(f"a message of batch {self.id!r}", timeout_s, was_sent=False)
         if self.outcome == "open" and not self._is_waiting:
             self._end("not stored", error)

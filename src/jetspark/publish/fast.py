@@ -15,7 +15,7 @@ Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` 
 server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``, and is told apart by its content
 alone: on a replicated stream the final acknowledgement may come on another message's reply subject.
 
-Pace. The server acknowledges every so many messages (``msgs``, which it changes as it likes) and the client lets at
+Pace. The server acknowledges every ``msgs`` messages, a number that it changes as it likes, and the client lets at
 most ``max_outstanding_acks`` of those be outstanding: all up to ``progress + msgs * max_outstanding_acks`` are wanted.
 Progress is the highest sequence the server is known to be done with: acknowledged, refused with an error, or reported
 missing. An ack says that all before it are done with, so a lost one does not matter; and refusals and gaps must
@@ -80,7 +80,7 @@ from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
 __all__ = ["FastMachine", "FastState", "Operation"]
 
-# Exact reports need memory. A batch with so many separate losses has no use for going on.
+# Exact reports need memory. A batch with more separate losses than this has no use for going on.
 MAX_REPORTS = 100_000
 # Publishers use few subjects; see Connection, which has the same bound.
 MAX_KNOWN_SUBJECTS = 4096
@@ -143,7 +143,7 @@ class FastMachine:
         self._progress = 0
         self._msgs_per_ack = 1
         self._window = options.max_outstanding_acks
-        """How far the sequence may be ahead of progress: so many acknowledgements of so many messages."""
+        """How far the sequence may be ahead of progress: ``max_outstanding_acks`` times ``msgs_per_ack``."""
         self.wanted = 0
         """The highest sequence that may be sent now; a number by itself, because it is looked at for every message."""
         self.limit = 0
@@ -713,7 +713,7 @@ class FastMachine:
 
     @property
     def is_waiting(self) -> bool:
-        """For the server, not for the caller."""
+        """Whether the server is to act next, and not the caller."""
         return self.state is not FastState.OPEN or self.sent >= self.wanted
 
     @property

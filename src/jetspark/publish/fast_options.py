@@ -44,7 +44,7 @@ class FastBatchOptions:
     """What a lost or refused message means: the end of the batch, so that what is stored has no holes; or nothing."""
     batch_id: str | None = None
     flow: int = MAX_FLOW
-    """An acknowledgement after so many messages at most; the server may want to give them more often."""
+    """The server acknowledges after this many messages at most; it may choose to do so more often."""
     max_outstanding_acks: int = 2
     """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
     timeout: float = 30.0
@@ -56,7 +56,7 @@ class FastBatchOptions:
     ping_after_s: float = 1.0
     """How long to wait for the server before asking."""
     keep_alive_s: float = 3.0
-    """An open batch in which nothing is sent for so long is kept alive; the server forgets it after 10 s."""
+    """Seconds without a message after which an open batch is kept alive; the server forgets it after 10 s."""
     on_gap: Callable[[range], None] | None = None
     """Called with the sequences that were lost."""
     on_error: Callable[[Refusal], None] | None = None

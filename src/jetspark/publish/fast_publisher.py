@@ -343,8 +343,8 @@ class FastPublisherMachine:
     def want(self, position: int, now: float, linger_s: float) -> None:
         """Have everything up to a position stored soon.
 
-        With ``linger_s`` the batch is ended for that only when nothing was accepted for so long: as long as more comes,
-        its acknowledgements tell.
+        With ``linger_s`` the batch is ended for that only when nothing was accepted for that many seconds: as long as
+        more comes, its acknowledgements tell.
         """
         position, linger_s = whole("position", position, low=0), seconds("linger_s", linger_s)
         if linger_s <= 0:
@@ -415,7 +415,7 @@ class FastPublisherMachine:
         self._sent.extend([self._backlog.popleft() for _ in range(batch.sequence - before)])
 
     def _wants_end(self, batch: FastMachine) -> bool:
-        """Only an end tells that the last messages are stored: acknowledgements come after so many, and no sooner."""
+        """Only an end tells that the last messages are stored: acknowledgements come after ``flow`` messages."""
         if self._is_closing:
             return not self._backlog
         if self.room == 0 and not self._backlog and batch.due > 0:
@@ -454,7 +454,7 @@ class FastPublisherMachine:
                 self._on_batch_over(batch, now)
 
     def _settle(self, stored: int, now: float) -> None:
-        """The first so many messages of the present batch are acknowledged."""
+        """The first ``stored`` messages of the present batch are acknowledged."""
         count = stored - self._settled_in_batch
         if count <= 0:
             return

@@ -33,7 +33,7 @@ def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes:
         try:
             max_bytes -= len(item[1])
         except (TypeError, IndexError):
-            return  # not a message; whoever makes a frame of it says so
+            return  # not a message; making a frame of it raises
         if max_bytes <= 0:
             return
 
@@ -42,7 +42,7 @@ def are_plain(machine: Connection, items: Sequence[Item]) -> bool:
     """Whether all of them have no headers and can be sent as they are.
 
     The loops are the interpreter's own: publishers do this for every message. What is not plain is looked at one by
-    one, by whoever asks, and may well be sent.
+    one, by the caller, and may well be sent.
     """
     try:
         if set(map(type, items)) != {tuple} or sum(map(len, items)) != 2 * len(items):

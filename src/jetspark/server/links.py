@@ -38,7 +38,7 @@ class Links:
         self._open: dict[Pair, set[asyncio.StreamWriter]] = {pair: set() for pair in self._pairs}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="jetspark-links", daemon=True)
-        # Bound but never listening, so whoever connects here is refused, and nobody else can take the port.
+        # Bound but never listening, so a client that connects here is refused, and nobody else can take the port.
         self._nowhere = socket.socket()
 
     @property

@@ -1,7 +1,7 @@
 """The formats as Spark sees them: names, schemas, and who reads and writes.
 
 Spark makes these objects anew for each plan and in several processes, and pickles what they return. So they only read
-options; connections are opened where the work is done. What reads and writes is imported by whoever needs it: most of
+options; connections are opened where the work is done. What reads and writes is imported where it is needed: most of
 those processes do one of the two, for one format.
 """
 

@@ -1,6 +1,6 @@
 """The file that tells Spark's JVM how to log.
 
-The JVM reads it while it starts, and whoever writes it decides what the JVM loads. So it is in a folder that this
+The JVM reads it while it starts, and its author decides what the JVM loads. So it is in a folder that this
 process makes for itself: with a name nobody can foresee, which only its owner may enter. It goes when the process ends.
 """
 

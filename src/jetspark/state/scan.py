@@ -327,7 +327,7 @@ class RangeScan:
         if self._is_failed:
             raise UsageError("a scan that has failed cannot go on: begin a new one")
         self._is_failed = True
-        self._heard_at = yield ReadClock()  # whoever reads may have taken their time
+        self._heard_at = yield ReadClock()  # the reader may have taken its time
         messages: list[Any] = []
         self._skipped = []
         size, start = 0, self._next

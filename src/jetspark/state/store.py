@@ -1,6 +1,6 @@
 """Writing many keys of a bucket at once, each only if it is still as it was read; as procedures for both drivers.
 
-Three steps that whoever folds events into a bucket repeats: :func:`load` the keys, decide, :func:`store`. Each change
+Three steps that a fold into a bucket repeats: :func:`load` the keys, decide, :func:`store`. Each change
 names the revision it was decided on, the leader compares, and a key that somebody else wrote meanwhile comes back as a
 conflict, for another round. :func:`store_newest` is that loop for values that are not derived from the present ones:
 only what is newer is written.

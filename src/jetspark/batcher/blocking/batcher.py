@@ -3,11 +3,11 @@
 One lock guards the machine; nobody holds it while the sink writes. A *keeper* thread watches the clock, and as many
 *writer* threads as flushes may run at once give batches to the sink. They are daemons and begin with the first item.
 
-Interrupts. Whoever calls us may meet a KeyboardInterrupt between any two steps, our own threads never do. Its thread
+Interrupts. A caller may meet a KeyboardInterrupt between any two steps, our own threads never do. Its thread
 then mends what it has left half done (``_mend``) before the interrupt goes on: the machine brings its account up to
-date, flushes that were on their way to a writer are handed out, threads that are missing are started, and whoever
-waits is woken to look again. The lock is a reentrant one because it knows its owner: an interrupted wait may have left
-it to others.
+date, flushes that were on their way to a writer are handed out, threads that are missing are started, and those
+who wait are woken to look again. The lock is a reentrant one because it knows its owner: an interrupted wait may have
+left it to others.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Batcher(Generic[T]):
                     break
             is_late = not machine.is_drained
             dropped = machine.write_off() if is_late else 0
-        self._tell()  # whoever ends the program now knows how it went
+        self._tell()  # who ends the program now knows how it went
         if is_late:
             self._reporter.dropped(dropped)
             raise machine.not_drained(timeout or 0)

@@ -34,7 +34,7 @@ class FairLock:
             turn.acquire()
             self._waiting.append(turn)
         try:
-            turn.acquire()  # released by whoever hands over, so nobody can come in between
+            turn.acquire()  # released by the writer that hands over, so nobody can come in between
         except BaseException:  # an interrupt; nobody must be waiting for us, nor we have what we do not know of
             with self._guard:
                 was_waiting = turn in self._waiting

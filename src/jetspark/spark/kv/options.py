@@ -88,7 +88,7 @@ class StreamOptions(BucketOptions):
     starting_offsets: str = option(
         text, "where a new query begins: `earliest`, `latest`, or a revision", default="earliest"
     )
-    max_offsets_per_trigger: int | None = option(count, "a micro-batch covers at most so many revisions")
+    max_offsets_per_trigger: int | None = option(count, "a micro-batch covers at most this many revisions")
     include_deletes: bool = option(boolean, "rows for deletions and purges too", default=True)
     num_partitions: int = option(count, "how many tasks read a micro-batch", default=1)
     accept_filter_change: bool = option(

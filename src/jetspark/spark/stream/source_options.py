@@ -117,8 +117,10 @@ class SourceOptions(Connecting):
     max_bytes_per_trigger: int | None = option(
         size, "streaming: most bytes a micro-batch takes, by the mean size of the stream's messages"
     )
-    min_partitions: int = option(count, "cut into at least so many partitions, if there are as many rows", default=1)
-    max_records_per_partition: int = option(count, "cut into partitions of at most so many sequences", default=100_000)
+    min_partitions: int = option(count, "cut into at least this many partitions, if there are as many rows", default=1)
+    max_records_per_partition: int = option(
+        count, "cut into partitions of at most this many sequences", default=100_000
+    )
     fail_on_data_loss: bool = option(
         boolean,
         "fail when messages that were to be read are gone from the stream; `false` logs how many and goes on",
@@ -132,7 +134,7 @@ class SourceOptions(Connecting):
     include_headers: bool = option(boolean, "fill the column `headers`, which is null otherwise", default=False)
     fetch_timeout_s: float = option(
         milliseconds,
-        "a task fails when nothing has come for so long though the stream has it",
+        "a task fails when nothing has come for this long though the stream has it",
         default=120.0,
         name="fetchTimeoutMs",
     )
