@@ -189,8 +189,10 @@ def test_draining_and_closing_inside_a_callback_do_not_wait_for_it() -> None:
                     errors.append(error)
 
             subscription = nc.subscribe("a", callback=callback)
-            for number in range(3):
-                nc.publish("a", b"%d" % number)
+            nc.flush()
+            with jetspark.blocking.connect(server.url) as other:  # ours is closed as soon as the first one comes
+                for number in range(3):
+                    other.publish("a", b"%d" % number)
             assert subscription._reader is not None
             subscription._reader.join(5)
             assert nc.is_closed

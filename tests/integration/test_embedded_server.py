@@ -163,7 +163,7 @@ async def test_the_event_loop_runs_on_while_a_server_starts_and_stops() -> None:
     counting.cancel()
     # A blocking start or stop would leave room for one turn at most, before or after it.
     assert turns_while_starting > 3
-    assert turns - turns_while_starting > 3
+    assert turns - turns_while_starting > 1  # a stop is quick
 
 
 async def test_a_cancelled_start_leaves_no_process_behind() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jetspark
 from support.in_place import run_in_place
@@ -47,6 +47,9 @@ HANGS_AFTER_S = 20.0
 
 class Interrupted(KeyboardInterrupt):
     """What a blocking call is interrupted with."""
+
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -175,12 +178,25 @@ def sample(places: int, at_most: int, seed: int) -> list[int]:
     return sorted(random.Random(seed).sample(range(places), at_most))
 
 
+def _apart(call: Callable[[], T]) -> T:
+    """Call in a generator, which has a state of handled exceptions of its own.
+
+    What is raised by tracing within the clean-up of an ``except`` leaves its exception there as handled (CPython 3.11).
+    Otherwise every exception that is raised later in this process would have it as its context.
+    """
+
+    def calling() -> Iterator[T]:
+        yield call()
+
+    return next(calling())
+
+
 def at_bytecode(call: Call, number: int | None) -> Ended:
     """Interrupt before the ``number``-th place of ours (None only counts them)."""
     ended = Ended()
     try:
         with Interrupt(number, below=(SOURCE,), spares_generators=True) as interrupt:
-            ended.result = run_in_place(call())
+            ended.result = _apart(lambda: run_in_place(call()))
     except BaseException as error:
         ended.error = error
     ended.steps, ended.was_interrupted = interrupt.count, bool(interrupt.place)

@@ -89,9 +89,13 @@ class ProcedureRunner:
 
     def _meaning(self, error: JetSparkError) -> JetSparkError:
         """Where the next connection will be another one, the end of this one is a loss that passes."""
-        if self._renew is None or not isinstance(error, ConnectionClosed):
+        if self._renew is None:
             return error
-        return ConnectionLost(f"the connection was closed: {error}")
+        if isinstance(error, ConnectionClosed):
+            return ConnectionLost(f"the connection was closed: {error}")
+        if isinstance(error.__cause__, ConnectionClosed):  # of a batch in doubt
+            error.__cause__ = ConnectionLost(f"the connection was closed: {error.__cause__}")
+        return error
 
     @property
     def _context(self) -> JetStream:

@@ -51,7 +51,6 @@ class _Paced(Block, ABC):
         self._js = js
         self._client, self._connection, self._link = client, client._machine, client._link
         self._changed = Changed(client._link.lock)
-        self._is_listening = False
 
     def __enter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
@@ -100,15 +99,13 @@ class _Paced(Block, ABC):
         """Call back, without the lock."""
 
     def _listen(self) -> None:
-        if not self._is_listening:
-            self._is_listening = True
+        if self._on_event not in self._client._listeners:
             self._client._listeners.append(self._on_event)
         self._link.watch(self)
 
     def _stop_listening(self) -> None:
         self._link.unwatch(self)
-        if self._is_listening:
-            self._is_listening = False
+        if self._on_event in self._client._listeners:
             self._client._listeners.remove(self._on_event)
 
     def _wait(self, deadline: float | None = None) -> None:
@@ -137,6 +134,9 @@ class _Paced(Block, ABC):
                     deadline = time.monotonic() + self._paced.room_timeout_s
                 self._wait_for_room(deadline)
                 self._paced.check()  # it may be over meanwhile
+            except BaseException as error:
+                self._link.doubt.after(error)
+                raise
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._push()
         else:
@@ -158,6 +158,11 @@ class _Paced(Block, ABC):
 
     def _has_failed(self) -> bool:
         return self._paced.failure is not None
+
+    def _drop_inbox(self) -> None:
+        """An interrupt within ``subscribe`` leaves a subscription that the machine does not know; with the lock."""
+        for state in [each for each in self._connection.subscriptions if each.handle is self]:
+            self._connection.unsubscribe(state)
 
     # ---- what draining a connection asks of every reader -------------------------------------------------------
 
@@ -391,6 +396,7 @@ class FastBatch(_Paced, FastBatchBase):
     def _abandon(self) -> None:
         with self._link.lock:
             self._batch.abandon(time.monotonic())
+            self._drop_inbox()
             self._settle()
 
 
@@ -566,8 +572,12 @@ class FastPublisher(_Paced, FastPublisherBase):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            if not self._endless.is_left:  # else the caller was told what became of it
-                self.close()
+            try:
+                if not self._endless.is_left:  # else the caller was told what became of it
+                    self.close()
+            except BaseException:  # an interrupt may come while it is left, too
+                self._leave_surely()
+                raise
             return
         try:
             if issubclass(kind, Exception):
@@ -575,11 +585,18 @@ class FastPublisher(_Paced, FastPublisherBase):
         except JetSparkError as failure:
             self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
         finally:
-            with self._link.lock:
+            self._leave_surely()
+
+    def _leave_surely(self) -> None:
+        with self._link.lock:
+            try:
+                self._leave()
+            finally:  # An interrupt can be in the way of one of them; after the first, the second has nothing to do.
                 self._leave()
 
     def _leave(self) -> None:
         """Send nothing more, and wake those who wait; with the lock."""
         self._endless.abandon(time.monotonic())
+        self._drop_inbox()
         self._settle()
         self._stop_listening()

@@ -289,7 +289,7 @@ class JetStream(ObjectStores):
 
     def _run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
-        deadline = Deadline(self._timeout_s if timeout is None else timeout, self._now(), for_each=for_each)
+        deadline = Deadline(timeout_of(timeout, self._timeout_s), self._now(), for_each=for_each)
         try:
             step = next(operation)
             while True:

@@ -101,8 +101,13 @@ class InterruptGuard:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None and not issubclass(kind, _REFUSED):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.after(error)
+
+    def after(self, error: BaseException) -> None:
+        """The same where a ``with`` for each message costs too much: to be called in ``except BaseException``."""
+        if not isinstance(error, _REFUSED):
             self._link.is_suspect = True
             self._link._ring()
 

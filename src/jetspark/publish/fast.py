@@ -256,7 +256,6 @@ class FastMachine:
         self._first_subject = item[0]
         self._enter(FastState.COMMITTING if is_only else FastState.OPENING)
         self.reopen_at = None
-        self.sequence = 1
 
     def add(self, item: Item, now: float) -> None:
         """Send one message, as soon as it is wanted; there must be room.
@@ -270,8 +269,12 @@ class FastMachine:
         else:
             frame = self._frame(item, sequence, Operation.APPEND)
         if sequence <= self.wanted:
-            self._machine.publish_frame(frame)
-            self.sequence = self.sent = sequence
+            self.sequence = self.sent = sequence  # counted first, as in `_send`
+            try:
+                self._machine.publish_frame(frame)
+            except Exception:
+                self.sequence = self.sent = sequence - 1
+                raise
             self._sent_at = now
         else:
             self._keep([frame])
@@ -326,14 +329,21 @@ class FastMachine:
         due = ready[: self.due]
         if due:
             self._send(due, self.sequence + len(due), now)
-            self.sequence = self.sent
         if len(due) < len(ready):
             self._keep(ready[len(due) :])
 
     def _send(self, ready: list[bytes], last: int, now: float, *, is_urgent: bool = False) -> None:
-        """Send frames, the last of which has this sequence."""
-        self._machine.publish_frames(ready, is_urgent=is_urgent)
-        self.sent = last
+        """Send frames, the last of which has this sequence.
+
+        They are counted first: an interrupt must not leave messages on their way that nobody has counted.
+        """
+        before = self.sequence, self.sent
+        self.sequence, self.sent = max(self.sequence, last), last
+        try:
+            self._machine.publish_frames(ready, is_urgent=is_urgent)
+        except Exception:
+            self.sequence, self.sent = before
+            raise
         self._sent_at = now
 
     def _keep(self, ready: list[bytes]) -> None:
@@ -408,7 +418,6 @@ class FastMachine:
             self._keep([frame])
         else:
             self._send([frame], self.sequence + 1, now, is_urgent=is_urgent)
-            self.sequence = self.sent
         self._enter(FastState.COMMITTING)
 
     def ping(self, now: float) -> None:

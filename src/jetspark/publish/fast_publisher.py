@@ -166,8 +166,6 @@ class FastPublisherMachine:
     def __init__(self, machine: Connection, owner: Any, options: FastPublisherOptions, *, now: float) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
-        self.accepted = 0
-        """Position of the last message accepted."""
         self.published = 0
         """All up to this position are stored, or were handed to ``on_refused``."""
         self.possibly_doubled = 0
@@ -214,6 +212,11 @@ class FastPublisherMachine:
         self._id_head = f"NATS/1.0\r\nNats-Msg-Id: {prefix}-".encode() if options.message_ids else None
 
     # ---- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def accepted(self) -> int:
+        """Position of the last message accepted. Not a number of its own, which an interrupt could leave behind."""
+        return self.published + self.pending
 
     @property
     def pending(self) -> int:
@@ -295,9 +298,9 @@ class FastPublisherMachine:
             self._begin_patience(now)
             if self._linger_until is not None:
                 self._linger_until = now + self._linger_s
-            self.accepted += len(kept)
+            size = _kept_bytes(kept)
             self._backlog.extend(kept)
-            self._pending_bytes += _kept_bytes(kept)
+            self._pending_bytes += size
 
     def _check(self, items: Sequence[Item], kept: list[Item]) -> None:
         """Make of each message what is kept of it: its data, and its headers as they stand in a frame."""
