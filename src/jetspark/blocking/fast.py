@@ -563,6 +563,9 @@ class FastPublisher(_Paced, FastPublisherBase):
             self._link.watch(self)
         except JetSparkError as error:  # the connection was closed meanwhile
             self._endless.fail(error)
+        except BaseException as error:
+            self._link.doubt.after(error)
+            raise
         if self._connection.out_bytes:
             self._link.flush_soon()
 
