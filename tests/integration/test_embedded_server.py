@@ -152,7 +152,7 @@ async def test_the_event_loop_runs_on_while_a_server_starts_and_stops() -> None:
     async def count() -> None:
         nonlocal turns
         while True:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)  # not a time, of which a quick stop on a busy machine has little
             turns += 1
 
     counting = asyncio.create_task(count())
@@ -163,7 +163,7 @@ async def test_the_event_loop_runs_on_while_a_server_starts_and_stops() -> None:
     counting.cancel()
     # A blocking start or stop would leave room for one turn at most, before or after it.
     assert turns_while_starting > 3
-    assert turns - turns_while_starting > 1  # a stop is quick
+    assert turns - turns_while_starting > 3
 
 
 async def test_a_cancelled_start_leaves_no_process_behind() -> None:
