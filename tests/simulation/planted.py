@@ -201,16 +201,16 @@ class GivesNoIds(FastPublisherMachine):
 class BelievesEveryAck(FastPublisherMachine):
     """Takes a leader's word for what it was sent before."""
 
-    def _claim(self, part: list[Item], first: int) -> list[Item]:
-        return part
+    def _claim(self, count: int, first: int) -> int:
+        super()._claim(count, first)
+        return len(self._claimed)
 
 
 class DoesNotAsk(FastPublisherMachine):
     """Takes the final acknowledgement for a proof."""
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
-        self._publish(list(self._claimed), now)
-        self._claimed.clear()
+        self._publish(self._claimed, len(self._claimed), now)
         super()._on_batch_over(batch, now)
 
 

@@ -83,8 +83,20 @@ class _Paced(Block, ABC):
         except Exception as error:  # a mistake of ours: nobody must wait for what never comes
             self._paced.fail(error)
             raise
+        except BaseException as error:
+            self._on_interrupt(error)
+            raise
         finally:
             self._settle()
+
+    def _on_interrupt(self, error: BaseException) -> None:
+        """A call into the machine did not return. If it was interrupted half-way, the machine is not used any more, and
+        the session is given up: what the two know of each other may differ. With the lock."""
+        self._link.doubt.after(error)
+        if not isinstance(error, Exception):
+            self._paced.fail(UsageError(f"it was interrupted by {type(error).__name__}; begin another one"))
+            self._drop_inbox()
+            self._stop_listening()
 
     def _settle(self) -> None:
         """After every call into the machine, with the lock."""
@@ -135,7 +147,7 @@ class _Paced(Block, ABC):
                 self._wait_for_room(deadline)
                 self._paced.check()  # it may be over meanwhile
             except BaseException as error:
-                self._link.doubt.after(error)
+                self._on_interrupt(error)
                 raise
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._push()
@@ -564,7 +576,7 @@ class FastPublisher(_Paced, FastPublisherBase):
         except JetSparkError as error:  # the connection was closed meanwhile
             self._endless.fail(error)
         except BaseException as error:
-            self._link.doubt.after(error)
+            self._on_interrupt(error)
             raise
         if self._connection.out_bytes:
             self._link.flush_soon()

@@ -467,28 +467,34 @@ class FastPublisherMachine:
         if count <= 0:
             return
         self._settled_in_batch = stored
-        part = [self._sent.popleft() for _ in range(count)]
         first = self.published + len(self._claimed) + 1
         if self._claimed or first <= self._sent_before:
-            part = self._claim(part, first)
-        if part:
-            self._publish(part, now)
-
-    def _claim(self, part: list[Item], first: int) -> list[Item]:
-        """Keep messages that are acknowledged and not proven, the first of which has this position; return what is."""
-        self._claimed.extend(part)
-        known = self._sent_before - first + 1
-        if known >= len(part):  # what was not sent before is new; what has no id is stored again each time it is sent
-            known = next((place for place in range(len(part), 0, -1) if not _has_id(part[place - 1])), 0)
-            proven = len(self._claimed) - len(part) + known if known else 0
+            self._publish(self._claimed, self._claim(count, first), now)
         else:
-            proven = len(self._claimed)
-        return [self._claimed.popleft() for _ in range(proven)]
+            self._publish(self._sent, count, now)
 
-    def _publish(self, part: list[Item], now: float) -> None:
-        """These, the first of those not published, are stored."""
-        self._pending_bytes -= _kept_bytes(part)
-        self.published += len(part)
+    def _claim(self, count: int, first: int) -> int:
+        """Keep messages that are acknowledged, the first of which has this position; return how many are proven."""
+        part = list(islice(self._sent, count))
+        self._claimed.extend(part)
+        _drop(self._sent, count)
+        known = self._sent_before - first + 1
+        if known < count:  # what was not sent before is new, and proves what is before it
+            return len(self._claimed)
+        # What has no id is stored again each time it is sent.
+        known = next((place for place in range(count, 0, -1) if not _has_id(part[place - 1])), 0)
+        return len(self._claimed) - count + known if known else 0
+
+    def _publish(self, source: deque[Item], count: int, now: float) -> None:
+        """The first of ``source``, which are the first of those not published, are stored.
+
+        They are counted before they are forgotten: an interrupt may leave some in both, never in neither.
+        """
+        if not count:
+            return
+        self._pending_bytes -= _kept_bytes(list(islice(source, count)))
+        self.published += count
+        _drop(source, count)
         if self.published >= self._linger_to:
             self._linger_until = None
         self._moved_at = now
@@ -499,8 +505,7 @@ class FastPublisherMachine:
         self._is_proving = False
         failure = batch.failure
         if failure is None and batch.ack is not None and batch.ack.sequence:
-            self._publish(list(self._claimed), now)
-            self._claimed.clear()
+            self._publish(self._claimed, len(self._claimed), now)
         elif isinstance(failure, WrongLastSequence):
             self._send_again(self._claimed)
         elif failure is not None and _is_hopeless(failure):
@@ -571,10 +576,7 @@ class FastPublisherMachine:
         if self.options.on_refused is None:
             self.fail(error)
             return
-        self._sent.popleft()
-        self._pending_bytes -= _kept_bytes([item])
-        self.published += 1
-        self._moved_at = now
+        self._publish(self._sent, 1, now)
         headers = item[2] if len(item) == 3 else None
         self.news.append(Refused(self.published, item[0], item[1], headers, error))
 
@@ -649,6 +651,11 @@ def _kept_bytes(items: list[Item]) -> int:
 
 def _has_id(item: Item) -> bool:
     return len(item) == 3 and isinstance(item[2], bytes) and b"\r\nNats-Msg-Id:" in item[2]
+
+
+def _drop(items: deque[Item], count: int) -> None:
+    """Remove the first ones, in one call into C, as an interrupt sees it."""
+    deque(islice(iter(items.popleft, None), count), maxlen=0)
 
 
 def _question(item: Item, max_bytes: int) -> Item:

@@ -147,7 +147,7 @@ async def _check_fast(w: World, fast: Any, ended: Ended) -> None:
 
 @row("FastPublisher.publish", "FastPublisher.flush", "FastPublisher.published", "FastPublisher.unpublished")
 async def _(w: World) -> None:
-    pub = w.js.fast_publisher(message_ids=w.number % 2 == 0, flow=4)
+    pub = w.js.fast_publisher(message_ids=_has_ids(w), flow=4)
 
     async def act() -> None:
         async with pub:
@@ -162,7 +162,7 @@ async def _(w: World) -> None:
 
 @row("FastPublisher.publish_many", "FastPublisher.wait_published", "FastPublisher.close")
 async def _(w: World) -> None:
-    pub = w.js.fast_publisher(message_ids=w.number % 2 == 0, flow=4)
+    pub = w.js.fast_publisher(message_ids=_has_ids(w), flow=4)
 
     async def act() -> None:
         async with pub:
@@ -183,11 +183,19 @@ async def _(w: World) -> None:
     await _check_publisher(w, pub, ended)
 
 
+def _has_ids(w: World) -> bool:
+    """Every second run of the publishers."""
+    return w.number % 2 == 0
+
+
 async def _check_publisher(w: World, pub: Any, ended: Ended) -> None:
     stored = await w.stored()
-    assert stored == [b"%d" % number for number in range(len(stored))], stored
-    assert pub.published() <= len(stored) <= pub.accepted, (pub.published(), len(stored), pub.accepted)
-    assert pub.possibly_doubled == 0
+    once = list(dict.fromkeys(stored))
+    assert once == [b"%d" % number for number in range(len(once))], stored
+    assert pub.published() <= len(once) <= pub.accepted, (pub.published(), len(once), pub.accepted)
+    # An interrupt may cost the session, and without ids the last messages are then sent again, and counted.
+    assert len(stored) - len(once) <= pub.possibly_doubled, stored
+    assert pub.possibly_doubled == 0 or (w.has_lost_session and not _has_ids(w))
     assert len(pub.unpublished()) == pub.accepted - pub.published()
     if ended.is_complete:
         assert pub.published() == pub.accepted
