@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jetspark import ConfigError, ServerError, StreamConfig
+from jetspark import ConfigError, Republish, ServerError, StreamConfig
 from jetspark.errors import InvalidSubject
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 
@@ -463,7 +463,9 @@ def test_a_stream_that_is_not_there_is_not_found(act: str) -> None:
         calls[act]()
 
 
-@pytest.mark.parametrize("fields", [{"max_age_s": 5.0}, {"retention": "workqueue"}, {"allow_message_counter": True}])
+@pytest.mark.parametrize(
+    "fields", [{"republish": Republish(destination="r.>")}, {"retention": "workqueue"}, {"allow_message_counter": True}]
+)
 def test_what_is_not_modelled_is_refused_rather_than_ignored(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="use a real server"):
         make(**fields)

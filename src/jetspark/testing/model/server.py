@@ -5,10 +5,10 @@ falls due between two calls falls due in the next one, before anything else happ
 same say the same, and a simulation can try a thousand courses of events in the time of one real election.
 
 The model answers what nats-server 2.15.1 was measured to answer, byte for byte: where the design documents say
-otherwise, the server is right. What is not here is refused rather than ignored (`create_stream`): mirrors and sources,
-counters, schedules, message TTLs, ages, transforms, retention by interest. Nor is the server's impatience: its
-inbound queue never overflows here, and a replicated stream stores at once, so that replies come in the order of their
-causes.
+otherwise, the server is right. What is not here is refused rather than ignored: mirrors and sources, counters,
+transforms, retention by interest or as a work queue, schedules by calendar, push consumers. Nor is the server's
+impatience here: its inbound queue never overflows, and a replicated stream stores at once, so that replies come in the
+order of their causes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,7 @@ _NOT_MODELLED = (
     "sources",
     "subject_transform",
     "republish",
-    "max_age_s",
-    "allow_message_ttl",
-    "subject_delete_marker_ttl_s",
     "allow_message_counter",
-    "allow_message_schedules",
 )
 
 
@@ -171,7 +167,7 @@ class ModelServer:
         said = stream.publish(subject, data, reply, headers, now)
         if self._quiet_until > now + self._limits.timeout_s:
             self._quiet_until = now + self._limits.timeout_s
-        if stream.consumers:
+        if stream.consumers or stream.ageing.next_deadline() is not None:
             self._look_ahead()
         if stream.store.apply_s and (answer_at := stream.next_answer_at()) is not None:
             self._quiet_until = min(self._quiet_until, answer_at)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.testing.model import checks, replies
+from jetspark.testing.model import ageing, checks, replies
+from jetspark.testing.model.ageing import Ageing
 from jetspark.testing.model.atomic import BATCH_ID, AtomicBatches
 from jetspark.testing.model.consumers import ModelConsumer
 from jetspark.testing.model.fast import SUFFIX, FastIngest
@@ -69,6 +70,8 @@ class ModelStream:
         self.created_at = created_at
         self.consumers: dict[str, ModelConsumer] = {}
         self.store = Store(config)
+        self.ageing = Ageing(self.store)
+        self.store.watchers.append(self.ageing)
         name = config.name
         self.atomic = AtomicBatches(
             self.store, limits, total_atomic, lambda batch, reason, now: abandon(name, batch, reason, now)
@@ -88,6 +91,7 @@ class ModelStream:
         """Take over a new description; what it disables loses its open batches."""
         self.config = config
         self.store.configure(config)
+        self.ageing.configure(config)
         size = config.max_message_bytes
         self._max_message_bytes = size if size is not None and size > 0 else 0
         if not config.allow_atomic:
@@ -137,6 +141,7 @@ class ModelStream:
 
     def next_deadline(self) -> float | None:
         deadlines = [self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at, self.next_answer_at()]
+        deadlines.append(self.ageing.next_deadline())
         deadlines += [consumer.next_deadline() for consumer in self.consumers.values()]
         return min((each for each in deadlines if each is not None), default=None)
 
@@ -155,6 +160,8 @@ class ModelStream:
             said += self.elect_leader(self.elected_at)
         said += self.atomic.expire(now)
         self.fast.expire(now)
+        if self.has_leader and self.ageing.on_time(now):
+            said += self.serve(now)
         for consumer in list(self.consumers.values()):
             said += consumer.on_time(now)
             if (inactive_at := consumer.inactive_at()) is not None and inactive_at <= now:
@@ -217,6 +224,10 @@ class ModelStream:
             message = Incoming(subject, data, own, first_values(own))
         else:
             message = Incoming(subject, data, None, _NO_FIELDS)
+        if message.fields:
+            if (refused := ageing.refuse_schedule(config, message)) is not None:
+                return self._answer(reply, refused)
+            message = ageing.prepared(config, message)
         if config.sealed:
             return self._answer(reply, _SEALED)
         if self._max_message_bytes:
@@ -260,6 +271,8 @@ class ModelStream:
         if store.is_cut_off:
             store.propose([fields.get(checks.MSG_ID, "")])
             return []
+        if fields and (schedule := ageing.cancels(message)) is not None:
+            store.purge(schedule)
         sequence = store.append(message.subject, message.data, message.headers, now, fields.get(checks.MSG_ID, ""))
         if fields and (rollup := fields.get(checks.ROLLUP)):
             store.roll_up(rollup.lower(), message.subject, sequence)
