@@ -564,6 +564,109 @@ def test_leaving_tells_the_server_and_waits_for_nothing() -> None:
     assert isinstance(batch.failure, UsageError)
 
 
+# ---- what the final acknowledgement counts ---------------------------------------------------------------------------
+
+
+def test_in_mode_ok_a_final_count_that_leaves_out_messages_nobody_reported_is_not_our_commit() -> None:
+    """The server ended the batch by itself, at 4, while our commit was on its way to it."""
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(8)
+    batch.commit(A, NOW)
+    peer.say(final(4))
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert batch.stored == 4
+
+
+@pytest.mark.parametrize("is_only", [False, True])
+def test_in_mode_ok_a_commit_that_was_refused_is_not_counted_and_the_batch_is_committed(is_only: bool) -> None:
+    peer = Peer(gap="ok")
+    if is_only:
+        peer.batch.start(A, NOW, is_only=True)
+    else:
+        peer.open().commit(A, NOW)
+    batch = peer.batch
+    peer.say(err(batch.sequence), final(batch.sequence - 1))
+    assert batch.failure is None
+    assert batch.stored == batch.messages - 1
+    assert [each.sequence for each in batch.errors] == [batch.sequence]
+
+
+def test_in_mode_ok_the_end_that_an_old_leader_had_confirmed_is_ours_too() -> None:
+    """It ended the batch at the first end; the new leader did not know, and a second end was sent."""
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(2)
+    batch.end(NOW)
+    peer.say(gap(4, 5))
+    assert peer.sent()[-1] == (5, 3)
+    peer.say(final(3))
+    assert (batch.failure, batch.stored) == (None, 3)
+
+
+@pytest.mark.parametrize("gap_mode", ["fail", "ok"])
+@pytest.mark.parametrize("count", [-1, 6, 10**30])
+def test_a_final_count_of_messages_that_were_never_sent_is_no_answer(count: int, gap_mode: Any) -> None:
+    for ends in (False, True):
+        peer = Peer(gap=gap_mode)
+        batch = peer.open()
+        peer.add(3)
+        if ends:
+            batch.end(NOW)
+        peer.say(ack(2, 10), final(count))
+        failure = batch.failure
+        assert isinstance(failure, BatchInDoubt)
+        assert isinstance(failure.__cause__, ProtocolError)
+        assert (failure.stored, batch.stored) == ((2, 2) if gap_mode == "fail" else (0, 0))
+
+
+def test_a_batch_that_is_cut_short_before_its_end_was_sent_counts_all_that_was() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=2)
+    peer.add(5)
+    batch.end(NOW)
+    assert (batch.sent, batch.sequence) == (4, 7)
+    peer.say(final(4))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert batch.failure.stored == 4
+
+
+def test_an_error_that_answers_a_ping_or_an_end_is_about_no_message() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(2)
+    peer.say(error(10008, 503), place=(3, 4))
+    batch.end(NOW)
+    peer.say(error(10077, 503), place=(4, 3))
+    assert (batch.errors, batch.news, batch.failure) == ([], [], None)
+
+
+def test_an_end_is_not_counted_as_a_stored_message_in_mode_fail() -> None:
+    for said in (final(3), ack(3, 10)):
+        peer = Peer()
+        batch = peer.open()
+        peer.add(1)
+        batch.end(NOW)  # sequence 3, and no message
+        peer.say(said)
+        assert batch.stored <= 2
+
+
+@pytest.mark.parametrize("gap_mode", ["fail", "ok"])
+@pytest.mark.parametrize(
+    "said", [ack(5, 10), ack(-1, 10), gap(2, 6), gap(0, 3), gap(6, 2), err(5), err(0), ack(True, 10)], ids=str
+)
+def test_an_answer_about_messages_that_were_never_sent_leaves_the_batch_in_doubt(
+    said: dict[str, Any], gap_mode: Any
+) -> None:
+    peer = Peer(gap=gap_mode)
+    batch = peer.open()
+    peer.add(3)
+    peer.say(said)
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert isinstance(batch.failure.__cause__, ProtocolError)
+    assert (batch.gaps, batch.errors, batch.acknowledged) == ([], [], 0)
+
+
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 

@@ -75,7 +75,7 @@ from jetspark.jetstream import wire
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.fast_options import FastBatchOptions, Refusal
+from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, Refusal
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
 __all__ = ["FastMachine", "FastState", "Operation"]
@@ -498,16 +498,15 @@ class FastMachine:
             self._in_doubt(inbox.error or ConnectionClosed("the connection was closed"))
 
     def _on_reply(self, message: CoreMessage, now: float) -> None:
-        plain = _FLOW_ACK.fullmatch(message.data)
-        if plain is not None:
-            self._on_ack(int(plain[1]), int(plain[2]), now)
-            return
-        if is_no_responders(message):
-            error = unavailable(self._first_subject, self._machine.info)
-            self._on_hole(*_place_of(message.subject), error, now)
-            return
         try:
-            self._on_json(message, wire.read_object(message.data), now)
+            plain = _FLOW_ACK.fullmatch(message.data)
+            if plain is not None:
+                self._on_ack(int(plain[1]), int(plain[2]), now)
+            elif is_no_responders(message):
+                error = unavailable(self._first_subject, self._machine.info)
+                self._on_hole(*_place_of(message.subject), error, now)
+            else:
+                self._on_json(message, wire.read_object(message.data), now)
         except JetSparkError as error:
             self._in_doubt(error)
 
@@ -530,14 +529,15 @@ class FastMachine:
                 raise ProtocolError(f"an answer to a fast batch that is none: {message.data[:80]!r}")
 
     def _on_ack(self, sequence: int, msgs_per_ack: int, now: float) -> None:
+        _check_range("ack", sequence, 0, self.sent)  # the first one acknowledges none
         if self.state is FastState.OPENING:
             self._enter(FastState.OPEN)
             self._moved_at = now
-        self._msgs_per_ack = max(1, msgs_per_ack)
+        self._msgs_per_ack = min(max(1, msgs_per_ack), HIGHEST_FLOW)
         self._window = self._msgs_per_ack * self.options.max_outstanding_acks
         self._set_limit()
         if sequence > self.acknowledged:
-            self.acknowledged = min(sequence, self.sent)
+            self.acknowledged = min(sequence, self.messages)  # in mode "ok" a lost end of ours is counted, too
         self._move_to(sequence, now)
 
     def _enter(self, state: FastState) -> None:
@@ -572,6 +572,8 @@ class FastMachine:
 
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
+        _check_range("gap", missing.start, 1, self.sent + 1)
+        _check_range("gap", missing.stop, 1, self.sent + 1)
         is_commit_lost = self.state is FastState.COMMITTING and self.sequence in missing
         # A message too large for the stream is refused and never reaches the batch. And a new leader knows what is
         # stored and nothing else: it reports again what the old one had reported or refused.
@@ -590,6 +592,7 @@ class FastMachine:
             self._place_end(now)
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
+        _check_range("error", refusal.sequence, 1, self.sent)
         self._report_refusal(refusal)
         self._move_to(refusal.sequence, now)
         if self._is_failing:
@@ -610,7 +613,8 @@ class FastMachine:
         elif self._is_failing and sequence == 1:
             self._refused_from_the_start(error)
         else:
-            if error.err_code != Code.TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
+            # A message that came too fast was dropped on the way, and will be in a gap; a ping is no message.
+            if error.err_code != Code.TOO_MANY_REQUESTS and operation != Operation.PING:
                 self._report_refusal(Refusal(sequence, error))
             self._on_hole(sequence, operation, error, now)
 
@@ -650,11 +654,11 @@ class FastMachine:
         self._times_reopened += 1
 
     def _on_final(self, ack: PubAck) -> None:
-        self.ack = ack
         count = ack.batch_size or 0
-        # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
-        is_committed = self.state is FastState.COMMITTING and self.sent == self.sequence
-        if is_committed and (not self._is_failing or count == self.messages):
+        # In mode "ok" the count is one of sequences, and ends of ours that were lost are among them.
+        _check_range("final ack", count, 0, min(self.sent, self.messages) if self._is_failing else self.sent)
+        self.ack = ack
+        if self._is_our_commit(count):
             self.acknowledged = self.messages
             self._over(None)
         elif self._is_failing:
@@ -662,6 +666,17 @@ class FastMachine:
             self._over(BatchCutShort(self._id, count, str(self._hole or "the server ended it")))
         else:
             self._over(BatchInDoubt(self._id, "the server ended the batch, though gaps are allowed", 0))
+
+    def _is_our_commit(self, count: int) -> bool:
+        """Whether the batch ended where we ended it, and not before."""
+        if self.state is not FastState.COMMITTING or self.sent != self.sequence:
+            return False
+        # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
+        if self._is_failing:
+            return count == self.messages
+        # The server counts sequences, so all of them, and a lost end as well; but not a last message that it refused.
+        # Anything else above the count was sent for nothing, and nobody told us.
+        return not _without(range(count + 1, self.messages + 1), self._accounted_for())
 
     def _on_plain_ack(self, stream: str) -> None:
         """The stream's leader is too old to know batches: it stored the first message like any other."""
@@ -739,7 +754,7 @@ class FastMachine:
     def _report_refusal(self, refusal: Refusal) -> None:
         sequence = refusal.sequence
         is_in_gap = sequence < self._gaps_end and any(sequence in each for each in self.gaps)
-        if sequence not in self._refused and not is_in_gap:
+        if sequence not in self._refused and sequence not in self._ends and not is_in_gap:
             self._refused.add(sequence)
             self._report(self.errors, refusal)
 
@@ -794,9 +809,20 @@ def _place_of(subject: str) -> tuple[int, int]:
 
 def _number(reply: dict[str, Any], name: str) -> int:
     value = reply.get(name)
-    if not isinstance(value, int):
+    if type(value) is not int:  # a bool is none, either
         raise ProtocolError(f"an answer to a fast batch without {name!r}: {reply}")
     return value
+
+
+def _check_range(answer: str, sequence: int, low: int, high: int) -> None:
+    """Whether an answer is about messages that were sent.
+
+    Raises:
+        ProtocolError: It is not. Counting with such a number would open the window for ever, or take for stored what
+            was never sent.
+    """
+    if not low <= sequence <= high:
+        raise ProtocolError(f"{answer} of a fast batch for sequence {sequence}: expected {low} to {high}")
 
 
 def _without(numbers: range, others: Iterable[range]) -> list[range]:

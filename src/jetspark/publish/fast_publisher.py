@@ -466,6 +466,7 @@ class FastPublisherMachine:
         count = stored - self._settled_in_batch
         if count <= 0:
             return
+        assert count <= len(self._sent), (count, len(self._sent))  # the batch believes no number above what was sent
         self._settled_in_batch = stored
         first = self.published + len(self._claimed) + 1
         if self._claimed or first <= self._sent_before:
