@@ -9,7 +9,7 @@ States, and who moves them::
 
 "Nobody listens" (503) to the first message says that nothing was stored and that no batch is open: no stream stores the
 subject, JetStream is off, or a leader is being elected. Only the last one passes, so the message is sent again for
-``wait_for_stream_s``. A batch that is open knows that there is a stream, and has ``timeout`` for a 503.
+``wait_for_stream_s``. A batch that a stream has answered, if only that it has too many, has ``timeout`` for a 503.
 
 Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject; whatever the
 server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``, and is told apart by its content
@@ -137,7 +137,9 @@ class FastMachine:
         self.reopen_at: float | None = None
         """The server could not open the batch for the moment: when to try again."""
         self.reopen_error: Exception | None = None
-        """Why it could not."""
+        """Why it could not; None as soon as it is tried again, which may succeed."""
+        self.is_stream_known = False
+        """A stream answered, if only to refuse: "nobody listens" means from now on that it has no leader."""
         self._machine, self._owner = machine, owner
         self._is_failing = options.gap == "fail"
         self._progress = 0
@@ -168,7 +170,7 @@ class FastMachine:
         """Subject to the beginning of its frames, up to the sequence."""
         self._first_subject = ""
         self._opening_since: float | None = None
-        self._unavailable_since = 0.0
+        self._unavailable_since: float | None = None
         """Since when nobody listens to the first message."""
         self._times_reopened = 0
         self._sent_at = self._pinged_at = self._moved_at = 0.0
@@ -255,7 +257,7 @@ class FastMachine:
         self._send([self._frame(item, 1, operation)], 1, now)
         self._first_subject = item[0]
         self._enter(FastState.COMMITTING if is_only else FastState.OPENING)
-        self.reopen_at = None
+        self.reopen_at = self.reopen_error = None
 
     def add(self, item: Item, now: float) -> None:
         """Send one message, as soon as it is wanted; there must be room.
@@ -532,6 +534,7 @@ class FastMachine:
         _check_range("ack", sequence, 0, self.sent)  # the first one acknowledges none
         if self.state is FastState.OPENING:
             self._enter(FastState.OPEN)
+            self.is_stream_known = True
             self._moved_at = now
         self._msgs_per_ack = min(max(1, msgs_per_ack), HIGHEST_FLOW)
         self._window = self._msgs_per_ack * self.options.max_outstanding_acks
@@ -636,22 +639,31 @@ class FastMachine:
 
     def _reopen_later(self, error: Exception, now: float) -> None:
         """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
-        assert self._opening_since is not None
-        give_up_at = self._opening_since + self.options.timeout
-        if isinstance(error, JetStreamUnavailable):
-            if not isinstance(self.reopen_error, JetStreamUnavailable):
-                self._unavailable_since = now
-            give_up_at = self._unavailable_since + self.options.wait_for_stream_s
-        self.reopen_error = error
-        wait_s = REOPEN.wait_s(self._times_reopened + 1)
-        if now + wait_s >= give_up_at:
+        give_up_at = self._give_up_opening_at(error, now)
+        if now >= give_up_at:
             self._over(error)
             return
         self._close_inbox()
         self._enter(FastState.NEW)
         self.sequence = self.sent = 0
-        self.reopen_at = now + wait_s
+        self._unheard.clear()  # of a message that is surely not stored, and whose sequence is given again
+        self._ping_at = None
+        self.reopen_error = error
         self._times_reopened += 1
+        # The last attempt is made when the time is over, so that all of it is used.
+        self.reopen_at = min(now + REOPEN.wait_s(self._times_reopened), give_up_at)
+
+    def _give_up_opening_at(self, error: Exception, now: float) -> float:
+        assert self._opening_since is not None
+        give_up_at = self._opening_since + self.options.timeout
+        if not isinstance(error, JetStreamUnavailable):
+            self.is_stream_known = True
+            self._unavailable_since = None
+            return give_up_at
+        if self._unavailable_since is None:
+            self._unavailable_since = now
+        found_none_at = self._unavailable_since + self.options.wait_for_stream_s
+        return max(give_up_at, found_none_at) if self.is_stream_known else found_none_at
 
     def _on_final(self, ack: PubAck) -> None:
         count = ack.batch_size or 0
@@ -699,7 +711,7 @@ class FastMachine:
                 if self.state not in (FastState.NEW, FastState.ENDED):
                     self._in_doubt(error or ConnectionClosed("the connection was closed"))
             case ErrorReported(PermissionDenied(operation="publish") as error) if error.subject in self._heads:
-                if self.state is FastState.OPENING and error.subject == self._first_subject:
+                if self.is_opening and error.subject == self._first_subject:
                     self._over(error)
                 elif self.state is not FastState.ENDED:
                     self._on_hole(0, Operation.APPEND, error, now)
