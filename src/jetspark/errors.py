@@ -65,10 +65,13 @@
 of every retry. Whether to repeat it is *safe* is another one: a publish that timed out may be stored.
 
 Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
-between processes, and ``args`` alone must rebuild them.
+between processes. ``args`` alone must rebuild them; a cause that is one of these errors travels along, because whether
+the end of a batch may pass is for its cause to say.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from jetspark.codes import Code
 
@@ -144,6 +147,16 @@ class JetSparkError(Exception):
         It does not say that a repetition is safe: what timed out may have been done.
         """
         return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python leaves causes behind. Those of other kinds it may not be able to carry, and nothing asks for them.
+        reduced = super().__reduce__()
+        assert isinstance(reduced, tuple)
+        cls, args, *rest = reduced
+        state = dict(rest[0] or {}) if rest else {}
+        if isinstance(self.__cause__, JetSparkError):
+            state["__cause__"] = self.__cause__
+        return (cls, args, state) if state else (cls, args)
 
 
 class CallerError(JetSparkError):

@@ -140,6 +140,31 @@ def test_an_error_survives_the_way_between_processes(
     assert str(rebuilt) == str(error) != ""
 
 
+@pytest.mark.parametrize("duplicate", [_pickled, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_keeps_its_cause_and_may_pass_or_not_as_before(
+    error: JetSparkError, duplicate: Callable[[JetSparkError], JetSparkError]
+) -> None:
+    for cause in (errors.PermissionDenied("publish", "a"), errors.TooManyBatches(429, 10211, "too many inflight")):
+        caused = duplicate(error)
+        caused.__cause__ = cause
+        rebuilt = duplicate(caused)
+        assert rebuilt.may_pass is caused.may_pass
+        assert type(rebuilt.__cause__) is type(cause)
+        assert str(rebuilt.__cause__) == str(cause)
+        assert (rebuilt.args, vars(rebuilt)) == (error.args, vars(error))
+
+
+def test_a_cause_that_other_processes_may_not_know_stays_behind() -> None:
+    class Unpicklable(Exception):
+        pass
+
+    error = errors.BatchInDoubt("b1", "the callback raised", 7)
+    error.__cause__ = Unpicklable(lambda: None)
+    rebuilt = _pickled(error)
+    assert (rebuilt.__cause__, rebuilt.may_pass) == (None, error.may_pass)
+
+
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_the_message_shows_every_fact(error: JetSparkError) -> None:
     for fact in vars(error).values():

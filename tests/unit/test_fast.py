@@ -31,6 +31,7 @@ from jetspark.errors import (
     ServerError,
     TooManyBatches,
     UsageError,
+    WrongLastSequence,
 )
 from jetspark.publish import fast
 from jetspark.publish.fast import FastMachine, FastState
@@ -457,6 +458,44 @@ def test_a_refusal_ends_a_batch_in_mode_fail_with_its_reason() -> None:
     peer.say(err(4), final(3))
     assert isinstance(batch.failure, BatchCutShort)
     assert "no (code 400, err_code 10071)" in batch.failure.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "place", "cause", "may_pass"),
+    [
+        (err(4), (4, 1), WrongLastSequence, False),  # refused again however often it is sent
+        (error(10054), (4, 1), ServerError, False),  # too large
+        (error(10077, 503), (4, 1), ServerError, True),  # the stream is full
+        (NO_RESPONDERS, (4, 1), type(None), True),  # a leader was elected
+        (gap(4, 6), (6, 1), type(None), True),  # lost on the way
+    ],
+    ids=["wrong sequence", "too large", "full", "nobody listens", "lost"],
+)
+def test_a_batch_that_was_cut_short_may_pass_if_what_ended_it_may(
+    said: Any, place: tuple[int, int], cause: type, may_pass: bool
+) -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(8)
+    peer.say(said, place=place)
+    peer.say(final(3))
+    failure = batch.failure
+    assert isinstance(failure, BatchCutShort)
+    assert type(failure.__cause__) is cause
+    assert failure.may_pass is may_pass
+
+
+def test_a_batch_that_was_cut_short_for_want_of_permission_does_not_pass() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(1)
+    batch.add(("s.b", b""), NOW)
+    batch.on_event(ErrorReported(PermissionDenied("publish", "s.b")), NOW)
+    batch.on_time(NOW + 0.1)
+    peer.say(gap(3, 4), final(2))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert isinstance(batch.failure.__cause__, PermissionDenied)
+    assert not batch.failure.may_pass
 
 
 def test_a_lost_end_that_lost_no_message_is_no_failure() -> None:

@@ -21,6 +21,7 @@ from jetspark.errors import (
     InvalidSubject,
     JetStreamUnavailable,
     PayloadTooLarge,
+    ServerError,
     UsageError,
     WrongLastSequence,
 )
@@ -522,6 +523,22 @@ def test_after_an_answer_nobody_listening_is_a_leader_being_elected(answer: dict
     _nobody_listens(peer, NOW + 50.0, NOW + 70.0)
     assert isinstance(peer.endless.failure, BatchInDoubt)
     assert "nobody answers on 's.a'" in str(peer.endless.failure)
+
+
+@pytest.mark.parametrize(("err_code", "may_pass"), [(10185, False), (10208, True)], ids=["too old", "restarted"])
+def test_a_publisher_that_gave_up_says_what_went_wrong_last_and_whether_it_may_pass(
+    err_code: int, may_pass: bool
+) -> None:
+    peer = Peer(patience_s=10.0)
+    peer.accept(1, 2)
+    peer.open()
+    peer.say(error(err_code))
+    peer.endless.on_time(NOW + 10.0)
+    failure = peer.endless.failure
+    assert isinstance(failure, BatchInDoubt)
+    assert isinstance(failure.__cause__, BatchInDoubt)
+    assert isinstance(failure.__cause__.__cause__, ServerError)
+    assert failure.may_pass is may_pass
 
 
 # ---- time and the connection -----------------------------------------------------------------------------------------

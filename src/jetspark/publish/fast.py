@@ -675,7 +675,10 @@ class FastMachine:
             self._over(None)
         elif self._is_failing:
             self.acknowledged = max(self.acknowledged, count)
-            self._over(BatchCutShort(self._id, count, str(self._hole or "the server ended it")))
+            failure = BatchCutShort(self._id, count, str(self._hole or "the server ended it"))
+            # What was refused is refused again, mostly; what was lost, or found no leader, is not.
+            failure.__cause__ = self._hole if isinstance(self._hole, ServerError | PermissionDenied) else None
+            self._over(failure)
         else:
             self._over(BatchInDoubt(self._id, "the server ended the batch, though gaps are allowed", 0))
 

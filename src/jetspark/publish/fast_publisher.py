@@ -629,7 +629,9 @@ class FastPublisherMachine:
         if isinstance(refusal, JetStreamUnavailable | ServerError) and not is_in_doubt:
             self.fail(refusal)
         reason = refusal or reason
-        self.fail(BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0))
+        doubt = BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0)
+        doubt.__cause__ = reason if isinstance(reason, Exception) else None
+        self.fail(doubt)
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None
