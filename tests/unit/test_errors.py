@@ -52,7 +52,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.AtomicPublishDisabled(400, 10174, "atomic publish is disabled"),
     errors.BatchPublishDisabled(400, 10205, "batch publish is disabled"),
     errors.BatchUnknown(400, 10208, "batch publish ID unknown"),
-    errors.DataLoss("ORDERS", 5, 10),
+    errors.DataLoss("ORDERS", 5, 10, "read on from sequence 10"),
     errors.StreamRecreated("ORDERS", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"),
     errors.StreamWentBack("ORDERS", 10, 5),
     errors.BatchCutShort("b1", 7, "message 8 was lost"),
@@ -174,6 +174,25 @@ def test_the_message_shows_every_fact(error: JetSparkError) -> None:
         if isinstance(fact, bool):
             continue  # told in words
         assert all(str(part) in str(error) for part in parts)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_the_message_is_one_sentence_without_gaps(error: JetSparkError) -> None:
+    assert re.search(r"  |^\s|\s$| [;,.:]", str(error)) is None
+
+
+def test_lost_data_tells_the_remedy_of_the_one_who_reads() -> None:
+    lost = "stream 'S': sequence 5 is wanted and the first there is is 9, so 4 sequences are gone"
+    assert str(errors.DataLoss("S", 5, 9)) == f"{lost} (limits, a purge, or deletes)"
+    assert str(errors.DataLoss("S", 5, 9, "be quicker")) == f"{lost} (limits, a purge, or deletes); be quicker"
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in CLASSES if issubclass(cls, errors.ServerError)], ids=lambda cls: cls.__name__
+)
+def test_every_answer_of_the_server_names_the_bucket_behind_its_stream(cls: type[errors.ServerError]) -> None:
+    found = {name: cls(400, 10001, "no", name).bucket for name in ("KV_state", "OBJ_files", "ORDERS", "")}
+    assert found == {"KV_state": "state", "OBJ_files": "files", "ORDERS": "", "": ""}
 
 
 def test_a_timeout_before_anything_was_sent_says_so() -> None:
