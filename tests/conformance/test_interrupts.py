@@ -53,12 +53,13 @@ HELD = {
 }
 # A thread that is interrupted when it has made a subscription and has not handed it to anybody leaves that one behind:
 # between a call and the assignment of its result there is no place for a ``try``.
-MAKES_SUBSCRIPTIONS = {"_subscribe", "subscribe", "_attach", "_asked", "_restart", "__init__", "__enter__"}
+MAKES_SUBSCRIPTIONS = {"_subscribe", "subscribe", "_asked", "_restart", "__init__", "__enter__"}
 MAY_STAY_WITH = {
     "jetspark.core.subscription.SubscriptionState",
     "jetspark.blocking.subscription.Subscription",
     "jetspark.blocking.waiter.Changed",
-    "jetspark.blocking.pull._Gate",
+    "jetspark.blocking.pull._SourceReader",
+    "jetspark.blocking.subscription.SubscriptionReader",
 }
 
 
@@ -186,10 +187,9 @@ def _left(world: World) -> Counter[str]:
     left["subscriptions"] = len(machine.subscriptions)
     left["requests"] = len(machine._requests)
     left["flushes"] = sum(ping.handle is not None for ping in machine._pings)
-    left["listeners"] = len(client._listeners)
+    left["attached"] = len(link._dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())
     if world.is_blocking:
-        left["clocks"] = len(link._clocks)
         left["guests"] = bool(link._guest)
     else:
         left["tasks"] = len(asyncio.all_tasks())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.interrupts import Interrupt, count_places
+from support.readers import SilentReader
 
 from jetspark.core import connection as connection_module
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
@@ -49,6 +50,7 @@ from jetspark.errors import (
 
 A = Server("a", 4222)
 URL = "nats://a:4222"
+READER = SilentReader()
 INBOX = "_INBOX.me"
 
 
@@ -1035,11 +1037,11 @@ def test_only_publishes_wait_for_the_next_session() -> None:
 
 def test_subscribing_sends_the_frame_and_messages_arrive() -> None:
     connection = connected()
-    first = connection.subscribe("a.*", handle="mine")
+    first = connection.subscribe("a.*", reader=READER)
     second = connection.subscribe("b.>", "workers")
     assert connection.data_to_send() == b"SUB a.* 1\r\nSUB b.> workers 2\r\n"
     assert connection.subscriptions == [first, second]
-    assert first.handle == "mine"
+    assert first.reader is READER
     connection.receive_data(message(1, b"1", "a.x") + message(2, b"2", "b.x") + message(1, b"3", "a.x"))
     assert {id(each) for each in ready(connection.events())} == {id(first), id(second)}
     assert (unread(first), unread(second)) == ([b"1", b"3"], [b"2"])
@@ -1900,7 +1902,7 @@ def test_messages_that_are_handed_over_are_never_forgotten() -> None:
 def test_a_close_that_was_interrupted_is_completed_by_the_next() -> None:
     def prepared() -> Connection:
         connection = connected()
-        connection.subscribe("a", handle="reader")
+        connection.subscribe("a", reader=READER)
         connection.request("asking", "b", b"", None)
         connection.flush("flushing")
         return connection
@@ -1912,7 +1914,7 @@ def test_a_close_that_was_interrupted_is_completed_by_the_next() -> None:
         connection.close()
         events = connection.events()
         assert {event.handle for event in events if isinstance(event, Failed)} == {"asking", "flushing"}
-        assert "reader" in [event.subscription.handle for event in events if isinstance(event, Ready)]
+        assert READER in [event.subscription.reader for event in events if isinstance(event, Ready)]
         assert len([event for event in events if isinstance(event, Closed)]) >= 1
         assert connection.is_closed
 

@@ -117,7 +117,7 @@ class AtomicBatch(AtomicBatchBase, Block):
                 return
 
     async def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        await self._in_time(functools.partial(self._client._when_there_is_room, attempt))
+        await self._in_time(functools.partial(self._client._link.when_there_is_room, attempt))
 
     async def _in_time(self, wait: Callable[[float], Awaitable[None]]) -> None:
         """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""

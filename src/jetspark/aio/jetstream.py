@@ -16,8 +16,7 @@ from jetspark.aio.message import Message
 from jetspark.aio.objects import ObjectStores
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.publisher import AckFuture
-from jetspark.aio.subscription import Subscription
-from jetspark.core.events import ConnectionEvent, Reconnected
+from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
@@ -64,7 +63,7 @@ class JetStream(ObjectStores):
         self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None, window: WindowOptions
     ) -> None:
         self._client = client
-        self._now = client._link._loop.time
+        self._now = client._link.now
         self._publisher = client._windowed_publisher(window)
         self._api = Api(api_prefix(domain, prefix), client._machine)
         self._timeout_s = timeout_of(timeout, client.options.request_timeout_s)
@@ -280,7 +279,7 @@ class JetStream(ObjectStores):
         restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.aclosing``) or let go
         of it.
         """
-        advisories = self._advisories(self._client._subscribe(abandoned_subject(stream)))
+        advisories = self._advisories(subscribe(self._client._link, abandoned_subject(stream)))
         with suppress(StopIteration):
             # Up to its first yield, which waits for nothing: a generator that has not begun is closed without its
             # ``finally``, and the loop does not hear of its end.
@@ -345,19 +344,11 @@ class JetStream(ObjectStores):
 
         ``timeout`` is for room in the send buffer.
         """
-        inbox = self._client._new_inbox()
+        inbox = self._client._link.new_inbox()
 
-        def on_event(event: ConnectionEvent) -> None:
-            if isinstance(event, Reconnected):
-                self._client._unsubscribe(answers._state, 0)
-
-        async with self._client._subscribe(inbox, answers_to=request.subject) as answers:
-            self._client._listeners.append(on_event)
-            try:
-                await self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
-                yield answers
-            finally:
-                self._client._listeners.remove(on_event)
+        async with subscribe(self._client._link, inbox, answers_to=request.subject, ends_with_session=True) as answers:
+            await self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
+            yield answers
 
     async def _next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
         """None when the rest will not come, and may be asked for again.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.aio.subscription import Subscription
+from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.push import answer_to, check_status, silence_s
@@ -59,8 +59,9 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            self._subscription = self._js._client._subscribe(config.deliver_subject, config.deliver_group or "")
-            self._subscription._state.message_class = JetStreamMessage
+            link = self._js._client._link
+            group = config.deliver_group or ""
+            self._subscription = subscribe(link, config.deliver_subject, group, message_class=JetStreamMessage)
         return self._subscription
 
     async def _iterate(self) -> AsyncIterator[JetStreamMessage]:

@@ -31,7 +31,7 @@ class JetStreamMessage(AckableMessage):
         try:
             machine.publish_raw(self.raw_reply, ACK)
         except BufferFull:
-            await client._when_there_is_room(lambda: machine.publish_raw(self.raw_reply, ACK))
+            await link.when_there_is_room(lambda: machine.publish_raw(self.raw_reply, ACK))
         self._client = None
         if not link.flush_is_scheduled:
             link.schedule_flush()
@@ -68,5 +68,5 @@ class JetStreamMessage(AckableMessage):
         try:
             machine.publish_raw(address, payload)
         except BufferFull:
-            await client._when_there_is_room(lambda: machine.publish_raw(address, payload))
+            await link.when_there_is_room(lambda: machine.publish_raw(address, payload))
         link.schedule_flush()

@@ -118,7 +118,7 @@ class AtomicBatch(AtomicBatchBase, Block):
                 return
 
     def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        self._in_time(functools.partial(self._client._when_there_is_room, attempt))
+        self._in_time(functools.partial(self._client._link.when_there_is_room, attempt))
 
     def _in_time(self, wait: Callable[[float], None]) -> None:
         """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""

@@ -16,8 +16,7 @@ from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStores
 from jetspark.blocking.ordered import OrderedConsumer
 from jetspark.blocking.publisher import AckFuture
-from jetspark.blocking.subscription import Subscription
-from jetspark.core.events import ConnectionEvent, Reconnected
+from jetspark.blocking.subscription import Subscription, subscribe
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
@@ -281,7 +280,7 @@ class JetStream(ObjectStores):
         restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.closing``) or let go
         of it.
         """
-        advisories = self._advisories(self._client._subscribe(abandoned_subject(stream)))
+        advisories = self._advisories(subscribe(self._client._link, abandoned_subject(stream)))
         next(advisories)  # a generator that has not begun is closed without its ``finally``
         return advisories
 
@@ -342,19 +341,11 @@ class JetStream(ObjectStores):
 
         ``timeout`` is for room in the send buffer.
         """
-        inbox = self._client._new_inbox()
+        inbox = self._client._link.new_inbox()
 
-        def on_event(event: ConnectionEvent) -> None:
-            if isinstance(event, Reconnected):
-                self._client._unsubscribe(answers._state, 0)
-
-        with self._client._subscribe(inbox, answers_to=request.subject) as answers:
-            self._client._listeners.append(on_event)
-            try:
-                self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
-                yield answers
-            finally:
-                self._client._listeners.remove(on_event)
+        with subscribe(self._client._link, inbox, answers_to=request.subject, ends_with_session=True) as answers:
+            self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
+            yield answers
 
     def _next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
         """None when the rest will not come, and may be asked for again.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from jetspark.blocking.stream_message import JetStreamMessage
-from jetspark.blocking.subscription import Subscription
+from jetspark.blocking.subscription import Subscription, subscribe
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.push import answer_to, check_status, silence_s
@@ -59,15 +59,9 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            client = self._js._client
-            subscription = Subscription(client, None)
-            try:
-                client._begin(subscription, config.deliver_subject, config.deliver_group or "")
-                subscription._state.message_class = JetStreamMessage
-                self._subscription = subscription
-            except BaseException:
-                client._abandon(subscription)  # interrupted: nobody will close it
-                raise
+            link = self._js._client._link
+            group = config.deliver_group or ""
+            self._subscription = subscribe(link, config.deliver_subject, group, message_class=JetStreamMessage)
         return self._subscription
 
     def _iterate(self) -> Iterator[JetStreamMessage]:

@@ -57,5 +57,5 @@ class JetStreamMessage(AckableMessage):
             try:
                 machine.publish_raw(address, payload)
             except BufferFull:
-                client._when_there_is_room(lambda: machine.publish_raw(address, payload))
+                link.when_there_is_room(lambda: machine.publish_raw(address, payload))
             link.flush_soon()

@@ -25,7 +25,8 @@ A server that announces its end (lame duck) is left in good order, if another on
 accepted waits for the next session; a PING confirms what was handed over; for ``LINGER_S`` answers to it may arrive;
 then the subscriptions end, and with the answer to a last PING the session. Nothing is in doubt.
 
-``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at.
+``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
+arguments are woken by whoever passes the events on: see :mod:`jetspark.core.machine`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from jetspark.core.events import (
 )
 from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
+from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
@@ -79,6 +81,9 @@ __all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
 
 # SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
 MIN_CONTROL_ROOM_BYTES = 1 << 20
+
+# Bounds of a subscription that drops nothing, in messages and bytes: more than memory holds.
+NO_BOUNDS = (1 << 30, 1 << 40)
 
 # Time for answers to what a server has confirmed, before it is left: publishers are held back meanwhile. Without it the
 # last acknowledgements of a stream with three replicas were missed.
@@ -598,12 +603,28 @@ class Connection:
         *,
         max_pending_messages: int | None = None,
         max_pending_bytes: int | None = None,
+        is_unbounded: bool = False,
+        reader: Reader | None = None,
+        message_class: type[CoreMessage] | None = None,
+        is_inbox: bool = False,
         answers_to: str = "",
-        handle: Any = None,
+        follows_sessions: bool = False,
+        ends_with_session: bool = False,
     ) -> SubscriptionState:
         """Start receiving.
 
-        ``answers_to`` names a subject we ask on: if we may not publish there, the subscription ends with that error.
+        Args:
+            subject: What to receive; it may have wildcards.
+            queue: Each message goes to one member of the queue group only.
+            max_pending_messages: Bound of unread messages, instead of the connection's; see also
+                ``max_pending_bytes``.
+            is_unbounded: Nothing is dropped: its owner asks for no more than it can hold.
+            reader: Who is woken when messages have arrived.
+            message_class: What its messages are, if not what the connection's messages are.
+            is_inbox: Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open.
+            answers_to: A subject we ask on: if we may not publish there, the subscription ends with that error.
+            follows_sessions: The reader is woken when a session begins, too.
+            ends_with_session: The subscription is over when the next session begins.
 
         Raises:
             BufferFull: The network takes nothing, and as many subscriptions as allowed wait for it.
@@ -611,9 +632,7 @@ class Connection:
         validate_filter(subject)
         if queue:
             validate_queue(queue)
-        messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
-        size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
-        messages, size = whole("max_pending_messages", messages), whole("max_pending_bytes", size)
+        messages, size = self._bounds(max_pending_messages, max_pending_bytes) if not is_unbounded else NO_BOUNDS
         if self.is_closed:
             raise ConnectionClosed(self._closed_because)
         self._check_control_room()
@@ -624,12 +643,21 @@ class Connection:
             queue,
             max_pending_messages=messages,
             max_pending_bytes=size,
+            reader=reader,
+            message_class=message_class,
+            is_inbox=is_inbox,
             answers_to=answers_to,
-            handle=handle,
+            follows_sessions=follows_sessions,
+            ends_with_session=ends_with_session,
         )
         self._routes[b"%d" % subscription.sid] = subscription
         self._send_control(frames.sub(subject, queue, subscription.sid))
         return subscription
+
+    def _bounds(self, max_pending_messages: int | None, max_pending_bytes: int | None) -> tuple[int, int]:
+        messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
+        size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
+        return whole("max_pending_messages", messages), whole("max_pending_bytes", size)
 
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all."""
@@ -691,9 +719,7 @@ class Connection:
     def _subscribe_to_replies(self) -> SubscriptionState:
         for abandoned in [entry for entry in self._routes.values() if entry.subject == f"{self._inbox}.*"]:
             self.unsubscribe(abandoned)  # of a request that was interrupted in here
-        replies = self.subscribe(f"{self._inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40)
-        replies.is_inbox = True
-        return replies
+        return self.subscribe(f"{self._inbox}.*", is_unbounded=True, is_inbox=True)
 
     def forget(self, token: str) -> None:
         """Nobody waits for this answer any more; a late one is dropped."""
@@ -777,6 +803,8 @@ class Connection:
         self.state = State.CONNECTED
         self.sessions += 1
         self._take_info(self.greeting)
+        for subscription in [each for each in self._routes.values() if each.ends_with_session]:
+            self._finish(subscription)
         restored: list[bytes] = []
         for subscription in self._routes.values():
             restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
