@@ -8,8 +8,9 @@ import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from jetspark.aio.context import Context
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.aio.waits import Waits
 from jetspark.core.events import ConnectionEvent
@@ -26,9 +27,6 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-
 __all__ = ["FastBatch", "FastPublisher"]
 
 
@@ -42,11 +40,10 @@ class _Paced(Block):
     _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.aio")
 
-    def __init__(self, js: JetStream) -> None:
-        client = js._client
-        self._js = js
-        self._client, self._connection, self._link = client, client._machine, client._link
-        self._loop = client._link._loop
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._connection, self._link = context.connection, context.link
+        self._loop = context.link._loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._waiters = Waits()
@@ -56,7 +53,7 @@ class _Paced(Block):
 
     async def __aenter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
+        await self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
     def _wake(self) -> None:
@@ -104,12 +101,12 @@ class _Paced(Block):
     def _listen(self) -> None:
         if not self._is_listening:
             self._is_listening = True
-            self._client._listeners.append(self._on_event)
+            self._context.listeners.append(self._on_event)
 
     def _stop_listening(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            self._client._listeners.remove(self._on_event)
+            self._context.listeners.remove(self._on_event)
 
     async def _wait(self) -> None:
         """Until something has changed."""
@@ -186,8 +183,8 @@ class FastBatch(_Paced, FastBatchBase):
 
     _line = "async with js.fast_batch() as fast:"
 
-    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+        super().__init__(context)
         self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opening = asyncio.Lock()
 
@@ -422,8 +419,8 @@ class FastPublisher(_Paced, FastPublisherBase):
 
     _line = "async with js.fast_publisher() as publisher:"
 
-    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+        super().__init__(context)
         self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=self._loop.time())
         self._waits_for_room = False
 

@@ -6,18 +6,15 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from jetspark.aio.context import Context
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
-
-if TYPE_CHECKING:
-    from jetspark.aio.client import Client
-    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -31,7 +28,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _js: JetStream
+    _context: Context
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -65,7 +62,7 @@ class PullConsumer:
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
         if self._source is None or self._source.state.is_finished:
-            self._source = Source(self._js, self.cached_info)
+            self._source = Source(self._context, self.cached_info)
         source = self._source
         fetch = Fetch(
             source.puller,
@@ -125,7 +122,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
 
     async def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
@@ -141,8 +138,8 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an asynchronous iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None
         self._flow: Flow[JetStreamMessage]
@@ -169,7 +166,7 @@ class Messages:
         if self._is_closed:
             return
         if self._source is None:
-            self._source = Source(self._js, self._info)
+            self._source = Source(self._context, self._info)
             self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
@@ -197,15 +194,15 @@ class Source:
 
     def __init__(
         self,
-        js: JetStream,
+        context: Context,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        client = self._client = js._client
+        self._context = context
         self.loop = asyncio.get_running_loop()
-        machine = self._machine = client._machine
-        _sweep(client)
-        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        machine = self._machine = context.connection
+        _sweep(context)
+        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         inbox = machine.new_inbox()
         self.puller = make_puller(inbox, subject)
         # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
@@ -214,9 +211,9 @@ class Source:
         )
         self.state.message_class = JetStreamMessage
         self.state.follows_sessions = True
-        self.state.handle = _Gate(client, self.state, self)
+        self.state.handle = _Gate(context, self.state, self)
         self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = js._timeout_s
+        self._timeout_s = context.timeout_s
         self._waiters: list[asyncio.Future[bool]] = []
         self._is_closed = False
 
@@ -232,7 +229,7 @@ class Source:
             try:
                 machine.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                await self._client._when_there_is_room(
+                await self._context.when_there_is_room(
                     lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
                 )
         except TimeoutError:
@@ -241,7 +238,7 @@ class Source:
             self.puller.take_back(ask)
             raise
         # At once, with the acks gathered so far: a reader that never pauses would otherwise hold it back.
-        self._client._link.flush()
+        self._context.link.flush()
 
     async def wait(self, wait: Wait) -> None:
         waiter: asyncio.Future[bool] = self.loop.create_future()
@@ -285,7 +282,7 @@ class Source:
                 await self.wait(Wait(self.loop.time() + QUIET_S))
                 if state.received == before:
                     break
-            await self._client._drain_subscription(state, self._timeout_s)
+            await self._context.drain_subscription(state, self._timeout_s)
             if state.pending:
                 self.on_arrival()
             await self._give_back()
@@ -301,7 +298,7 @@ class Source:
         """Cancelled while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
         if self._machine.is_closed:
             return
-        self._client._unsubscribe(self.state, 0)
+        self._context.unsubscribe(self.state, 0)
         replies = self.puller.release() if self._has_acks else []
         try:
             for reply in replies:
@@ -313,7 +310,7 @@ class Source:
         """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
         self._is_closed = True
         if not self._machine.is_closed:
-            self._client._unsubscribe(self.state, 0)
+            self._context.unsubscribe(self.state, 0)
 
     async def _give_back(self) -> None:
         machine = self._machine
@@ -324,8 +321,8 @@ class Source:
             try:
                 machine.publish_raw(reply, NAK)
             except BufferFull:
-                await self._client._when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))  # type: ignore[misc]
-        self._client._link.flush()
+                await self._context.when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))
+        self._context.link.flush()
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -337,8 +334,8 @@ class Source:
 class _Gate:
     """What the connection knows of a source: a source nobody uses any more must not live on for being subscribed."""
 
-    def __init__(self, client: Client, state: SubscriptionState, source: Source) -> None:
-        self._client, self._state = client, state
+    def __init__(self, context: Context, state: SubscriptionState, source: Source) -> None:
+        self._context, self._state = context, state
         self._source = weakref.ref(source)
 
     @property
@@ -355,17 +352,17 @@ class _Gate:
         if source is not None:
             source.on_arrival()
         elif not self._state.is_finished:
-            self._client._unsubscribe(self._state, 0)
+            self._context.unsubscribe(self._state, 0)
 
     async def _read_up(self) -> None:
         """A drain does not wait for readers here: what they leave unread is delivered again."""
 
 
-def _sweep(client: Client) -> None:
+def _sweep(context: Context) -> None:
     """End the subscriptions of sources that are gone; there is no moment of their going to do it in."""
-    for state in client._machine.subscriptions:
+    for state in context.connection.subscriptions:
         if isinstance(state.handle, _Gate) and state.handle.is_abandoned:
-            client._unsubscribe(state, 0)
+            context.unsubscribe(state, 0)
 
 
 def _time_is_up(waiter: asyncio.Future[bool]) -> None:

@@ -13,8 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.blocking.waiter import Changed
 from jetspark.core.events import ConnectionEvent
@@ -31,9 +32,6 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
-
 __all__ = ["FastBatch", "FastPublisher"]
 
 # A full connection buffer is looked at again after this long by those who cannot wait for it.
@@ -46,15 +44,14 @@ class _Paced(Block, ABC):
     _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.blocking")
 
-    def __init__(self, js: JetStream) -> None:
-        client = js._client
-        self._js = js
-        self._client, self._connection, self._link = client, client._machine, client._link
-        self._changed = Changed(client._link.lock)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._connection, self._link = context.connection, context.link
+        self._changed = Changed(context.link.lock)
 
     def __enter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
+        self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
     def _wake(self) -> None:
@@ -111,14 +108,14 @@ class _Paced(Block, ABC):
         """Call back, without the lock."""
 
     def _listen(self) -> None:
-        if self._on_event not in self._client._listeners:
-            self._client._listeners.append(self._on_event)
+        if self._on_event not in self._context.listeners:
+            self._context.listeners.append(self._on_event)
         self._link.watch(self)
 
     def _stop_listening(self) -> None:
         self._link.unwatch(self)
-        if self._on_event in self._client._listeners:
-            self._client._listeners.remove(self._on_event)
+        if self._on_event in self._context.listeners:
+            self._context.listeners.remove(self._on_event)
 
     def _wait(self, deadline: float | None = None) -> None:
         """Until something has changed, or the deadline; with the lock, which is given up meanwhile."""
@@ -196,8 +193,8 @@ class FastBatch(_Paced, FastBatchBase):
 
     _line = "with js.fast_batch() as fast:"
 
-    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+        super().__init__(context)
         self._paced = self._batch = FastMachine(self._connection, self, options)
         self._opener: threading.Thread | None = None
         """Whose message opens the batch. Others wait for what becomes of it."""
@@ -421,8 +418,8 @@ class FastPublisher(_Paced, FastPublisherBase):
 
     _line = "with js.fast_publisher() as publisher:"
 
-    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+        super().__init__(context)
         self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=time.monotonic())
         self._pump_at: float | None = None
 

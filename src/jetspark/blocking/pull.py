@@ -6,8 +6,9 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.waiter import Waiter
 from jetspark.core.subscription import SubscriptionState
@@ -15,10 +16,6 @@ from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
-
-if TYPE_CHECKING:
-    from jetspark.blocking.client import Client
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -35,7 +32,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _js: JetStream
+    _context: Context
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -68,11 +65,11 @@ class PullConsumer:
             ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        client = self._js._client
-        client._link.check_may_wait("fetch")
-        with client._link.lock:
+        link = self._context.link
+        link.check_may_wait("fetch")
+        with link.lock:
             if self._source is None or self._source.state.is_finished:
-                self._source = Source(self._js, self.cached_info)
+                self._source = Source(self._context, self.cached_info)
             source = self._source
             fetch = Fetch(
                 source.puller,
@@ -89,7 +86,7 @@ class PullConsumer:
                 pass
             is_complete = True
         finally:
-            with client._link.lock:
+            with link.lock:
                 fetch.leave(is_cancelled=not is_complete)
         return fetch.messages
 
@@ -130,7 +127,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
 
     def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
@@ -146,8 +143,8 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None
         self._flow: Flow[JetStreamMessage]
@@ -173,10 +170,10 @@ class Messages:
     def _iterate(self) -> Iterator[JetStreamMessage]:
         if self._is_closed:
             return
-        self._js._client._link.check_may_wait("messages")
-        with self._js._client._link.lock:
+        self._context.link.check_may_wait("messages")
+        with self._context.link.lock:
             if self._source is None:
-                self._source = Source(self._js, self._info)
+                self._source = Source(self._context, self._info)
                 self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
@@ -200,16 +197,16 @@ class Source:
 
     def __init__(
         self,
-        js: JetStream,
+        context: Context,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        client = self._client = js._client
-        self._link = client._link
-        machine = self._machine = client._machine
-        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        self._context = context
+        self._link = context.link
+        machine = self._machine = context.connection
+        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         with self._link.lock:
-            _sweep(client)
+            _sweep(context)
             inbox = machine.new_inbox()
             self.puller = make_puller(inbox, subject)
             # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
@@ -218,9 +215,9 @@ class Source:
             )
             self.state.message_class = JetStreamMessage
             self.state.follows_sessions = True
-            self.state.handle = _Gate(client, self.state, self)
+            self.state.handle = _Gate(context, self.state, self)
         self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = js._timeout_s
+        self._timeout_s = context.timeout_s
         self._waiters: list[Waiter] = []
         self._is_closed = False
 
@@ -261,7 +258,7 @@ class Source:
             try:
                 machine.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                self._client._when_there_is_room(
+                self._context.when_there_is_room(
                     lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
                 )
         except TimeoutError:
@@ -332,7 +329,7 @@ class Source:
                 self._wait(waiter, time.monotonic() + QUIET_S, is_reading=is_reading)
                 if state.received == before:
                     break
-            self._client._drain_subscription(state, self._timeout_s)
+            self._context.drain_subscription(state, self._timeout_s)
             self._give_back()
         except ConnectionClosed:
             pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
@@ -346,7 +343,7 @@ class Source:
         """Interrupted while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
         if self._machine.is_closed:
             return
-        self._client._unsubscribe(self.state, 0)
+        self._context.unsubscribe(self.state, 0)
         with self._link.lock:
             replies = self.puller.release() if self._has_acks else []
             try:
@@ -360,7 +357,7 @@ class Source:
         """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
         self._is_closed = True
         if not self._machine.is_closed:
-            self._client._unsubscribe(self.state, 0)
+            self._context.unsubscribe(self.state, 0)
 
     def _give_back(self) -> None:
         machine = self._machine
@@ -374,7 +371,7 @@ class Source:
                 try:
                     machine.publish_raw(reply, NAK)
                 except BufferFull:
-                    self._client._when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))  # type: ignore[misc]
+                    self._context.when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))
             self._link.flush()
 
     def _wake(self) -> None:
@@ -386,8 +383,8 @@ class Source:
 class _Gate:
     """What the connection knows of a source: a source nobody uses any more must not live on for being subscribed."""
 
-    def __init__(self, client: Client, state: SubscriptionState, source: Source) -> None:
-        self._client, self._state = client, state
+    def __init__(self, context: Context, state: SubscriptionState, source: Source) -> None:
+        self._context, self._state = context, state
         self._source = weakref.ref(source)
 
     @property
@@ -404,15 +401,15 @@ class _Gate:
         if source is not None:
             source.on_arrival()
         elif not self._state.is_finished:
-            self._client._unsubscribe(self._state, 0)
+            self._context.unsubscribe(self._state, 0)
 
     def _read_up(self, deadline: float) -> bool:
         """A drain does not wait for readers here: what they leave unread is delivered again."""
         return True
 
 
-def _sweep(client: Client) -> None:
+def _sweep(context: Context) -> None:
     """End the subscriptions of sources that are gone; there is no moment of their going to do it in."""
-    for state in client._machine.subscriptions:
+    for state in context.connection.subscriptions:
         if isinstance(state.handle, _Gate) and state.handle.is_abandoned:
-            client._machine.unsubscribe(state)
+            context.connection.unsubscribe(state)
