@@ -1191,7 +1191,7 @@ class FakeBatches:
         self.commits, self.probes, self.resolve = list(commits), itertools.cycle(probes), resolve
         self.stored: list[list[bytes]] = []
         self.opened = self.probed = self.resolved = self.discarded = 0
-        self._client = self._machine = self.info = self
+        self.info = self
         self.fields, self.max_payload_bytes = {"api_lvl": 4}, 1 << 20
 
     def address(self, subject: str) -> bytes:
@@ -1251,7 +1251,7 @@ def _outcome(future: Exception) -> None:
 def _write_atomic(js: FakeBatches, items: list[bytes], clock: JumpingClock, **options: Any) -> None:
     options = {"max_messages": 1_000, "timeout_s": None, "doubt_s": 30.0} | options
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
-    blocking.Runner(None, clock).run(Atomic(js, messages, _outcome, **options).write(items))
+    blocking.Runner(None, clock).run(Atomic(js, js, messages, _outcome, **options).write(items))
 
 
 DUPLICATE, WRONG = DuplicateMessageId(400, 10201, "x"), WrongLastSequence(400, 10071, "x")
@@ -1289,7 +1289,7 @@ def test_an_answer_that_cannot_be_is_no_reason_to_believe_anything() -> None:
         _write_atomic(js, [b"1"], JumpingClock())
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
     js = FakeBatches(DUPLICATE, probes=[WRONG])
-    atomic = Atomic(js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
+    atomic = Atomic(js, js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
     with pytest.raises(ProtocolError, match="expected what cannot be"):
         blocking.Runner(None).run(atomic.write([b"1"]))
     assert js.stored == []

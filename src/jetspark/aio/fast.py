@@ -8,8 +8,9 @@ import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from jetspark.aio.context import Context
 from jetspark.aio.runner import PacedRunner
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
@@ -25,9 +26,6 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-
 __all__ = ["FastBatch", "FastPublisher"]
 
 
@@ -40,14 +38,13 @@ class _FastBlock(Block):
 
     _logger = logging.getLogger("jetspark.aio")
 
-    def __init__(self, js: JetStream) -> None:
-        self._js = js
-        self._link = js._client._link
+    def __init__(self, context: Context) -> None:
+        self._context, self._link = context, context.link
         self._connection, self._now = self._link.connection, self._link.now
 
     async def __aenter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
+        await self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
 
@@ -68,8 +65,8 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     _line = "async with js.fast_batch() as fast:"
 
-    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+        super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._opening = asyncio.Lock()
@@ -304,8 +301,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     _line = "async with js.fast_publisher() as publisher:"
 
-    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+        super().__init__(context)
         self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step)
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=self._now())

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
+from jetspark.aio.context import Context
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.transport import Link
 from jetspark.core.subscription import SubscriptionState
@@ -15,9 +15,6 @@ from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
-
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -31,7 +28,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _js: JetStream
+    _context: Context
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -65,7 +62,7 @@ class PullConsumer:
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
         if self._source is None or self._source.state.is_finished:
-            self._source = Source(self._js, self.cached_info)
+            self._source = Source(self._context, self.cached_info)
         source = self._source
         fetch = Fetch(
             source.puller,
@@ -125,7 +122,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
 
     async def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
@@ -141,8 +138,8 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an asynchronous iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None
         self._flow: Flow[JetStreamMessage]
@@ -169,7 +166,7 @@ class Messages:
         if self._is_closed:
             return
         if self._source is None:
-            self._source = Source(self._js, self._info)
+            self._source = Source(self._context, self._info)
             self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
@@ -197,14 +194,14 @@ class Source:
 
     def __init__(
         self,
-        js: JetStream,
+        context: Context,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        link = self._link = js._client._link
+        link = self._link = context.link
         self.loop, self._connection = link.loop, link.connection
         _sweep(link)
-        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         inbox = link.new_inbox()
         self.puller = make_puller(inbox, subject)
         reader = _SourceReader(link, self)
@@ -218,7 +215,7 @@ class Source:
             follows_sessions=True,
         )
         self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = js._timeout_s
+        self._timeout_s = context.timeout_s
         self._waiters: list[asyncio.Future[bool]] = []
         self._is_closed = False
 

@@ -247,6 +247,7 @@ class Atomic(Generic[T]):
     def __init__(
         self,
         js: Any,
+        connection: Connection,
         messages: ItemMessages[T],
         outcome_of: Callable[[Any], Any],
         *,
@@ -259,15 +260,10 @@ class Atomic(Generic[T]):
             raise ConfigError(f"max_messages={max_messages!r}: expected 1 or more")
         if not doubt_s >= 0:
             raise ConfigError(f"doubt_s={doubt_s}: expected 0 seconds or more")
-        self._js, self._messages, self._outcome_of = js, messages, outcome_of
+        self._js, self._connection, self._messages, self._outcome_of = js, connection, messages, outcome_of
         self._timeout_s, self._doubt_s = timeout_s, doubt_s
         self.max_messages = max_messages
         """Of a batch, as far as known."""
-
-    @property
-    def _connection(self) -> Connection:
-        connection: Connection = self._js._client._machine
-        return connection
 
     def write(self, batch: Sequence[T]) -> Steps:
         items = yield Call(partial(self._messages.plain, batch))

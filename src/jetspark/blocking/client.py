@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
@@ -35,6 +36,7 @@ from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.jetstream.operations import Api, api_prefix
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
@@ -285,7 +287,17 @@ class Client(ClientBase):
                 :class:`~jetspark.WindowFull`.
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
-        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout, window=window)
+        return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
+
+    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> Context:
+        return Context(
+            client=self,
+            connection=self._machine,
+            link=self._link,
+            api=api,
+            timeout_s=timeout_of(timeout, self.options.request_timeout_s),
+            publisher=self._windowed_publisher(window),
+        )
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
         """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.runner import ROOM_POLL_S, PacedRunner
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
@@ -28,9 +29,6 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
-
 __all__ = ["FastBatch", "FastPublisher"]
 
 
@@ -39,14 +37,13 @@ class _FastBlock(Block):
 
     _logger = logging.getLogger("jetspark.blocking")
 
-    def __init__(self, js: JetStream) -> None:
-        self._js = js
-        self._link = js._client._link
+    def __init__(self, context: Context) -> None:
+        self._context, self._link = context, context.link
         self._connection = self._link.connection
 
     def __enter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
+        self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
 
@@ -59,8 +56,8 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     _line = "with js.fast_batch() as fast:"
 
-    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+        super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._opener: threading.Thread | None = None
@@ -284,8 +281,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     _line = "with js.fast_publisher() as publisher:"
 
-    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
-        super().__init__(js)
+    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+        super().__init__(context)
         self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=time.monotonic())

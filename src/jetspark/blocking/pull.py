@@ -6,8 +6,8 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Waiter
@@ -16,9 +16,6 @@ from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
-
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -35,7 +32,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _js: JetStream
+    _context: Context
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -68,11 +65,11 @@ class PullConsumer:
             ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        client = self._js._client
-        client._link.check_may_wait("fetch")
-        with client._link.lock:
+        link = self._context.link
+        link.check_may_wait("fetch")
+        with link.lock:
             if self._source is None or self._source.state.is_finished:
-                self._source = Source(self._js, self.cached_info)
+                self._source = Source(self._context, self.cached_info)
             source = self._source
             fetch = Fetch(
                 source.puller,
@@ -89,7 +86,7 @@ class PullConsumer:
                 pass
             is_complete = True
         finally:
-            with client._link.lock:
+            with link.lock:
                 fetch.leave(is_cancelled=not is_complete)
         return fetch.messages
 
@@ -130,7 +127,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
 
     def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
@@ -146,8 +143,8 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None
         self._flow: Flow[JetStreamMessage]
@@ -173,11 +170,11 @@ class Messages:
     def _iterate(self) -> Iterator[JetStreamMessage]:
         if self._is_closed:
             return
-        link = self._js._client._link
+        link = self._context.link
         link.check_may_wait("messages")
         with link.lock:
             if self._source is None:
-                self._source = Source(self._js, self._info)
+                self._source = Source(self._context, self._info)
                 self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
@@ -201,13 +198,13 @@ class Source:
 
     def __init__(
         self,
-        js: JetStream,
+        context: Context,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        link = self._link = js._client._link
+        link = self._link = context.link
         self._connection = link.connection
-        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         with link.lock:
             _sweep(link)
             inbox = link.new_inbox()
@@ -223,7 +220,7 @@ class Source:
                 follows_sessions=True,
             )
         self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = js._timeout_s
+        self._timeout_s = context.timeout_s
         self._waiters: list[Waiter] = []
         self._is_closed = False
 
