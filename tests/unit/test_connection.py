@@ -27,6 +27,7 @@ from jetspark.core.events import (
     SlowConsumer,
 )
 from jetspark.core.info import ServerInfo
+from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.core.subjects import ApiSubject
@@ -1045,6 +1046,42 @@ def test_subscribing_sends_the_frame_and_messages_arrive() -> None:
     connection.receive_data(message(1, b"1", "a.x") + message(2, b"2", "b.x") + message(1, b"3", "a.x"))
     assert {id(each) for each in ready(connection.events())} == {id(first), id(second)}
     assert (unread(first), unread(second)) == ([b"1", b"3"], [b"2"])
+
+
+def test_a_subscription_is_of_the_kind_it_was_asked_for() -> None:
+    class Special(CoreMessage):
+        __slots__ = ()
+
+    connection = connected()
+    plain = connection.subscribe("a")
+    special = connection.subscribe("b", reader=READER, message_class=Special, is_inbox=True, follows_sessions=True)
+    assert (plain.reader, plain.message_class, plain.is_inbox, plain.follows_sessions) == (None, None, False, False)
+    assert (special.reader, special.is_inbox, special.follows_sessions) == (READER, True, True)
+    connection.receive_data(message(special.sid, b"1", "b") + message(plain.sid, b"2", "a"))
+    assert [type(each.take()) for each in (special, plain)] == [Special, CoreMessage]
+
+
+def test_an_unbounded_subscription_drops_nothing() -> None:
+    connection = connected(max_pending_messages=2, max_pending_bytes=10)
+    bounded, unbounded = connection.subscribe("a"), connection.subscribe("b", is_unbounded=True)
+    for subscription in (bounded, unbounded):
+        connection.receive_data(b"".join(message(subscription.sid, b"x" * 100) for _ in range(5)))
+    assert (bounded.dropped, unbounded.dropped, len(unbounded.pending)) == (5, 0, 5)
+
+
+def test_a_subscription_that_ends_with_its_session_is_over_when_the_next_begins() -> None:
+    connection = connected()
+    answers = connection.subscribe("answers", ends_with_session=True)
+    others = connection.subscribe("others")
+    connection.receive_data(message(answers.sid, b"1", "answers"))
+    connection.events()
+    connection.end("gone")
+    assert (answers.is_finished, ready(connection.events())) == (False, [])
+    log_in(connection)
+    assert ready(connection.events()) == [answers]
+    assert (answers.is_finished, answers.error, unread(answers)) == (True, None, [b"1"])
+    assert connection.subscriptions == [others]
+    assert connection.data_to_send() == b"SUB others 2\r\n"
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,13 @@ class AtomicBatch(AtomicBatchBase, Block):
             return
         link = self._context.link
         if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-            await self._in_time(link.push)
+            await self._in_time(link.write_and_wait)
         try:
             machine.add(subject, data, fields)
         except BufferFull:
             await self._when_there_is_room(lambda: machine.add(subject, data, fields))
         if not link.flush_is_scheduled:
-            link.schedule_flush()
+            link.flush_soon()
 
     async def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Add one message after the other, each a subject and data: the fastest way for many.
@@ -107,7 +107,7 @@ class AtomicBatch(AtomicBatchBase, Block):
                 else:
                     return
             if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-                await self._in_time(link.push)
+                await self._in_time(link.write_and_wait)
             pack = machine.pack(waiting)
             try:
                 machine.send(pack)

@@ -174,14 +174,14 @@ class Client(ClientBase):
         deadline = None if timeout is None else self._link.deadline(timeout)
         try:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                await self._link.push(deadline)
+                await self._link.write_and_wait(deadline)
             if not self._link.flush_is_scheduled:
-                self._link.schedule_flush()
+                self._link.flush_soon()
             try:
                 machine.publish(subject, data, reply, headers)
             except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
                 await self._link.when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
-                self._link.schedule_flush()
+                self._link.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
 
@@ -211,7 +211,7 @@ class Client(ClientBase):
         """
         max_messages = whole("max_messages", max_messages, low=0)
         if self._machine.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
+            await self._link.write_and_wait()
         subscription = subscribe(
             self._link,
             subject,

@@ -104,7 +104,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
             await self._runner.write_and_wait()
         elif not link.flush_is_scheduled:
-            link.schedule_flush()
+            link.flush_soon()
         return _new(FastReceipt, (sequence, batch.acknowledged))
 
     async def add_many(self, items: Iterable[Item] | AsyncIterable[Item], *, commit: bool = False) -> FastReceipt:
@@ -192,7 +192,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
         self._batch.check()
         self._batch.ping(self._now())
-        self._link.schedule_flush()
+        self._link.flush_soon()
 
     async def commit(
         self,
@@ -459,7 +459,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.flush()
         elif self._connection.out_bytes and not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
+            self._link.flush_soon()
         if self._runner.due_at is None:
             self._runner.watch_clock()
 

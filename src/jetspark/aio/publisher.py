@@ -112,7 +112,7 @@ class WindowedPublisher:
         future = AckFuture(self._window, self._loop)
         try:
             if connection.out_bytes >= WRITE_AT_BYTES:
-                await link.push(deadline)
+                await link.write_and_wait(deadline)
             try:
                 is_accepted = self._window.publish(future, subject, data, headers, self._loop.time())
             except BufferFull:
@@ -122,7 +122,7 @@ class WindowedPublisher:
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
         if not link.flush_is_scheduled:
-            link.schedule_flush()
+            link.flush_soon()
         if runner.due_at is None:  # not for each message: the alarm stands at the oldest one's deadline, or before it
             runner.attach()
             runner.wake_at(link.now() + self._window.ack_timeout_s)

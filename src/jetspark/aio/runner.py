@@ -128,7 +128,7 @@ class PacedRunner(MachineRunner[P]):
         if out_bytes >= WRITE_AT_BYTES:
             self._link.hand_over()
         elif out_bytes:
-            self._link.schedule_flush()
+            self._link.flush_soon()
 
     async def send(self, send: Callable[[float], None]) -> None:
         """Hand messages to the connection when it takes them: this never raises ``BufferFull``.
@@ -153,14 +153,14 @@ class PacedRunner(MachineRunner[P]):
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self.write_and_wait()
         elif not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
+            self._link.flush_soon()
 
     async def write_and_wait(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
         if self.machine.failure is not None:
             return
         try:
-            await self._link.push(self._link.deadline(self.machine.room_timeout_s), self._short_of_room)
+            await self._link.write_and_wait(self._link.deadline(self.machine.room_timeout_s), self._short_of_room)
         except TimeoutError:
             self.step(self.machine.on_no_room)
 

@@ -25,7 +25,7 @@ def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | No
     link.check_loop()
     reader = SubscriptionReader()
     reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
-    link.schedule_flush()
+    link.flush_soon()
     return Subscription(link, reader, callback)
 
 

@@ -114,7 +114,7 @@ class Link:
                 "asyncio.run_coroutine_threadsafe(), or share a jetspark.blocking client between threads"
             )
 
-    def schedule_flush(self) -> None:
+    def flush_soon(self) -> None:
         """Write what is buffered when the current step of the loop is over; much is gathered into one write.
 
         Called before something is accepted, it also sees to it that nothing is from another loop. Looking once for each
@@ -141,7 +141,7 @@ class Link:
         if self._session is not None and self._session.is_server_here:
             _give_way()
 
-    async def push(self, deadline: float | None = None, other: Waits | None = None) -> None:
+    async def write_and_wait(self, deadline: float | None = None, other: Waits | None = None) -> None:
         """Write now; wait while the network takes no more, or until the other thing happens.
 
         Nothing of the caller's is accepted before this returns.
@@ -232,7 +232,7 @@ class Link:
         self.check_loop()
         self.connection.unsubscribe(subscription, max_messages)
         self.settle()
-        self.schedule_flush()
+        self.flush_soon()
 
     async def drain(self, subscription: SubscriptionState, timeout_s: float) -> None:
         """End a subscription; returns when all that the server had sent for it has arrived."""
@@ -422,7 +422,7 @@ class Link:
         if events:
             self._dispatcher.deliver(events)
         if connection.out_bytes:
-            self.schedule_flush()
+            self.flush_soon()
         if connection.is_leaving and connection.is_connected:
             # Its deadline comes nearer by what it receives: only then, and only while it goes to another server.
             deadline = connection.next_deadline()

@@ -83,7 +83,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         link = self._context.link
         with link.lock:
             if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-                self._in_time(link.make_room)
+                self._in_time(link.write_and_wait)
             try:
                 machine.add(subject, data, fields)
             except BufferFull:
@@ -109,7 +109,7 @@ class AtomicBatch(AtomicBatchBase, Block):
             pack = machine.pack(waiting)
             with link.lock:
                 if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-                    self._in_time(link.make_room)
+                    self._in_time(link.write_and_wait)
                 try:
                     machine.send(pack)
                 except BufferFull:

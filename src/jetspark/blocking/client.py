@@ -130,7 +130,7 @@ class Client(ClientBase):
         try:
             with link.lock:
                 if machine.out_bytes >= WRITE_AT_BYTES:
-                    link.make_room(deadline)
+                    link.write_and_wait(deadline)
                 try:
                     machine.publish(subject, data, reply, headers)
                 except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time

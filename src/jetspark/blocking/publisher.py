@@ -216,7 +216,7 @@ class WindowedPublisher:
             while True:
                 with link.lock:
                     if connection.out_bytes >= WRITE_AT_BYTES:
-                        link.make_room(deadline)
+                        link.write_and_wait(deadline)
                     if self._accept(future, subject, data, headers, deadline):
                         link.flush_soon()
                         return future

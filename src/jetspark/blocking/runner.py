@@ -200,7 +200,7 @@ class PacedRunner(MachineRunner[P]):
     def write_and_wait(self) -> None:
         """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
         try:
-            self._link.make_room(self._link.deadline(self.machine.room_timeout_s), self._has_failed)
+            self._link.write_and_wait(self._link.deadline(self.machine.room_timeout_s), self._has_failed)
         except TimeoutError:
             self.step(self.machine.on_no_room)
 

@@ -470,7 +470,7 @@ class Link:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
         self._is_moving = False
 
-    def make_room(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
+    def write_and_wait(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
         """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
 
         Whoever makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
