@@ -45,9 +45,9 @@ HELD = {
     "jetspark.core.parser.HandshakeReader": 1,
     "jetspark.core.info.ServerInfo": 2,
     "jetspark.errors.ConnectionLost": 1,
-    "jetspark.core.connection.Done": 2,
-    "jetspark.core.connection.Failed": 2,
-    "jetspark.core.connection.Ready": 2,
+    "jetspark.core.outcomes.Done": 2,
+    "jetspark.core.outcomes.Failed": 2,
+    "jetspark.core.outcomes.Ready": 2,
     "jetspark.blocking.waiter.Waiter": 2,
     "jetspark.blocking.message.Message": 2,
 }

@@ -14,6 +14,7 @@ from support.interrupts import Interrupt, count_places
 from support.readers import SilentReader
 
 from jetspark.core import connection as connection_module
+from jetspark.core import outbox
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready, State
 from jetspark.core.events import (
@@ -604,7 +605,7 @@ def test_a_subscription_drained_while_the_server_is_left_is_drained() -> None:
 
 def test_answers_to_pings_that_are_not_taken_are_bounded() -> None:
     connection = connected(send_buffer_bytes=1000)
-    limit = connection_module.MIN_CONTROL_ROOM_BYTES
+    limit = outbox.MIN_CONTROL_ROOM_BYTES
     with pytest.raises(ConnectionLost, match="sends PINGs and takes no answers"):
         connection.receive_data(b"PING\r\n" * (limit // 6 + 10))
     assert limit < connection.out_bytes <= limit + 6
@@ -622,7 +623,7 @@ def test_subscriptions_and_flushes_that_are_not_taken_are_bounded() -> None:
             connection.unsubscribe(connection.subscribe("a"))
             subscribed += 1
     assert subscribed < 1 << 20
-    assert connection.out_bytes <= connection_module.MIN_CONTROL_ROOM_BYTES + 100
+    assert connection.out_bytes <= outbox.MIN_CONTROL_ROOM_BYTES + 100
     before = len(connection.subscriptions)
     with pytest.raises(BufferFull):
         connection.subscribe("a")
@@ -866,10 +867,10 @@ def test_every_batch_has_an_id_and_a_prefix_that_are_nobody_elses() -> None:
 def test_the_memory_of_subjects_is_bounded() -> None:
     connection = connected(send_buffer_bytes=1 << 30)
     largest = 0
-    for number in range(2 * connection_module.MAX_KNOWN_ADDRESSES + 3):
+    for number in range(2 * outbox.MAX_KNOWN_ADDRESSES + 3):
         connection.publish(f"s.{number}")
         largest = max(largest, len(connection._addresses))
-    assert largest == connection_module.MAX_KNOWN_ADDRESSES
+    assert largest == outbox.MAX_KNOWN_ADDRESSES
     connection.data_to_send()
     connection.publish("s.1", b"x")
     assert connection.data_to_send() == b"PUB s.1 1\r\nx\r\n"
@@ -1416,7 +1417,7 @@ def test_a_late_answer_is_dropped() -> None:
     connection.forget(token)
     connection.receive_data(answer(token) + answer("unknown"))
     assert connection.events() == []
-    assert connection._requests == {}
+    assert len(connection._requests) == 0
 
 
 def test_a_request_that_was_not_accepted_leaves_nothing_behind() -> None:
@@ -1426,7 +1427,7 @@ def test_a_request_that_was_not_accepted_leaves_nothing_behind() -> None:
         connection.request("request", "svc", b"", None)
     with pytest.raises(InvalidSubject):
         connection.request("request", "s v c", b"", None)
-    assert connection._requests == {}
+    assert len(connection._requests) == 0
 
 
 def test_a_request_survives_a_reconnect_on_the_same_inbox() -> None:
@@ -1744,7 +1745,7 @@ def test_a_request_after_close_on_a_connection_that_made_one_before_is_refused()
     connection.close()
     with pytest.raises(ConnectionClosed):
         connection.request("after", "a", b"", None)
-    assert connection._requests == {}
+    assert len(connection._requests) == 0
 
 
 def test_a_chunk_after_close_is_ignored() -> None:
@@ -1965,10 +1966,10 @@ def test_a_request_after_one_that_was_interrupted_is_answered() -> None:
         with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
             request(connection)
         token = connection.request("second", "a", b"", None)
-        assert connection._replies is not None
+        assert connection._requests.replies is not None
         inboxes = [route for route in connection._routes.values() if route.subject == f"{INBOX}.*"]
-        assert inboxes == [connection._replies]
-        sid = connection._replies.sid
+        assert inboxes == [connection._requests.replies]
+        sid = connection._requests.replies.sid
         connection.receive_data(b"MSG %b.%b %d 1\r\nx\r\n" % (INBOX.encode(), token.encode(), sid))
         assert "second" in [event.handle for event in connection.events() if isinstance(event, Done)]
 

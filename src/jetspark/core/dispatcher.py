@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from jetspark.core.connection import Done, Event, Failed, Ready
 from jetspark.core.events import Closed, Connected, ConnectionEvent, ErrorReported, OnEvent
 from jetspark.core.logs import log_event
 from jetspark.core.machine import Attached
+from jetspark.core.outcomes import Done, Event, Failed, Ready
 
 __all__ = ["Dispatcher"]
 

@@ -53,10 +53,10 @@ from typing import Any
 from jetspark.codes import Code
 from jetspark.core import frames
 from jetspark.core.backoff import Backoff
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.machine import Reader
-from jetspark.core.message import CoreMessage
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BatchCutShort,

@@ -30,11 +30,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
 from jetspark.core.machine import Reader
-from jetspark.core.message import CoreMessage
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
