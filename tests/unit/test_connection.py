@@ -1967,7 +1967,7 @@ def test_a_request_after_one_that_was_interrupted_is_answered() -> None:
             request(connection)
         token = connection.request("second", "a", b"", None)
         assert connection._requests.replies is not None
-        inboxes = [route for route in connection._routes.values() if route.subject == f"{INBOX}.*"]
+        inboxes = [route for route in connection.subscriptions if route.subject == f"{INBOX}.*"]
         assert inboxes == [connection._requests.replies]
         sid = connection._requests.replies.sid
         connection.receive_data(b"MSG %b.%b %d 1\r\nx\r\n" % (INBOX.encode(), token.encode(), sid))

@@ -62,6 +62,7 @@ from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import validate_filter, validate_queue
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscriptions import Subscriptions
 from jetspark.core.tls import describe_error
 from jetspark.core.version import VERSION
 from jetspark.errors import (
@@ -98,9 +99,9 @@ class State(enum.Enum):
 class Connection(Outbox):
     """One logical connection, over as many sessions as it takes.
 
-    Its parts: what it sends is in :class:`Outbox`, requests and their answers in :class:`Requests`, confirmations and
-    liveness in :class:`Pings`, what a subscription has received in :class:`SubscriptionState`. Here are the session's
-    states, the table of subscriptions, and what the server's commands mean to all of them.
+    Its parts: what it sends is in :class:`Outbox`, its subscriptions in :class:`Subscriptions`, requests and their
+    answers in :class:`Requests`, confirmations and liveness in :class:`Pings`. Here are the session's states, and what
+    the server's commands mean to all of them.
     """
 
     def __init__(
@@ -136,9 +137,8 @@ class Connection(Outbox):
         """Publishes that were unconfirmed when their session ended, of all sessions."""
         self._message_class, self._client = message_class, client
         self._events: list[Event] = []
-        self._routes: dict[bytes, SubscriptionState] = {}
-        self._last_sid = 0
-        self._parser = Parser(self._routes, message_class, client)
+        self._subscriptions = Subscriptions()
+        self._parser = Parser(self._subscriptions.routes, message_class, client)
         self._handshake = HandshakeReader()
         self._wants_tls = self._is_secure = False
         self._login = b""
@@ -171,7 +171,7 @@ class Connection(Outbox):
 
     @property
     def subscriptions(self) -> list[SubscriptionState]:
-        return list(self._routes.values())
+        return self._subscriptions.all
 
     def new_inbox(self) -> str:
         """A reply subject that is used by nobody else, for a subscription of its own."""
@@ -196,7 +196,7 @@ class Connection(Outbox):
         self.server = server
         self.greeting = ServerInfo()
         self._wants_tls, self._is_secure = wants_tls or server.requires_tls, is_secure
-        self._parser = Parser(self._routes, self._message_class, self._client)
+        self._parser = Parser(self._subscriptions.routes, self._message_class, self._client)
         self._handshake = HandshakeReader()
         self._last_complaint = None
 
@@ -339,7 +339,7 @@ class Connection(Outbox):
         self._events.extend(Failed(ping.handle, cause) for ping in self._pings if ping.handle is not None)
         self._pings.take_all()
         self._requests.fail_all(cause, self._events)
-        for subscription in list(self._routes.values()):
+        for subscription in self._subscriptions.all:
             if error is not None:
                 subscription.error = error
             self._finish(subscription)
@@ -392,7 +392,7 @@ class Connection(Outbox):
         if self._pings.on_time(now):
             self._send_ping(SentPing(None, self.published, is_liveness=True))
 
-    # ---- operations --------------------------------------------------------------------------------------------
+    # ---- subscriptions, flushes, requests ----------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -433,9 +433,7 @@ class Connection(Outbox):
         messages, size = self._bounds(max_pending_messages, max_pending_bytes) if not is_unbounded else NO_BOUNDS
         self._check_open()
         self._check_control_room()
-        self._last_sid += 1
-        subscription = SubscriptionState(
-            self._last_sid,
+        subscription = self._subscriptions.add(
             subject,
             queue,
             max_pending_messages=messages,
@@ -447,7 +445,6 @@ class Connection(Outbox):
             follows_sessions=follows_sessions,
             ends_with_session=ends_with_session,
         )
-        self._routes[b"%d" % subscription.sid] = subscription
         self._send_control(frames.sub(subject, queue, subscription.sid))
         return subscription
 
@@ -510,7 +507,7 @@ class Connection(Outbox):
 
     def _subscribe_to_replies(self) -> SubscriptionState:
         subject = self._requests.filter
-        for abandoned in [entry for entry in self._routes.values() if entry.subject == subject]:
+        for abandoned in self._subscriptions.named(subject):
             self.unsubscribe(abandoned)  # of a request that was interrupted in here
         return self.subscribe(subject, is_unbounded=True, is_inbox=True)
 
@@ -580,22 +577,15 @@ class Connection(Outbox):
         self.state = State.CONNECTED
         self.sessions += 1
         self._take_info(self.greeting)
-        for subscription in [each for each in self._routes.values() if each.ends_with_session]:
+        for subscription in [each for each in self._subscriptions.all if each.ends_with_session]:
             self._finish(subscription)
-        restored: list[bytes] = []
-        for subscription in self._routes.values():
-            restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
-            subscription.received_before = subscription.received
-            if subscription.max_messages:
-                left = subscription.max_messages - subscription.received
-                restored.append(frames.unsub(subscription.sid, left))
-        self._say_first(restored)
+        self._say_first(self._subscriptions.restore())
         for ping in self._pings.take_all():
             ping.published = self.published  # all that is buffered goes out before it
             self._send_ping(ping)
         server = str(self.server)
         self._events.append(Connected(server) if self.sessions == 1 else Reconnected(server))
-        self._events.extend(Ready(entry) for entry in self._routes.values() if entry.follows_sessions)
+        self._events.extend(Ready(entry) for entry in self._subscriptions.all if entry.follows_sessions)
 
     def _on_info(self, frame: Info) -> None:
         try:
@@ -624,7 +614,7 @@ class Connection(Outbox):
 
     def _say_goodbye(self) -> None:
         """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
-        self._say_last([*(frames.unsub(subscription.sid) for subscription in self._routes.values()), frames.PING])
+        self._say_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
         self._leave_at = None
         self._pings.add_first(SentPing(None, self._published_at_leaving, then="leave"))
 
@@ -679,7 +669,7 @@ class Connection(Outbox):
         subject = error.subject
         if error.operation == "publish":
             was_asked = self._requests.fail_subject(subject, error, self._events)
-            asking = [entry for entry in self._routes.values() if entry.answers_to == subject]
+            asking = self._subscriptions.answering(subject)
             for subscription in asking:
                 subscription.error = error
                 self._send_control(frames.unsub(subscription.sid))
@@ -687,9 +677,7 @@ class Connection(Outbox):
             if not was_asked and not asking:
                 self._refused_publish = self._refused_publish or error
         else:
-            for subscription in [
-                entry for entry in self._routes.values() if entry.subject == subject and entry.queue == queue
-            ]:
+            for subscription in self._subscriptions.named(subject, queue):
                 subscription.error = error
                 self._finish(subscription)
                 if subscription is self._requests.replies:
@@ -712,5 +700,5 @@ class Connection(Outbox):
         self._remove(subscription)  # the last step: what was interrupted before it is done again
 
     def _remove(self, subscription: SubscriptionState) -> None:
-        if self._routes.pop(b"%d" % subscription.sid, None) is not None:
+        if self._subscriptions.remove(subscription):
             self._parser.forget_routes()
