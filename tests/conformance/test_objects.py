@@ -141,7 +141,7 @@ async def test_no_more_than_the_window_waits_for_acknowledgements(driver: Driver
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "plain")
-        publisher = getattr(js, "_target", js)._client._windowed_publisher()
+        publisher = getattr(js, "_target", js)._context.publisher
         waiting = []
 
         def pieces() -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import re
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -1197,7 +1198,7 @@ class FakeBatches:
         self.commits, self.probes, self.resolve = list(commits), itertools.cycle(probes), resolve
         self.stored: list[list[bytes]] = []
         self.opened = self.probed = self.resolved = self.discarded = 0
-        self._client = self._machine = self.info = self
+        self.info = self
         self.fields, self.version, self.max_payload_bytes = {"api_lvl": 4}, "2.14.0", 1 << 20
 
     def address(self, subject: str) -> bytes:
@@ -1257,7 +1258,7 @@ def _outcome(future: Exception) -> None:
 def _write_atomic(js: FakeBatches, items: list[bytes], clock: JumpingClock, **options: Any) -> None:
     options = {"max_messages": 1_000, "timeout_s": None, "doubt_s": 30.0} | options
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
-    blocking.Runner(None, clock).run(Atomic(js, messages, _outcome, **options).write(items))
+    blocking.Runner(None, clock).run(Atomic(js, js, messages, _outcome, **options).write(items))
 
 
 DUPLICATE, WRONG = DuplicateMessageId(400, 10201, "x"), WrongLastSequence(400, 10071, "x")
@@ -1295,7 +1296,7 @@ def test_an_answer_that_cannot_be_is_no_reason_to_believe_anything() -> None:
         _write_atomic(js, [b"1"], JumpingClock())
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
     js = FakeBatches(DUPLICATE, probes=[WRONG])
-    atomic = Atomic(js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
+    atomic = Atomic(js, js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
     with pytest.raises(ProtocolError, match="expected what cannot be"):
         blocking.Runner(None).run(atomic.write([b"1"]))
     assert js.stored == []
@@ -1428,7 +1429,8 @@ SINK_NUMBERS = [
 
 def _make_sink(world: World, sink: str, options: dict[str, Any]) -> Any:
     if sink in ("FastIngestSink", "AtomicSink"):
-        return getattr(aio_jetstream if world.is_aio else blocking_jetstream, sink)(object(), "s", **options)
+        js = types.SimpleNamespace(_context=types.SimpleNamespace(connection=None))
+        return getattr(aio_jetstream if world.is_aio else blocking_jetstream, sink)(js, "s", **options)
     return getattr(world.sinks, sink)(
         world.sink(Scripted()), **({"items_per_s": 5.0} if sink == "RateLimitSink" else {}) | options
     )

@@ -12,9 +12,14 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, TypeAlias, TypeVar, cast, overload
 
+from jetspark.aio import clock
+from jetspark.aio.context import Context
+from jetspark.aio.fast import FastPublisher
 from jetspark.aio.ordered import Reading
+from jetspark.aio.publisher import AckFuture
+from jetspark.aio.stream import Stream
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import (
@@ -27,6 +32,7 @@ from jetspark.errors import (
     RequestTimeout,
     ServerError,
 )
+from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.objects import (
@@ -46,31 +52,24 @@ from jetspark.jetstream.objects import (
     ObjectLink,
     ObjectMeta,
     Objects,
-    ObjectStoreConfig,
     ObjectStoreStatus,
     Progress,
     Upload,
     chunk_subject,
-    create_bucket,
     fast_options,
     info_of_delivery,
     lag_pauses,
     link_to,
     resolve,
     steps,
-    stream_of,
     watch_options,
     write_chunks,
 )
 from jetspark.jetstream.operations import Operation
 from jetspark.jetstream.ordered import OrderedOptions, Patience
+from jetspark.publish.fast_publisher import FastPublisherOptions
 
-if TYPE_CHECKING:
-    from jetspark.aio.fast import FastPublisher
-    from jetspark.aio.jetstream import JetStream, Stream
-    from jetspark.aio.publisher import AckFuture
-
-__all__ = ["ObjectStore", "ObjectStores"]
+__all__ = ["ObjectStore"]
 
 _logger = logging.getLogger("jetspark.aio")
 
@@ -90,10 +89,10 @@ class ObjectStore:
     a write may be stored or not.
     """
 
-    def __init__(self, js: JetStream, stream: Stream) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream: Stream) -> None:
+        self._context = context
         self._stream = stream
-        self._objects = Objects(js._api, stream.cached_info.config)
+        self._objects = Objects(context.api, stream.cached_info.config)
         self._finishing: set[asyncio.Future[Any]] = set()
 
     @property
@@ -135,17 +134,17 @@ class ObjectStore:
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, AHEAD_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
-        began = asyncio.get_running_loop().time()
+        began = clock.now()
         try:
             async with aclosing(_chunks(upload, source)) as chunks:
                 async for chunk in chunks:
                     await sending.send(chunk)
             await sending.complete()
-            if asyncio.get_running_loop().time() >= began + LONG_PUT_S:
+            if clock.now() >= began + LONG_PUT_S:
                 with progress.awaited():
-                    await self._js._run(self._objects.check_chunks(upload), progress.timeout_s)
+                    await self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
         except BaseException:
             await self._see_through(self._abandon(upload, sending, progress))
             raise
@@ -159,7 +158,7 @@ class ObjectStore:
             KeyExists: There is one of the new name.
             Conflict: It was replaced at the same time; nothing was changed.
         """
-        return await self._js._run(self._objects.update_meta(name, meta))
+        return await self._context.run(self._objects.update_meta(name, meta))
 
     async def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -227,7 +226,7 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
         """
-        return await self._js._run(self._objects.info(name, include_deleted=include_deleted))
+        return await self._context.run(self._objects.info(name, include_deleted=include_deleted))
 
     async def get_bytes(self, name: str) -> bytes:
         """The whole object, checked. Prefer :meth:`get_file` or :meth:`chunks` for one that may not fit into memory.
@@ -338,23 +337,21 @@ class ObjectStore:
 
     async def status(self) -> ObjectStoreStatus:
         """The bucket's configuration and size."""
-        return await self._js._run(self._objects.status())
+        return await self._context.run(self._objects.status())
 
     # ---- steps of writing --------------------------------------------------------------------------------------
 
     async def _commit(self, upload: Upload, meta: ObjectMeta, progress: Progress) -> ObjectInfo:
         info = upload.info(self.bucket, meta, _now())
-        patience = Patience(progress.what, progress.timeout_s, asyncio.get_running_loop().time())
+        patience = Patience(progress.what, progress.timeout_s, clock.now())
         for attempt in range(COMMIT_ATTEMPTS):
             try:
                 committing = self._objects.commit(upload, info)
-                stored = await self._js._run(
-                    committing, patience.left_s(asyncio.get_running_loop().time(), progress.timeout_s)
-                )
+                stored = await self._context.run(committing, patience.left_s(clock.now(), progress.timeout_s))
                 break
             except (RequestTimeout, ConnectionLost) as error:
                 # Perhaps it is stored, perhaps it will be: removing its chunks now would leave a damaged object.
-                patience.check(asyncio.get_running_loop().time(), error)
+                patience.check(clock.now(), error)
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
             except JetSparkError:
@@ -367,32 +364,38 @@ class ObjectStore:
     def _sending(self, upload: Upload, progress: Progress) -> _Sending | _FastSending:
         subject = chunk_subject(self.bucket, upload.nuid)
         config = self._stream.cached_info.config
-        options = fast_options(config, upload, self._js._client.max_payload_bytes, progress.timeout_s)
+        options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
-            return _Sending(self._js, subject, progress)
-        return _FastSending(self._js, subject, progress, options, self._objects.check_chunks(upload))
+            return _Sending(self._context, subject, progress)
+        return _FastSending(
+            self._context,
+            subject,
+            progress,
+            FastPublisherOptions(**options),
+            self._objects.check_chunks(upload),
+        )
 
     async def _abandon(self, upload: Upload, sending: _Sending | _FastSending, progress: Progress) -> None:
-        settle_s, purge_s = progress.clean_up_s(self._js._timeout_s)
+        settle_s, purge_s = progress.clean_up_s(self._context.timeout_s)
         if await sending.settle(settle_s):
             await self._purge(upload.nuid, purge_s)
 
     async def _delete(self, name: str) -> None:
-        deadline = self._js._now() + self._js._timeout_s
-        nuid = await self._js._run(self._objects.delete(name))
-        await self._purge(nuid, max(0.0, deadline - self._js._now()))
+        deadline = clock.now() + self._context.timeout_s
+        nuid = await self._context.run(self._objects.delete(name))
+        await self._purge(nuid, max(0.0, deadline - clock.now()))
 
     async def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
         try:
-            await self._js._run(self._objects.purge_chunks(nuid), timeout)
+            await self._context.run(self._objects.purge_chunks(nuid), timeout)
         except JetSparkError as error:
             _logger.warning(
                 "chunks %s are left in bucket %r (purge_orphans removes them): %s", nuid, self.bucket, error
             )
 
     async def _add_link(self, name: str, link: ObjectLink) -> ObjectInfo:
-        return await self._js._run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
+        return await self._context.run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
 
     async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it to its end, even if cancelled meanwhile; a second cancellation no longer waits for that end."""
@@ -411,10 +414,8 @@ class ObjectStore:
 
     async def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
         """The object behind a name, however many links away, and the bucket it is in."""
-        from jetspark.aio.jetstream import Stream  # which is built on this module
-
-        stream, info = await self._js._run(resolve(self._objects, name))
-        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
+        stream, info = await self._context.run(resolve(self._objects, name))
+        return (self if stream is None else ObjectStore(self._context, Stream(self._context, stream))), info
 
     async def _read(self, info: ObjectInfo) -> AsyncGenerator[bytes, None]:
         download = Download(info)
@@ -430,7 +431,7 @@ class ObjectStore:
                     yield download.feed(message.data)
             if not download.is_short or not pauses:
                 break
-            await asyncio.sleep(pauses.pop(0))
+            await clock.sleep(pauses.pop(0))
         download.finish()
 
     async def _read_direct(self, start: int, subject: str, download: Download) -> AsyncGenerator[StoredMessage, None]:
@@ -494,7 +495,7 @@ class ObjectStore:
     async def _watch(
         self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
     ) -> AsyncIterator[ObjectInfo | None]:
-        reading = Reading(self._js, self._stream.name, options)
+        reading = Reading(self._context, self._stream.name, options)
         is_initial = True
         try:
             await reading.start()
@@ -516,7 +517,7 @@ class ObjectStore:
     async def _initial(self, what: str) -> AsyncGenerator[ObjectInfo, None]:
         """What a watch begins with, and no more."""
         listing = f"{what} of object store {self.bucket!r}"
-        reading = Reading(self._js, self._stream.name, watch_options(self.bucket), listing=listing)
+        reading = Reading(self._context, self._stream.name, watch_options(self.bucket), listing=listing)
         try:
             await reading.start()
             while (message := await reading.next(until_idle=True)) is not None:
@@ -528,46 +529,11 @@ class ObjectStore:
         return f"<ObjectStore {self.bucket}>"
 
 
-class ObjectStores:
-    """What :class:`JetStream` does about object stores."""
-
-    async def create_object_store(self, config: ObjectStoreConfig | str) -> ObjectStore:
-        """Create a bucket for objects; one that exists with the very same configuration is returned as it is.
-
-        Raises:
-            StreamNameInUse: One of that name exists with another configuration.
-        """
-        from jetspark.aio.jetstream import Stream  # which is built on this module
-
-        js = cast("JetStream", self)
-        creating = create_bucket(js._api, ObjectStoreConfig.of(config))
-        return ObjectStore(js, Stream(js, await js._run(creating)))
-
-    async def object_store(self, bucket: str) -> ObjectStore:
-        """A bucket for objects that exists.
-
-        Raises:
-            StreamNotFound: There is no such bucket.
-        """
-        js = cast("JetStream", self)
-        return ObjectStore(js, await js.stream(stream_of(bucket)))
-
-    async def delete_object_store(self, bucket: str) -> None:
-        """Delete a bucket with every object in it."""
-        await cast("JetStream", self).delete_stream(stream_of(bucket))
-
-    async def object_store_names(self) -> AsyncIterator[str]:
-        """Every bucket for objects."""
-        async for name in cast("JetStream", self).stream_names("$O.*.C.>"):
-            if name.startswith("OBJ_"):
-                yield name.removeprefix("OBJ_")
-
-
 class _Sending:
     """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
 
-    def __init__(self, js: JetStream, subject: str, progress: Progress) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
+    def __init__(self, context: Context, subject: str, progress: Progress) -> None:
+        self._context, self._subject, self._progress = context, subject, progress
         self._waiting: deque[tuple[AckFuture, int]] = deque()
         self._waiting_bytes = 0
         self._is_anything_stored = False
@@ -576,7 +542,7 @@ class _Sending:
         while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
             await self._take_one()
         with self._progress.awaited():  # the network may take no more
-            future = await self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
+            future = await self._context.publisher.publish(self._subject, chunk, None, self._progress.timeout_s)
         self._waiting.append((future, len(chunk)))
         self._waiting_bytes += len(chunk)
 
@@ -613,9 +579,9 @@ class _FastSending:
     """
 
     def __init__(
-        self, js: JetStream, subject: str, progress: Progress, options: Mapping[str, Any], check: Operation[None]
+        self, context: Context, subject: str, progress: Progress, options: FastPublisherOptions, check: Operation[None]
     ) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
+        self._context, self._subject, self._progress = context, subject, progress
         self._options, self._check = options, check
         self._first: bytes | None = None
         self._single: _Sending | None = None
@@ -627,14 +593,15 @@ class _FastSending:
             if self._first is None:
                 self._first = chunk
                 return
-            self._publisher = self._js.fast_publisher(**self._options)._enter()
-            self._flushed_at = asyncio.get_running_loop().time()
+            FAST_INGEST.check(self._context.api.known())
+            self._publisher = FastPublisher(self._context, self._options)._enter()
+            self._flushed_at = clock.now()
             first, self._first = self._first, None
             with self._progress.awaited():
                 await self._publisher.publish(self._subject, first)
         with self._progress.awaited():
             await self._publisher.publish(self._subject, chunk)
-        if (now := asyncio.get_running_loop().time()) >= self._flushed_at + FLUSH_EVERY_S:
+        if (now := clock.now()) >= self._flushed_at + FLUSH_EVERY_S:
             self._flushed_at = now
             with self._progress.awaited():
                 await self._publisher.flush()
@@ -646,9 +613,9 @@ class _FastSending:
                 await self._publisher.flush()
                 await self._publisher.close()
                 if self._publisher.batches > 1:
-                    await self._js._run(self._check, self._progress.timeout_s)
+                    await self._context.run(self._check, self._progress.timeout_s)
         elif self._first is not None:
-            self._single = _Sending(self._js, self._subject, self._progress)
+            self._single = _Sending(self._context, self._subject, self._progress)
             await self._single.send(self._first)
             await self._single.complete()
 

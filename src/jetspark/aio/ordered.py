@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from jetspark.aio import clock
+from jetspark.aio.context import Context
 from jetspark.aio.pull import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.errors import ConnectionClosed, JetSparkError
@@ -25,9 +26,6 @@ from jetspark.jetstream.ordered import (
 )
 from jetspark.jetstream.pull import Ask, Wait
 
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-
 __all__ = ["OrderedConsumer"]
 
 
@@ -38,8 +36,8 @@ class OrderedConsumer:
     Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` begins where the options say.
     """
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream_name: str, options: OrderedOptions) -> None:
+        self._context = context
         self.stream_name = stream_name
         self.options = options
 
@@ -58,7 +56,7 @@ class OrderedConsumer:
                 memory only.
             RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
         """
-        reading = Reading(self._js, self.stream_name, self.options)
+        reading = Reading(self._context, self.stream_name, self.options)
         try:
             while messages := await reading.some():
                 for message in messages:
@@ -74,8 +72,8 @@ class Reading:
     time-out without any progress is an error. Without it one waits for ever, once there was a first consumer.
     """
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
-        self._js, self._client, self._stream_name = js, js._client, stream_name
+    def __init__(self, context: Context, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
+        self._context, self._client, self._stream_name = context, context.client, stream_name
         self._listing = listing
         self._reader = OrderedReader(options)
         self._source: Source | None = None
@@ -128,7 +126,7 @@ class Reading:
     def _patience(self) -> Patience:
         is_bounded = self._listing or not self._reader.has_begun
         what = self._listing or f"ordered consumer of stream {self._stream_name!r}"
-        return Patience(what, self._js._timeout_s if is_bounded else None, _now())
+        return Patience(what, self._context.timeout_s if is_bounded else None, clock.now())
 
     async def _advance(self, patience: Patience) -> list[JetStreamMessage]:
         """Do what the flow wants next; returns messages if that is to hand some out."""
@@ -157,7 +155,7 @@ class Reading:
 
     async def _restart(self, patience: Patience) -> None:
         if pause_s := self._reader.pause_s():
-            await asyncio.sleep(patience.left_s(_now(), pause_s))
+            await clock.sleep(patience.left_s(clock.now(), pause_s))
         for pause_s in retry_pauses():
             try:
                 info = await self._open(patience)
@@ -165,29 +163,29 @@ class Reading:
                 if not self._reader.may_pass(error):
                     raise
                 self._check(patience, error)
-                await asyncio.sleep(patience.left_s(_now(), pause_s))
+                await clock.sleep(patience.left_s(clock.now(), pause_s))
             else:
                 self._begin(info)
                 return
 
     async def _open(self, patience: Patience) -> ConsumerInfo:
-        js = self._js
-        operation = self._reader.open(js._api, self._stream_name, self._client._machine.new_name())
-        return await js._run(operation, patience.left_s(_now(), js._timeout_s))
+        context = self._context
+        operation = self._reader.open(context.api, self._stream_name, self._context.connection.new_name())
+        return await context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:
         if self.initial_pending is None:
             self.initial_pending = info.pending
-        source = Source(self._js, info, partial(OrderedPuller, reader=self._reader))
+        source = Source(self._context, info, partial(OrderedPuller, reader=self._reader))
         puller = cast("OrderedPuller[JetStreamMessage]", source.puller)
-        heartbeat_s = heartbeat_for(self._js._timeout_s) if self._listing else HEARTBEAT_S
-        max_payload_bytes = self._client._machine.info.max_payload_bytes
+        heartbeat_s = heartbeat_for(self._context.timeout_s) if self._listing else HEARTBEAT_S
+        max_payload_bytes = self._context.connection.info.max_payload_bytes
         self._flow = OrderedFlow(puller, self._reader, self._client.options, max_payload_bytes, heartbeat_s)
         self._source, self._consumer = source, info.name
 
     def _check(self, patience: Patience, error: JetSparkError | None = None) -> None:
         try:
-            patience.check(_now(), error)
+            patience.check(clock.now(), error)
         except JetSparkError:
             self._is_given_up = True
             raise
@@ -200,12 +198,8 @@ class Reading:
         source.leave()
         if self._client.is_connected:
             try:
-                operation = self._js._api.delete_consumer(self._stream_name, self._consumer)
+                operation = self._context.api.delete_consumer(self._stream_name, self._consumer)
                 # One who did not answer before will not do so now.
-                await self._js._run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
+                await self._context.run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

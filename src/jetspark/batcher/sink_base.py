@@ -264,6 +264,7 @@ class AtomicSinkBase(Generic[J, T]):
     """
 
     _make_runner: Callable[[Any], Any]
+    _context_of: Callable[[Any], Any]
     _outcome_of: Callable[[Any], Any]
 
     def __init__(
@@ -279,7 +280,13 @@ class AtomicSinkBase(Generic[J, T]):
     ) -> None:
         messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
         self._atomic = Atomic(
-            js, messages, self._outcome_of, max_messages=max_messages, timeout_s=timeout, doubt_s=doubt_s
+            js,
+            self._context_of(js).connection,
+            messages,
+            self._outcome_of,
+            max_messages=max_messages,
+            timeout_s=timeout,
+            doubt_s=doubt_s,
         )
         self._runner = self._make_runner(None)
 

@@ -6,8 +6,8 @@ import functools
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
@@ -16,9 +16,6 @@ from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
-
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["AtomicBatch"]
 
@@ -36,14 +33,20 @@ class AtomicBatch(AtomicBatchBase, Block):
     _line = "with js.atomic_batch() as batch:"
 
     def __init__(
-        self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
+        self,
+        context: Context,
+        batch_id: str | None = None,
+        *,
+        ack_first: bool = True,
+        ack_every: int | None = None,
+        timeout: float | None = None,
     ) -> None:
-        self._js, self._client = js, js._client
-        self._timeout_s = timeout_of(timeout, js._timeout_s)
+        self._context = context
+        self._timeout_s = timeout_of(timeout, context.timeout_s)
         self._began = time.monotonic(), time.time()
         self._machine = AtomicMachine(
-            js._client._machine,
-            js._api,
+            context.connection,
+            context.api,
             f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
             ack_first=ack_first,
             ack_every=ack_every,
@@ -75,12 +78,12 @@ class AtomicBatch(AtomicBatchBase, Block):
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
-            self._js._run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
+            self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
-        link = self._client._link
+        link = self._context.link
         with link.lock:
-            if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                self._in_time(link.make_room)
+            if self._context.connection.out_bytes >= WRITE_AT_BYTES:
+                self._in_time(link.write_and_wait)
             try:
                 machine.add(subject, data, fields)
             except BufferFull:
@@ -94,7 +97,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         """
         if self._place == "before":
             self._check_inside()
-        machine, link = self._machine, self._client._link
+        machine, link = self._machine, self._context.link
         waiting = iter(messages)
         while True:
             if machine.wants_ack:
@@ -105,8 +108,8 @@ class AtomicBatch(AtomicBatchBase, Block):
                     return
             pack = machine.pack(waiting)
             with link.lock:
-                if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                    self._in_time(link.make_room)
+                if self._context.connection.out_bytes >= WRITE_AT_BYTES:
+                    self._in_time(link.write_and_wait)
                 try:
                     machine.send(pack)
                 except BufferFull:
@@ -118,7 +121,7 @@ class AtomicBatch(AtomicBatchBase, Block):
                 return
 
     def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        self._in_time(functools.partial(self._client._when_there_is_room, attempt))
+        self._in_time(functools.partial(self._context.link.when_there_is_room, attempt))
 
     def _in_time(self, wait: Callable[[float], None]) -> None:
         """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
@@ -147,11 +150,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
-        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
+        return self._context.run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     def discard(self) -> None:
         """Store nothing, and free the batch's place at the server at once."""
-        self._js._run(self._machine.discard(), self._timeout_s, for_each=True)
+        self._context.run(self._machine.discard(), self._timeout_s, for_each=True)
 
     def resolve(self) -> Outcome:
         """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
@@ -169,10 +172,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         monotonic, wall = self._began
         # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
-        return self._js._run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
+        return self._context.run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 
     def __enter__(self) -> AtomicBatch:
         return self._enter()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)
+        self._context.run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)

@@ -6,14 +6,18 @@ import datetime
 import io
 import logging
 import os
-import time
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import Literal, TypeAlias, cast, overload
 
+from jetspark.blocking import clock
+from jetspark.blocking.context import Context
+from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.ordered import Reading
+from jetspark.blocking.publisher import AckFuture
+from jetspark.blocking.stream import Stream
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import (
@@ -26,6 +30,7 @@ from jetspark.errors import (
     RequestTimeout,
     ServerError,
 )
+from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.objects import (
@@ -43,31 +48,24 @@ from jetspark.jetstream.objects import (
     ObjectLink,
     ObjectMeta,
     Objects,
-    ObjectStoreConfig,
     ObjectStoreStatus,
     Progress,
     Upload,
     chunk_subject,
-    create_bucket,
     fast_options,
     info_of_delivery,
     lag_pauses,
     link_to,
     resolve,
     steps,
-    stream_of,
     watch_options,
     write_chunks,
 )
 from jetspark.jetstream.operations import Operation
 from jetspark.jetstream.ordered import OrderedOptions, Patience
+from jetspark.publish.fast_publisher import FastPublisherOptions
 
-if TYPE_CHECKING:
-    from jetspark.blocking.fast import FastPublisher
-    from jetspark.blocking.jetstream import JetStream, Stream
-    from jetspark.blocking.publisher import AckFuture
-
-__all__ = ["ObjectStore", "ObjectStores"]
+__all__ = ["ObjectStore"]
 
 _logger = logging.getLogger("jetspark.blocking")
 
@@ -85,10 +83,10 @@ class ObjectStore:
     a write may be stored or not.
     """
 
-    def __init__(self, js: JetStream, stream: Stream) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream: Stream) -> None:
+        self._context = context
         self._stream = stream
-        self._objects = Objects(js._api, stream.cached_info.config)
+        self._objects = Objects(context.api, stream.cached_info.config)
 
     @property
     def bucket(self) -> str:
@@ -129,17 +127,17 @@ class ObjectStore:
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
-        began, is_sent = time.monotonic(), False
+        began, is_sent = clock.now(), False
         try:
             with closing(_chunks(upload, source)) as chunks:
                 for chunk in chunks:
                     sending.send(chunk)
             sending.complete()
-            if time.monotonic() >= began + LONG_PUT_S:
+            if clock.now() >= began + LONG_PUT_S:
                 with progress.awaited():
-                    self._js._run(self._objects.check_chunks(upload), progress.timeout_s)
+                    self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
             is_sent = True
             return self._commit(upload, meta, progress)
         except BaseException as error:
@@ -160,7 +158,7 @@ class ObjectStore:
             KeyExists: There is one of the new name.
             Conflict: It was replaced at the same time; nothing was changed.
         """
-        return self._js._run(self._objects.update_meta(name, meta))
+        return self._context.run(self._objects.update_meta(name, meta))
 
     def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -226,7 +224,7 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
         """
-        return self._js._run(self._objects.info(name, include_deleted=include_deleted))
+        return self._context.run(self._objects.info(name, include_deleted=include_deleted))
 
     def get_bytes(self, name: str) -> bytes:
         """The whole object, checked. Prefer :meth:`get_file` or :meth:`chunks` for one that may not fit into memory.
@@ -337,21 +335,21 @@ class ObjectStore:
 
     def status(self) -> ObjectStoreStatus:
         """The bucket's configuration and size."""
-        return self._js._run(self._objects.status())
+        return self._context.run(self._objects.status())
 
     # ---- steps of writing --------------------------------------------------------------------------------------
 
     def _commit(self, upload: Upload, meta: ObjectMeta, progress: Progress) -> ObjectInfo:
         info = upload.info(self.bucket, meta, _now())
-        patience = Patience(progress.what, progress.timeout_s, time.monotonic())
+        patience = Patience(progress.what, progress.timeout_s, clock.now())
         for attempt in range(COMMIT_ATTEMPTS):
             try:
                 committing = self._objects.commit(upload, info)
-                stored = self._js._run(committing, patience.left_s(time.monotonic(), progress.timeout_s))
+                stored = self._context.run(committing, patience.left_s(clock.now(), progress.timeout_s))
                 break
             except (RequestTimeout, ConnectionLost) as error:
                 # Perhaps it is stored, perhaps it will be: removing its chunks now would leave a damaged object.
-                patience.check(time.monotonic(), error)
+                patience.check(clock.now(), error)
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
             except JetSparkError:
@@ -364,47 +362,51 @@ class ObjectStore:
     def _sending(self, upload: Upload, progress: Progress) -> _Sending | _FastSending:
         subject = chunk_subject(self.bucket, upload.nuid)
         config = self._stream.cached_info.config
-        options = fast_options(config, upload, self._js._client.max_payload_bytes, progress.timeout_s)
+        options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
-            return _Sending(self._js, subject, progress)
-        return _FastSending(self._js, subject, progress, options, self._objects.check_chunks(upload))
+            return _Sending(self._context, subject, progress)
+        return _FastSending(
+            self._context,
+            subject,
+            progress,
+            FastPublisherOptions(**options),
+            self._objects.check_chunks(upload),
+        )
 
     def _abandon(self, upload: Upload, sending: _Sending | _FastSending, progress: Progress) -> None:
-        settle_s, purge_s = progress.clean_up_s(self._js._timeout_s)
+        settle_s, purge_s = progress.clean_up_s(self._context.timeout_s)
         if sending.settle(settle_s):
             self._purge(upload.nuid, purge_s)
 
     def _delete(self, name: str) -> None:
-        deadline = self._js._now() + self._js._timeout_s
+        deadline = clock.now() + self._context.timeout_s
         try:
-            nuid = self._js._run(self._objects.delete(name))
-            self._purge(nuid, max(0.0, deadline - self._js._now()))
+            nuid = self._context.run(self._objects.delete(name))
+            self._purge(nuid, max(0.0, deadline - clock.now()))
         except BaseException as error:
             if not isinstance(error, Exception):  # interrupted: its chunks may be nobody's by now
                 with suppress(JetSparkError):
-                    self._purge(self._js._run(self._objects.finish_delete(name)))
+                    self._purge(self._context.run(self._objects.finish_delete(name)))
             raise
 
     def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
         try:
-            self._js._run(self._objects.purge_chunks(nuid), timeout)
+            self._context.run(self._objects.purge_chunks(nuid), timeout)
         except JetSparkError as error:
             _logger.warning(
                 "chunks %s are left in bucket %r (purge_orphans removes them): %s", nuid, self.bucket, error
             )
 
     def _add_link(self, name: str, link: ObjectLink) -> ObjectInfo:
-        return self._js._run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
+        return self._context.run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
 
     # ---- steps of reading --------------------------------------------------------------------------------------
 
     def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
         """The object behind a name, however many links away, and the bucket it is in."""
-        from jetspark.blocking.jetstream import Stream  # which is built on this module
-
-        stream, info = self._js._run(resolve(self._objects, name))
-        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
+        stream, info = self._context.run(resolve(self._objects, name))
+        return (self if stream is None else ObjectStore(self._context, Stream(self._context, stream))), info
 
     def _read(self, info: ObjectInfo) -> Generator[bytes, None, None]:
         download = Download(info)
@@ -420,7 +422,7 @@ class ObjectStore:
                     yield download.feed(message.data)
             if not download.is_short or not pauses:
                 break
-            time.sleep(pauses.pop(0))
+            clock.sleep(pauses.pop(0))
         download.finish()
 
     def _read_direct(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
@@ -462,7 +464,7 @@ class ObjectStore:
     def _watch(
         self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
     ) -> Iterator[ObjectInfo | None]:
-        reading = Reading(self._js, self._stream.name, options)
+        reading = Reading(self._context, self._stream.name, options)
         is_initial = True
         try:
             reading.start()
@@ -484,7 +486,7 @@ class ObjectStore:
     def _initial(self, what: str) -> Generator[ObjectInfo, None, None]:
         """What a watch begins with, and no more."""
         listing = f"{what} of object store {self.bucket!r}"
-        reading = Reading(self._js, self._stream.name, watch_options(self.bucket), listing=listing)
+        reading = Reading(self._context, self._stream.name, watch_options(self.bucket), listing=listing)
         try:
             reading.start()
             while (message := reading.next(until_idle=True)) is not None:
@@ -496,46 +498,11 @@ class ObjectStore:
         return f"<ObjectStore {self.bucket}>"
 
 
-class ObjectStores:
-    """What :class:`JetStream` does about object stores."""
-
-    def create_object_store(self, config: ObjectStoreConfig | str) -> ObjectStore:
-        """Create a bucket for objects; one that exists with the very same configuration is returned as it is.
-
-        Raises:
-            StreamNameInUse: One of that name exists with another configuration.
-        """
-        from jetspark.blocking.jetstream import Stream  # which is built on this module
-
-        js = cast("JetStream", self)
-        creating = create_bucket(js._api, ObjectStoreConfig.of(config))
-        return ObjectStore(js, Stream(js, js._run(creating)))
-
-    def object_store(self, bucket: str) -> ObjectStore:
-        """A bucket for objects that exists.
-
-        Raises:
-            StreamNotFound: There is no such bucket.
-        """
-        js = cast("JetStream", self)
-        return ObjectStore(js, js.stream(stream_of(bucket)))
-
-    def delete_object_store(self, bucket: str) -> None:
-        """Delete a bucket with every object in it."""
-        cast("JetStream", self).delete_stream(stream_of(bucket))
-
-    def object_store_names(self) -> Iterator[str]:
-        """Every bucket for objects."""
-        for name in cast("JetStream", self).stream_names("$O.*.C.>"):
-            if name.startswith("OBJ_"):
-                yield name.removeprefix("OBJ_")
-
-
 class _Sending:
     """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
 
-    def __init__(self, js: JetStream, subject: str, progress: Progress) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
+    def __init__(self, context: Context, subject: str, progress: Progress) -> None:
+        self._context, self._subject, self._progress = context, subject, progress
         self._waiting: deque[tuple[AckFuture, int]] = deque()
         self._waiting_bytes = 0
         self._is_anything_stored = False
@@ -548,7 +515,7 @@ class _Sending:
         self._is_in_hand = True
         try:
             with self._progress.awaited():  # the network may take no more
-                future = self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
+                future = self._context.publisher.publish(self._subject, chunk, None, self._progress.timeout_s)
             self._waiting.append((future, len(chunk)))
         except Exception:
             self._is_in_hand = False  # it was not sent
@@ -562,17 +529,17 @@ class _Sending:
 
     def settle(self, timeout: float) -> bool:
         """After a failure: wait until nothing is on its way any more; whether something may be stored."""
-        deadline = time.monotonic() + timeout
+        deadline = clock.now() + timeout
         for future, _ in self._waiting:
             try:
-                error = future.exception(max(deadline - time.monotonic(), 0.0))
+                error = future.exception(max(deadline - clock.now(), 0.0))
             except RequestTimeout:
                 error = None
             self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
         if self._is_in_hand:
             self._is_anything_stored = True
             with suppress(JetSparkError):
-                self._js.publish_async_complete(max(deadline - time.monotonic(), 0.0))
+                self._context.publisher.complete(max(deadline - clock.now(), 0.0))
         return self._is_anything_stored
 
     def _take_one(self) -> None:
@@ -591,9 +558,9 @@ class _FastSending:
     """
 
     def __init__(
-        self, js: JetStream, subject: str, progress: Progress, options: Mapping[str, Any], check: Operation[None]
+        self, context: Context, subject: str, progress: Progress, options: FastPublisherOptions, check: Operation[None]
     ) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
+        self._context, self._subject, self._progress = context, subject, progress
         self._options, self._check = options, check
         self._first: bytes | None = None
         self._single: _Sending | None = None
@@ -605,14 +572,15 @@ class _FastSending:
             if self._first is None:
                 self._first = chunk
                 return
-            self._publisher = self._js.fast_publisher(**self._options)._enter()
-            self._flushed_at = time.monotonic()
+            FAST_INGEST.check(self._context.api.known())
+            self._publisher = FastPublisher(self._context, self._options)._enter()
+            self._flushed_at = clock.now()
             first, self._first = self._first, None
             with self._progress.awaited():
                 self._publisher.publish(self._subject, first)
         with self._progress.awaited():
             self._publisher.publish(self._subject, chunk)
-        if (now := time.monotonic()) >= self._flushed_at + FLUSH_EVERY_S:
+        if (now := clock.now()) >= self._flushed_at + FLUSH_EVERY_S:
             self._flushed_at = now
             with self._progress.awaited():
                 self._publisher.flush()
@@ -624,9 +592,9 @@ class _FastSending:
                 self._publisher.flush()
                 self._publisher.close()
                 if self._publisher.batches > 1:
-                    self._js._run(self._check, self._progress.timeout_s)
+                    self._context.run(self._check, self._progress.timeout_s)
         elif self._first is not None:
-            self._single = _Sending(self._js, self._subject, self._progress)
+            self._single = _Sending(self._context, self._subject, self._progress)
             self._single.send(self._first)
             self._single.complete()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from jetspark.aio.context import context_of
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.batcher.aio.sinks import Runner
@@ -55,6 +56,8 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
     __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
+
+    _context_of = staticmethod(context_of)
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from jetspark.batcher.blocking.sinks import Runner
 from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
+from jetspark.blocking.context import context_of
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
 
@@ -91,6 +92,8 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
     __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
+
+    _context_of = staticmethod(context_of)
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:
