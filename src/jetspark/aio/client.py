@@ -358,6 +358,7 @@ class Client(ClientBase):
             publisher=self._windowed_publisher(window),
             listeners=self._listeners,
             new_inbox=self._new_inbox,
+            new_name=self._new_name,
             subscribe=self._subscribe,
             unsubscribe=self._unsubscribe,
             drain_subscription=self._drain_subscription,
@@ -522,6 +523,9 @@ class Client(ClientBase):
 
     def _new_inbox(self) -> str:
         return self._machine.new_inbox()
+
+    def _new_name(self) -> str:
+        return self._machine.new_name()
 
     async def _when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
         """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""

@@ -56,6 +56,8 @@ class Context:
     listeners: list[OnEvent]
     """They are told of connection events, before the user is."""
     new_inbox: Callable[[], str]
+    new_name: Callable[[], str]
+    """For something at the server that no other connection uses."""
     subscribe: Callable[..., Subscription]
     unsubscribe: Callable[[SubscriptionState, int], None]
     drain_subscription: Callable[[SubscriptionState, float], Awaitable[None]]

@@ -323,6 +323,7 @@ class Client(ClientBase):
             publisher=self._windowed_publisher(window),
             listeners=self._listeners,
             new_inbox=self._new_inbox,
+            new_name=self._new_name,
             subscribe=self._subscribe,
             unsubscribe=self._unsubscribe,
             drain_subscription=self._drain_subscription,
@@ -495,6 +496,10 @@ class Client(ClientBase):
     def _new_inbox(self) -> str:
         with self._link.lock:
             return self._machine.new_inbox()
+
+    def _new_name(self) -> str:
+        with self._link.lock:
+            return self._machine.new_name()
 
     def _when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
         """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""

@@ -1,3 +1,4 @@
+# Generated from aio/context.py by tools/unasync.py; edit that file.
 """What the modules above the client share: the parts of one client, and asking JetStream.
 
 ``Client.jetstream()`` makes a :class:`Context` of its own parts, and the :class:`JetStream` hands it on to streams,
@@ -56,6 +57,8 @@ class Context:
     listeners: list[OnEvent]
     """They are told of connection events, before the user is."""
     new_inbox: Callable[[], str]
+    new_name: Callable[[], str]
+    """For something at the server that no other connection uses."""
     subscribe: Callable[..., Subscription]
     unsubscribe: Callable[[SubscriptionState, int], None]
     drain_subscription: Callable[[SubscriptionState, float], None]

@@ -1,4 +1,5 @@
-"""Push consumers for threads."""
+# Generated from aio/push.py by tools/unasync.py; edit that file.
+"""Push consumers from threads."""
 
 from __future__ import annotations
 
@@ -57,15 +58,8 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            client = self._context.client
-            subscription = Subscription(client, None)
-            try:
-                client._begin(subscription, config.deliver_subject, config.deliver_group or "")
-                subscription._state.message_class = JetStreamMessage
-                self._subscription = subscription
-            except BaseException:
-                client._abandon(subscription)  # interrupted: nobody will close it
-                raise
+            self._subscription = self._context.subscribe(config.deliver_subject, config.deliver_group or "")
+            self._subscription._state.message_class = JetStreamMessage
         return self._subscription
 
     def _iterate(self) -> Iterator[JetStreamMessage]:
