@@ -45,20 +45,21 @@ HELD = {
     "jetspark.core.parser.HandshakeReader": 1,
     "jetspark.core.info.ServerInfo": 2,
     "jetspark.errors.ConnectionLost": 1,
-    "jetspark.core.connection.Done": 2,
-    "jetspark.core.connection.Failed": 2,
-    "jetspark.core.connection.Ready": 2,
+    "jetspark.core.outcomes.Done": 2,
+    "jetspark.core.outcomes.Failed": 2,
+    "jetspark.core.outcomes.Ready": 2,
     "jetspark.blocking.waiter.Waiter": 2,
     "jetspark.blocking.message.Message": 2,
 }
 # A thread that is interrupted when it has made a subscription and has not handed it to anybody leaves that one behind:
 # between a call and the assignment of its result there is no place for a ``try``.
-MAKES_SUBSCRIPTIONS = {"_subscribe", "subscribe", "_attach", "asked", "_restart", "__init__", "__enter__"}
+MAKES_SUBSCRIPTIONS = {"_subscribe", "subscribe", "asked", "_restart", "__init__", "__enter__"}
 MAY_STAY_WITH = {
     "jetspark.core.subscription.SubscriptionState",
     "jetspark.blocking.subscription.Subscription",
     "jetspark.blocking.waiter.Changed",
-    "jetspark.blocking.pull._Gate",
+    "jetspark.blocking.pull._SourceReader",
+    "jetspark.blocking.subscription.SubscriptionReader",
 }
 
 
@@ -186,10 +187,9 @@ def _left(world: World) -> Counter[str]:
     left["subscriptions"] = len(machine.subscriptions)
     left["requests"] = len(machine._requests)
     left["flushes"] = sum(ping.handle is not None for ping in machine._pings)
-    left["listeners"] = len(client._listeners)
+    left["attached"] = len(link._dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())
     if world.is_blocking:
-        left["clocks"] = len(link._clocks)
         left["guests"] = bool(link._guest)
     else:
         left["tasks"] = len(asyncio.all_tasks())

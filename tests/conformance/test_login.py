@@ -450,7 +450,7 @@ async def test_a_peer_without_a_certificate_is_believed_nothing(
         events = Recorder()
         options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "auth": jetspark.Token("s3cret")}
         async with driver.connect(server.url, on_event=events, reconnect_wait_s=0.01, **options) as nc:
-            nc_inbox = nc._machine._inbox
+            nc_inbox = nc._machine._requests.inbox
             paid = await nc.subscribe("orders.paid")
             service = await nc.subscribe("price")
             await service.unsubscribe(1)

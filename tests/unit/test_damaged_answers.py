@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
@@ -450,7 +451,7 @@ def _opened() -> tuple[Connection, FastMachine]:
     connection.login(None)
     connection.data_to_send()
     connection.receive_data(b"PONG\r\n")
-    batch = FastMachine(connection, object(), FastBatchOptions())
+    batch = FastMachine(connection, SilentReader(), FastBatchOptions())
     batch.start(("s.a", b"1"), 0.0)
     return connection, batch
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, Disconnected, Reconnected
@@ -51,7 +52,7 @@ class Peer:
             jitter=lambda: 0.0,
         )
         self.connect()
-        self.batch = FastMachine(self.connection, self, FastBatchOptions(**options))
+        self.batch = FastMachine(self.connection, SilentReader(), FastBatchOptions(**options))
 
     def connect(self, max_payload: int = 100_000) -> None:
         self.connection.begin(self.connection.pool.next()[0])

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, Reconnected
@@ -46,7 +47,7 @@ class Peer:
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
         self.connection.events()
-        self.endless = FastPublisherMachine(self.connection, self, FastPublisherOptions(**options), now=NOW)
+        self.endless = FastPublisherMachine(self.connection, SilentReader(), FastPublisherOptions(**options), now=NOW)
 
     def accept(self, *numbers: int, now: float = NOW) -> None:
         self.endless.accept([item(number) for number in numbers], now)

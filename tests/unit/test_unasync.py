@@ -37,6 +37,7 @@ HAND_WRITTEN = {
     "generators": "how a generator is run up to its first yield",
     "publisher": "futures",
     "pull": "who reads the socket while it waits",
+    "runner": "timers and waits against the lock and one clock for all",
     "stream_message": "an ack is the hottest call there is, and the lock is around it",
     "subscription": "waiting; callbacks in tasks or threads",
     "transport": "the event loop, or sockets and a thread",

@@ -62,7 +62,15 @@ class Bench:
         self.now = 100.0
         self.machine = Connection(ConnectOptions(**(options or {})), [A], inbox="_INBOX.me", jitter=lambda: 0.0)
         self.connect()
-        self.window = Window(self.machine, "owner", **bounds)
+        self.window = Window(self.machine, self, **bounds)
+
+    pending_messages = 0
+
+    def wake(self) -> None:
+        self.window.on_replies(self.now)
+
+    def read_up(self, deadline: float) -> bool:
+        return True
 
     def connect(self) -> None:
         machine = self.machine
@@ -77,8 +85,8 @@ class Bench:
         """What the drivers do with events."""
         for event in self.machine.events():
             if isinstance(event, Ready):
-                assert event.subscription.handle == "owner"
-                self.window.on_acks()
+                assert event.subscription.reader is self
+                self.wake()
             elif hasattr(self, "window"):
                 self.window.on_event(event, self.now)  # type: ignore[arg-type]
 

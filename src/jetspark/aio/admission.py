@@ -19,12 +19,12 @@ async def admit(context: Context, send: Callable[[], None], timeout_s: float, *,
     """
     link = context.link
     if context.connection.out_bytes >= WRITE_AT_BYTES:
-        await link.push(link.deadline(timeout_s))
+        await link.write_and_wait(link.deadline(timeout_s))
     try:
         send()
     except BufferFull:
-        await context.when_there_is_room(send, link.deadline(timeout_s))
+        await link.when_there_is_room(send, link.deadline(timeout_s))
     if at_once:
         link.flush()
     elif not link.flush_is_scheduled:
-        link.schedule_flush()
+        link.flush_soon()

@@ -7,7 +7,7 @@ Users never see it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jetspark.aio import clock
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
-from jetspark.aio.subscription import Subscription
+from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
-from jetspark.core.events import ConnectionEvent, OnEvent, Reconnected
 from jetspark.core.numbers import timeout_of
-from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.operations import Api, Deadline, Operation, Pause, Request
@@ -53,15 +51,10 @@ class Context:
     timeout_s: float
     """Longest time for all the requests of a call together, unless the call says otherwise."""
     publisher: WindowedPublisher
-    listeners: list[OnEvent]
-    """They are told of connection events, before the user is."""
-    new_inbox: Callable[[], str]
-    new_name: Callable[[], str]
-    """For something at the server that no other connection uses."""
-    subscribe: Callable[..., Subscription]
-    unsubscribe: Callable[[SubscriptionState, int], None]
-    drain_subscription: Callable[[SubscriptionState, float], Awaitable[None]]
-    when_there_is_room: Callable[..., Awaitable[Any]]
+
+    def subscribe(self, subject: str, queue: str = "", **kind: Any) -> Subscription:
+        """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+        return subscribe(self.link, subject, queue, **kind)
 
     async def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
@@ -114,19 +107,10 @@ class Context:
 
         ``timeout`` is for room in the send buffer.
         """
-        inbox = self.new_inbox()
-
-        def on_event(event: ConnectionEvent) -> None:
-            if isinstance(event, Reconnected):
-                self.unsubscribe(answers._state, 0)
-
-        async with self.subscribe(inbox, answers_to=request.subject) as answers:
-            self.listeners.append(on_event)
-            try:
-                await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
-                yield answers
-            finally:
-                self.listeners.remove(on_event)
+        inbox = self.link.new_inbox()
+        async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
+            await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
+            yield answers
 
     async def next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
         """The next answer of :meth:`asked`; None when the rest will not come, and may be asked for again.

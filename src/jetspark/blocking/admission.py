@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from jetspark.blocking.context import Context
@@ -21,11 +20,11 @@ def admit(context: Context, send: Callable[[], None], timeout_s: float, *, at_on
     link = context.link
     with link.lock:
         if context.connection.out_bytes >= WRITE_AT_BYTES:
-            link.make_room(time.monotonic() + timeout_s)
+            link.write_and_wait(link.deadline(timeout_s))
         try:
             send()
         except BufferFull:
-            context.when_there_is_room(send, time.monotonic() + timeout_s)
+            link.when_there_is_room(send, link.deadline(timeout_s))
         if at_once:
             link.flush()
         else:

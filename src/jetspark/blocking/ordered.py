@@ -172,7 +172,7 @@ class Reading:
 
     def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        operation = self._reader.open(context.api, self._stream_name, context.new_name())
+        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
         return context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:

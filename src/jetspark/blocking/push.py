@@ -58,8 +58,8 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            self._subscription = self._context.subscribe(config.deliver_subject, config.deliver_group or "")
-            self._subscription._state.message_class = JetStreamMessage
+            group = config.deliver_group or ""
+            self._subscription = self._context.subscribe(config.deliver_subject, group, message_class=JetStreamMessage)
         return self._subscription
 
     def _iterate(self) -> Iterator[JetStreamMessage]:

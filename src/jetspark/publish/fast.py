@@ -53,9 +53,10 @@ from typing import Any
 from jetspark.codes import Code
 from jetspark.core import frames
 from jetspark.core.backoff import Backoff
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
-from jetspark.core.message import CoreMessage
+from jetspark.core.machine import Reader
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BatchCutShort,
@@ -117,7 +118,7 @@ class FastState(enum.Enum):
 class FastMachine:
     """One fast batch."""
 
-    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+    def __init__(self, machine: Connection, owner: Reader, options: FastBatchOptions) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
         self.state = FastState.NEW
@@ -469,10 +470,7 @@ class FastMachine:
         if self.options.batch_id is not None:
             prefix, batch_id = f"{prefix}.{batch_id}", self.options.batch_id
         # No more can arrive than was asked for: an answer a message at the very most.
-        inbox = self._machine.subscribe(
-            f"{prefix}.{batch_id}.>", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
-        )
-        inbox.is_inbox = True
+        inbox = self._machine.subscribe(f"{prefix}.{batch_id}.>", is_unbounded=True, is_inbox=True, reader=self._owner)
         self._inbox, self._id = inbox, batch_id
         self._reply = f"{prefix}.{batch_id}.{self.options.flow}.{self.options.gap}.".encode()
         self._heads.clear()

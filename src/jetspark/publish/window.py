@@ -30,10 +30,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.core.message import CoreMessage
+from jetspark.core.machine import Reader
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
@@ -95,16 +96,16 @@ class Window:
     def __init__(
         self,
         machine: Connection,
-        owner: Any,
+        reader: Reader,
         *,
         max_outstanding: int = MAX_OUTSTANDING,
         ack_timeout: float = ACK_TIMEOUT_S,
         when_full: WhenFull = "wait",
     ) -> None:
-        """``owner`` is the driver's object that is woken when acknowledgements have arrived."""
+        """``reader`` is the driver's object that is woken when acknowledgements have arrived."""
         WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)  # raises, if wrong
         self.max_outstanding, self.ack_timeout_s, self.when_full = max_outstanding, ack_timeout, when_full
-        self._machine, self._owner = machine, owner
+        self._machine, self._reader = machine, reader
         self._inbox: SubscriptionState | None = None
         self._reply_prefix = ""
         self._last_token = 0
@@ -158,16 +159,13 @@ class Window:
     def _open_inbox(self) -> None:
         prefix = self._machine.new_inbox()
         # No more can arrive than was asked for, so the window is the bound.
-        inbox = self._machine.subscribe(
-            f"{prefix}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
-        )
-        inbox.is_inbox = True
+        inbox = self._machine.subscribe(f"{prefix}.*", is_unbounded=True, is_inbox=True, reader=self._reader)
         self._reply_prefix = f"{prefix}."
         self._inbox = inbox
 
     # ---- what comes back ---------------------------------------------------------------------------------------
 
-    def on_acks(self) -> None:
+    def on_replies(self, now: float) -> None:
         """Take everything that has arrived in the inbox."""
         inbox = self._inbox
         if inbox is None:
@@ -188,18 +186,18 @@ class Window:
             pending.popleft()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
             self._inbox = None
-            self._fail_all(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
+            self.fail(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
         """Something happened to the connection."""
         match event:
             case Disconnected():
-                self.on_acks()  # what was read before the end counts
+                self.on_replies(now)  # what was read before the end counts
                 self._on_disconnected(event)
             case Reconnected():
                 self._session_began = now
             case Closed(error, _):
-                self._fail_all(error or ConnectionClosed("closed before the acknowledgement came"))
+                self.fail(error or ConnectionClosed("closed before the acknowledgement came"))
             case ErrorReported(PermissionDenied(operation="publish") as error):
                 denied = [reply for reply, known in self._waiting.items() if known[1] == error.subject]
                 self._fail(denied, error)
@@ -220,7 +218,7 @@ class Window:
 
     def on_time(self, now: float) -> None:
         """Give up those that have waited too long."""
-        self.on_acks()  # what was read in time counts
+        self.on_replies(now)  # what was read in time counts
         if not self._machine.is_connected:
             return
         late = []
@@ -243,15 +241,14 @@ class Window:
         self._overlooked += 1
         return self._overlooked if self._overlooked.bit_count() == 1 else 0
 
-    # ---- small steps -------------------------------------------------------------------------------------------
+    def fail(self, error: Exception) -> None:
+        """Give up all that is outstanding: nobody knows what becomes of it."""
+        self._fail(list(self._waiting), error)
 
     def _fail(self, replies: list[str], error: Exception) -> None:
         for reply in replies:
             _fail_one(self._waiting[reply][0], error)
             del self._waiting[reply]
-
-    def _fail_all(self, error: Exception) -> None:
-        self._fail(list(self._waiting), error)
 
 
 _new_ack = PubAck.__new__
