@@ -246,7 +246,7 @@ class Atomic(Generic[T]):
     def __init__(
         self,
         js: Any,
-        connection: Connection,
+        connection_of: Callable[[Any], Connection],
         messages: ItemMessages[T],
         outcome_of: Callable[[Any], Any],
         *,
@@ -254,12 +254,18 @@ class Atomic(Generic[T]):
         timeout_s: float | None,
         doubt_s: float,
     ) -> None:
-        """``outcome_of`` has the acknowledgement of a future, in the driver's way."""
+        """``connection_of`` has the connection of ``js`` and ``outcome_of`` the acknowledgement of a future, in the
+        driver's way."""
         check_timeout(timeout_s)
-        self._js, self._connection, self._messages, self._outcome_of = js, connection, messages, outcome_of
+        self._js, self._connection_of = js, connection_of
+        self._messages, self._outcome_of = messages, outcome_of
         self._timeout_s, self._doubt_s = timeout_s, seconds("doubt_s", doubt_s)
         self.max_messages = whole("max_messages", max_messages)
         """Of a batch, as far as known."""
+
+    @property
+    def _connection(self) -> Connection:
+        return self._connection_of(self._js)
 
     def write(self, batch: Sequence[T]) -> Steps:
         items = yield Call(partial(self._messages.plain, batch))
