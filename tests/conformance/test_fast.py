@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from jetspark import (
     UsageError,
     WrongLastSequence,
 )
+from jetspark.publish.fast_options import GapMode
 from jetspark.server import NatsServer, Permissions, User
 
 _names = iter(f"FAST{number}" for number in range(1_000_000))
@@ -58,11 +59,10 @@ def impatient_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsS
         yield server
 
 
-async def new_stream(js: Any, **config: Any) -> Any:
+async def new_stream(js: jetspark.JetStream, **config: Any) -> jetspark.Stream:
     name = next(_names)
-    return await js.create_stream(
-        StreamConfig(**{"name": name, "subjects": [f"{name}.>"], "allow_batched": True, "allow_direct": True} | config)
-    )
+    usual: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"], "allow_batched": True, "allow_direct": True}
+    return await js.create_stream(StreamConfig(**(usual | config)))
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +94,7 @@ async def stored(stream: Any) -> list[bytes]:
 class FullBuffer:
     """A connection whose buffer has no room for the first messages, for some seconds."""
 
-    def __init__(self, nc: Any, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    def __init__(self, nc: jetspark.Client, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         client = getattr(nc, "_target", nc)
         self._loop, self.is_full_until, self._seconds = asyncio.get_running_loop(), 0.0, seconds
         for name in ("publish_frame", "publish_frames"):
@@ -136,6 +136,7 @@ class Crowded:
             await fast.add(subject, b"1")
             buffer = FullBuffer(nc, monkeypatch, full_s)
             buffer.fill()
+            asked: Coroutine[Any, Any, object]
             match asks:
                 case "add":
                     asked = fast.add(subject, b"2")
@@ -403,11 +404,11 @@ async def test_unknown_options_are_refused_with_the_known_ones(driver: Driver, u
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         with pytest.raises(ConfigError, match="max_outstanding_acks"):
-            js.fast_batch(max_outstanding=2)
+            js.fast_batch(max_outstanding=2)  # type: ignore[call-arg]
         with pytest.raises(ConfigError, match="expected 1 to 3"):
             js.fast_batch(max_outstanding_acks=4)
         with pytest.raises(ConfigError, match="message_ids"):
-            js.fast_publisher(ids=True)
+            js.fast_publisher(ids=True)  # type: ignore[call-arg]
 
 
 # ---- gaps and refusals -----------------------------------------------------------------------------------------
@@ -415,7 +416,7 @@ async def test_unknown_options_are_refused_with_the_known_ones(driver: Driver, u
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: str) -> None:
+async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: GapMode) -> None:
     async with bound_user(driver, url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
@@ -443,7 +444,7 @@ async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: str) -> No
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_lost_tail_is_found_by_asking(driver: Driver, url: str, gap: str) -> None:
+async def test_a_lost_tail_is_found_by_asking(driver: Driver, url: str, gap: GapMode) -> None:
     async with bound_user(driver, url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
@@ -485,7 +486,7 @@ async def test_a_lost_final_message_does_not_pass_for_stored(driver: Driver, url
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_refused_message_is_reported_with_its_sequence(driver: Driver, url: str, gap: str) -> None:
+async def test_a_refused_message_is_reported_with_its_sequence(driver: Driver, url: str, gap: GapMode) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
@@ -512,7 +513,7 @@ async def test_a_refused_message_is_reported_with_its_sequence(driver: Driver, u
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_first_message_that_is_refused(driver: Driver, url: str, gap: str) -> None:
+async def test_a_first_message_that_is_refused(driver: Driver, url: str, gap: GapMode) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
@@ -551,7 +552,7 @@ async def test_a_window_in_which_every_message_is_refused_does_not_stall(driver:
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_message_too_large_for_the_stream(driver: Driver, url: str, gap: str) -> None:
+async def test_a_message_too_large_for_the_stream(driver: Driver, url: str, gap: GapMode) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js, max_message_bytes=100)
@@ -790,7 +791,7 @@ class _CutToServer(Proxy):
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
 async def test_a_connection_cut_in_the_middle_of_a_frame(
-    driver: Driver, js_server: NatsServer, url: str, gap: str
+    driver: Driver, js_server: NatsServer, url: str, gap: GapMode
 ) -> None:
     async with (
         _CutToServer(js_server.port) as proxy,

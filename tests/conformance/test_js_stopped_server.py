@@ -71,15 +71,15 @@ CLASSES: dict[str, tuple[type, type]] = {
 class Things:
     """What the calls are made on, made while the server still answered."""
 
-    js: Any
+    js: jetspark.JetStream
     stream: Any
     doomed: Any
     """One to delete: when the server is back it does everything it was asked."""
-    consumer: Any
+    consumer: jetspark.Consumer
     other_consumer: Any
     """The same one, to be closed."""
     push: Any
-    kv: Any
+    kv: jetspark.KeyValue
     store: Any
     plain_store: Any
     crowded_stores: list[Any]
@@ -268,7 +268,7 @@ def test_every_public_method_has_a_row(which: int) -> None:
     assert methods == ROWS.keys()
 
 
-async def _prepare(js: Any, others: list[Any], folder: Path) -> Things:
+async def _prepare(js: jetspark.JetStream, others: list[Any], folder: Path) -> Things:
     stream = await js.create_stream(
         StreamConfig(name="S", subjects=["s.>"], allow_direct=True, allow_atomic=True, allow_batched=True)
     )
@@ -365,7 +365,7 @@ async def test_no_call_believes_an_answer_before_tls(
 ) -> None:
     """Nothing is believed: it all ends as if the peer had said nothing."""
     rows = _all_rows()
-    options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "reconnect_wait_s": 0.02}
+    options: dict[str, Any] = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "reconnect_wait_s": 0.02}
     with NatsServer() as accomplice:
         async with contextlib.AsyncExitStack() as stack:
             impostors = [

@@ -211,7 +211,7 @@ async def test_a_watch_misses_nothing_over_cuts_and_a_restart(driver: Driver, ow
             assert [int(entry.value) for entry in await watching] == list(range(200))
 
 
-async def _fill(kv: Any, js: Any, alive: int, doomed: int) -> set[str]:
+async def _fill(kv: jetspark.KeyValue, js: jetspark.JetStream, alive: int, doomed: int) -> set[str]:
     """Write keys that stay, then keys that are deleted; returns those that stay."""
     # Padded, so that the server stops after a part of them to hear whether we keep up.
     padding = {"Padding": "-" * 6000}
@@ -250,7 +250,7 @@ async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
         js = other.jetstream()
         kv = await js.create_kv(KVConfig(bucket="watched", history=3))
         alive = await _fill(kv, js, alive=2000, doomed=200)
-        options = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01} | limits
+        options: dict[str, Any] = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01} | limits
         async with driver.connect(proxy.url, **options) as nc, asyncio.timeout(40):
             state: dict[str, str] = {}
             revisions = []
@@ -356,7 +356,7 @@ async def test_a_snapshot_is_one_moment_now_or_then(driver: Driver, url: str) ->
         with pytest.raises(jetspark.KeyNotFound):
             await kv.get_at("b", then - 1)
         with pytest.raises(jetspark.ConfigError, match="expected a list of keys"):
-            await kv.snapshot("a")
+            await kv.snapshot("a")  # type: ignore[arg-type]
 
 
 @on_both_drivers

@@ -41,7 +41,7 @@ def items(subject: str, first: int, last: int) -> list[tuple[str, bytes]]:
     return [(subject, b"%d" % number) for number in range(first, last + 1)]
 
 
-async def stored(nc: Any, stream: Any) -> list[int]:
+async def stored(nc: jetspark.Client, stream: Any) -> list[int]:
     """What is in the stream when it has taken everything that was sent over this connection before."""
     await nc.jetstream(timeout=20).publish(f"{stream.name}.barrier", b"0")
     return [number async for message in stream.get_messages() if (number := int(message.data))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.drivers import Driver, on_both_drivers
+from support.drivers import Driver, inside, on_both_drivers
 
 import jetspark
 from jetspark.jetstream.objects import READ_AHEAD_BYTES, WINDOW_BYTES, ObjectMeta, ObjectStoreConfig
@@ -53,20 +53,20 @@ def _names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def _subjects(js: Any, bucket: str) -> dict[str, int]:
+async def _subjects(js: jetspark.JetStream, bucket: str) -> dict[str, int]:
     """Messages per subject in the stream behind a bucket."""
     stream = await js.stream(f"OBJ_{bucket}")
     return dict((await stream.info(subjects_filter=">")).state.subjects)
 
 
-async def _chunk_subjects(js: Any, bucket: str) -> dict[str, int]:
+async def _chunk_subjects(js: jetspark.JetStream, bucket: str) -> dict[str, int]:
     return {name: count for name, count in (await _subjects(js, bucket)).items() if ".C." in name}
 
 
 WAYS = pytest.mark.parametrize("way", ["fast", "plain"])
 
 
-async def _store(js: Any, way: str, config: ObjectStoreConfig | str = "files") -> Any:
+async def _store(js: jetspark.JetStream, way: str, config: ObjectStoreConfig | str = "files") -> Any:
     """A bucket that takes its chunks over fast ingest, or one as other clients make it."""
     config = ObjectStoreConfig.of(config)
     if way == "plain":
@@ -147,17 +147,21 @@ async def test_over_fast_ingest_no_more_than_the_window_is_kept(driver: Driver, 
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
-        ours = getattr(js, "_target", js)
-        publishers = []
+        ours = inside(js)
+        publishers: list[Any] = []
         make = ours.fast_publisher
-        ours.fast_publisher = lambda **options: publishers.append(make(**options)) or publishers[0]
         waiting = [0]
+
+        def fast_publisher(**options: Any) -> Any:
+            publishers.append(make(**options))
+            return publishers[0]
 
         def pieces() -> Iterator[bytes]:
             for _ in range(400):
                 waiting.append(publishers[0].pending if publishers else 0)
                 yield bytes(64 << 10)
 
+        ours.fast_publisher = fast_publisher
         await store.put("a", pieces(), chunk_bytes=64 << 10)
         assert 1 < max(waiting) <= WINDOW_BYTES // (64 << 10)
         assert publishers[0].batches == 1
@@ -403,7 +407,7 @@ async def test_a_cancelled_get_file_ends_when_nobody_writes_to_the_file_any_more
         store = await nc.jetstream().create_object_store("files")
         await store.put("a", _content(10 * CHUNK), chunk_bytes=CHUNK)
         file = SlowFile()
-        getting = asyncio.create_task(store.get_file("a", file))  # type: ignore[arg-type]
+        getting = asyncio.create_task(store.get_file("a", file))
         await asyncio.to_thread(has_begun.wait, 20)
         getting.cancel()
         await asyncio.wait({getting}, timeout=0.1)
@@ -648,7 +652,7 @@ async def test_links_are_followed_within_a_bucket_and_to_another(driver: Driver,
         assert b"".join(await _collect(files.chunks("away"))) == b"there"
         assert (await files.get_file("away", tmp_path / "out")).bucket == "other"
         info = await files.info("away")
-        assert (info.link.bucket, info.link.name, info.size_bytes) == ("other", "there", 0)
+        assert (info.link, info.size_bytes) == (jetspark.ObjectLink(bucket="other", name="there"), 0)
         with pytest.raises(jetspark.ConfigError, match="link to bucket 'other'"):
             await files.get_bytes("bucket")
         with pytest.raises(jetspark.ConfigError, match="link itself"):

@@ -108,7 +108,7 @@ async def test_cuts_and_restarts_are_not_seen(driver: Driver, own: NatsServer) -
             assert received == list(range(600))
 
 
-async def _count_consumers(nc: Any, created: list[str]) -> None:
+async def _count_consumers(nc: jetspark.Client, created: list[str]) -> None:
     """Note every consumer that is created from now on."""
     await nc.subscribe(
         "$JS.EVENT.ADVISORY.CONSUMER.CREATED.>", callback=lambda message: created.append(message.subject)
@@ -118,7 +118,7 @@ async def _count_consumers(nc: Any, created: list[str]) -> None:
 
 @on_both_drivers
 @pytest.mark.parametrize("bound", [{"max_pending_messages": 20}, {"max_pending_bytes": 2000}])
-async def test_one_consumer_is_enough_however_slow_the_reader(driver: Driver, url: str, bound: dict[str, int]) -> None:
+async def test_one_consumer_is_enough_however_slow_the_reader(driver: Driver, url: str, bound: dict[str, Any]) -> None:
     """It asks for what it has room for, so nothing is dropped, and there is nothing to go back for."""
     reported: list[object] = []
     created: list[str] = []
@@ -280,13 +280,13 @@ async def test_closing_the_connection_ends_the_iteration(driver: Driver, url: st
 # ---- a stream that is another, or none -----------------------------------------------------------------------------
 
 
-async def _delete(js: Any, stream: str) -> None:
+async def _delete(js: jetspark.JetStream, stream: str) -> None:
     """And give the server a moment: what is created at once may get the old one's messages."""
     await js.delete_stream(stream)
     await asyncio.sleep(0.2)
 
 
-async def _readers(js: Any) -> dict[str, AsyncIterator[Any]]:
+async def _readers(js: jetspark.JetStream) -> dict[str, AsyncIterator[Any]]:
     """Everything that reads on without end, each of a stream of its own with some content."""
     stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
     await _fill(js, 0, 20)

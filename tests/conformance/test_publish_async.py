@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.drivers import Awaited, Driver, Recorder, on_both_drivers, until
+from support.drivers import Awaited, Driver, Recorder, inside, on_both_drivers, until
 
 import jetspark
 import jetspark.aio.publisher
@@ -21,9 +21,9 @@ from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer, Permissions, User
 
 
-def publisher_of(driver: Driver, nc: Any, **options: Any) -> Any:
+def publisher_of(driver: Driver, nc: jetspark.Client, **options: Any) -> Any:
     if driver.name == "blocking":
-        return Awaited(jetspark.blocking.publisher.WindowedPublisher(nc._target, **options))
+        return Awaited(jetspark.blocking.publisher.WindowedPublisher(inside(nc), **options))
     return jetspark.aio.publisher.WindowedPublisher(nc, **options)
 
 
@@ -57,24 +57,24 @@ def is_done(future: Any) -> bool:
     return bool((future._target if isinstance(future, Awaited) else future).done())
 
 
-async def api(nc: Any, operation: str, name: str, **fields: Any) -> dict[str, Any]:
+async def api(nc: jetspark.Client, operation: str, name: str, **fields: Any) -> dict[str, Any]:
     data = json.dumps({"name": name, **fields}).encode() if fields else b""
     reply = json.loads((await nc.request(f"$JS.API.STREAM.{operation}.{name}", data, timeout=10)).data)
     assert "error" not in reply, reply
     return dict(reply)
 
 
-async def create_stream(nc: Any, name: str, **fields: Any) -> None:
+async def create_stream(nc: jetspark.Client, name: str, **fields: Any) -> None:
     """A stream of that name on the subjects ``name.>``; what an earlier driver left is removed."""
     await nc.request(f"$JS.API.STREAM.DELETE.{name}", timeout=10)
     await api(nc, "CREATE", name, **{"subjects": [f"{name}.>"], "storage": "file", "retention": "limits", **fields})
 
 
-async def stored(nc: Any, name: str) -> int:
+async def stored(nc: jetspark.Client, name: str) -> int:
     return int((await api(nc, "INFO", name))["state"]["messages"])
 
 
-async def until_stored(nc: Any, name: str, count: int) -> None:
+async def until_stored(nc: jetspark.Client, name: str, count: int) -> None:
     """A stream that does not acknowledge does not say when it is done either."""
     async with asyncio.timeout(10):
         while (present := await stored(nc, name)) < count:  # noqa: ASYNC110

@@ -20,7 +20,7 @@ from jetspark.server import NatsCluster, NatsServer
 _names = iter(range(1_000_000))
 
 
-async def stream_of(nc: Any, count: int = 0, data: bytes = b"%d", **config: Any) -> Any:
+async def stream_of(nc: jetspark.Client, count: int = 0, data: bytes = b"%d", **config: Any) -> Any:
     """A stream of its own with ``count`` messages, numbered from 0."""
     name = f"S{next(_names)}"
     config.setdefault("storage", "memory")
@@ -43,7 +43,7 @@ async def consumer_of(stream: Any, **config: Any) -> Any:
     return await stream.create_consumer(ConsumerConfig(durable_name="c", **config))
 
 
-async def all_acked(consumer: Any) -> None:
+async def all_acked(consumer: jetspark.Consumer) -> None:
     async with asyncio.timeout(20):
         while (await consumer.info()).ack_pending:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -145,7 +145,7 @@ async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Dri
             await found[0].ack()
 
 
-async def _publish_later(nc: Any, name: str, number: int, delay_s: float) -> None:
+async def _publish_later(nc: jetspark.Client, name: str, number: int, delay_s: float) -> None:
     await asyncio.sleep(delay_s)
     await nc.publish(f"{name}.x", b"%d" % number)
     await nc.flush()
@@ -331,6 +331,7 @@ async def test_limits_of_the_consumer_are_named(driver: Driver, shared: NatsServ
 async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, shared: NatsServer) -> None:
     async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc))
+        wrong: dict[str, Any]
         for wrong in ({"n": 0}, {"timeout": 0}, {"max_bytes": 0}, {"priority": 3}, {"group": "g", "priority": 10}):
             with pytest.raises(jetspark.ConfigError):
                 await consumer.fetch(**wrong)
@@ -754,5 +755,4 @@ async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, share
             consumer = await stream.consumer("c")
             assert numbers(await consumer.fetch(1, timeout=5)) == [number]
             del consumer
-        client = nc._target if driver.name == "blocking" else nc
-        await until(lambda: len(client._machine.subscriptions) <= 4)
+        await until(lambda: len(nc._machine.subscriptions) <= 4)

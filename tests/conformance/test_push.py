@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers
@@ -21,7 +21,7 @@ async def _stream(nc: jetspark.Client, count: int) -> jetspark.Stream:
     return stream
 
 
-async def _take(messages: AsyncIterator[jetspark.JetStreamMessage], count: int) -> list[int]:
+async def _take(messages: AsyncIterable[jetspark.JetStreamMessage], count: int) -> list[int]:
     numbers: list[int] = []
     async with asyncio.timeout(30):
         async for message in messages:

@@ -45,7 +45,7 @@ def read(stream: bytes, cuts: Iterable[int] = (), *, careful: bool = False) -> t
     for chunk in chunks(stream, cuts):
         parser.receive_data(chunk)
     assert parser._tail == []
-    return parser.control, [destination.seen for destination in routes.values()]
+    return list(parser.control), [destination.seen for destination in routes.values()]
 
 
 def chunks(stream: bytes, cuts: Iterable[int]) -> Iterator[bytes]:

@@ -30,7 +30,8 @@ from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, Usage
 
 __all__ = ["AsyncAuthSource", "Link"]
 
-AsyncAuthSource: TypeAlias = AuthSource | Callable[[], Awaitable[Auth]]
+# One callable of two results: of two callables, type checkers infer neither for a lambda.
+AsyncAuthSource: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
 
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.
