@@ -698,20 +698,29 @@ def test_leaders_may_change_while_messages_flow() -> None:
 
 
 async def _follow_leaders(driver: Driver, cluster: NatsCluster) -> None:
-    count = 3_000
     async with driver.connect(cluster.urls) as nc, driver.connect(cluster.urls) as other:
         stream = await stream_of(nc, replicas=3, storage="file")
         consumer = await consumer_of(stream, ack_wait_s=5.0)
         js = other.jetstream()
+        stepping = asyncio.Event()
 
-        async def publish_all() -> None:
-            for number in range(count):
-                while True:
-                    try:
-                        await js.publish(f"{stream.name}.x", b"%d" % number, msg_id=str(number), timeout=2)
-                        break
-                    except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
-                        continue  # the same id, so that it is stored once
+        async def publish(number: int, data: bytes) -> None:
+            while True:
+                try:
+                    await js.publish(f"{stream.name}.x", data, msg_id=str(number), timeout=2)
+                    return
+                except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
+                    continue  # the same id, so that it is stored once
+
+        async def publish_all() -> int:
+            """Before, while and after leaders change; the last one says so."""
+            number = 0
+            while not stepping.is_set() or number < 300:
+                await publish(number, b"%d" % number)
+                number += 1
+                await asyncio.sleep(0.002)
+            await publish(number, b"%d last" % number)
+            return number + 1
 
         async def step_down() -> None:
             for _ in range(3):
@@ -721,16 +730,22 @@ async def _follow_leaders(driver: Driver, cluster: NatsCluster) -> None:
                         await step()
                     except (jetspark.ServerError, jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
                         continue  # an election is under way already
+            stepping.set()
 
-        background = [asyncio.ensure_future(publish_all()), asyncio.ensure_future(step_down())]
+        publishing, changing = asyncio.ensure_future(publish_all()), asyncio.ensure_future(step_down())
         seen: dict[int, list[int]] = {}
+        last: int | None = None
         async with asyncio.timeout(80), consumer.messages(max_messages=100) as messages:
             async for message in messages:
-                seen.setdefault(int(message.data), []).append(message.metadata.delivered)
+                number, is_last, _ = message.data.partition(b" ")
+                seen.setdefault(int(number), []).append(message.metadata.delivered)
+                last = int(number) if is_last else last
                 await message.ack()
-                if len(seen) == count:
+                if last is not None and len(seen) == last + 1:
                     break
-        await asyncio.gather(*background)
+        await changing
+        count = await publishing
+        assert count >= 300
         assert sorted(seen) == list(range(count))
         # Whatever came twice says so itself.
         assert all(counts == sorted(set(counts)) for counts in seen.values())
