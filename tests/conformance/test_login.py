@@ -19,6 +19,12 @@ from jetspark.core.auth import public_key
 from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
 
 
+@pytest.fixture
+def url(shared_server: NatsServer) -> str:
+    """Without a user: who connects, and how, is what these tests are about."""
+    return shared_server.url
+
+
 async def _works(driver: Driver, url: str, **options: Any) -> None:
     async with driver.connect(url, **options) as nc:
         subscription = await nc.subscribe("hello")

@@ -23,17 +23,6 @@ from jetspark.server import NatsServer
 CHUNK = 1000
 
 
-@pytest.fixture
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(js_server: NatsServer) -> str:
-    return js_server.url
-
-
 def _content(size_bytes: int) -> bytes:
     return random.Random(size_bytes).randbytes(size_bytes)
 
@@ -489,14 +478,12 @@ def _uninterrupted(count: int) -> bytes:
 
 
 @on_both_drivers
-async def test_a_restart_of_the_server_fails_the_plain_put_and_its_chunks_go(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
-    async with driver.connect(url, reconnect_wait_s=0.01) as nc:
+async def test_a_restart_of_the_server_fails_the_plain_put_and_its_chunks_go(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url, reconnect_wait_s=0.01) as nc:
         js = nc.jetstream()
         store = await _store(js, "plain")
         try:
-            await store.put("a", _interrupted(driver, 200, js_server.restart), chunk_bytes=CHUNK)
+            await store.put("a", _interrupted(driver, 200, own.restart), chunk_bytes=CHUNK)
         except (jetspark.ConnectionLost, jetspark.JetStreamUnavailable):
             assert await _subjects(js, "files") == {}
         else:
@@ -504,14 +491,12 @@ async def test_a_restart_of_the_server_fails_the_plain_put_and_its_chunks_go(
 
 
 @on_both_drivers
-async def test_over_fast_ingest_a_put_survives_a_crash_of_the_server(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
+async def test_over_fast_ingest_a_put_survives_a_crash_of_the_server(driver: Driver, own: NatsServer) -> None:
     def crash() -> None:
-        js_server.kill()
-        js_server.start()
+        own.kill()
+        own.start()
 
-    async with driver.connect(url, reconnect_wait_s=0.01) as nc:
+    async with driver.connect(own.url, reconnect_wait_s=0.01) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
         for number in range(3):
@@ -521,10 +506,8 @@ async def test_over_fast_ingest_a_put_survives_a_crash_of_the_server(
 
 
 @on_both_drivers
-async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
-    async with driver.connect(url, reconnect_wait_s=0.01) as nc, driver.connect(url) as other:
+async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url, reconnect_wait_s=0.01) as nc, driver.connect(own.url) as other:
         js = nc.jetstream()
         await _store(js, "fast")
         # The client is told of a longer window than there is.
@@ -540,9 +523,9 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
 
         def crash() -> None:
             asyncio.run_coroutine_threadsafe(until_some_are_stored(), loop).result(20)
-            js_server.kill()
+            own.kill()
             time.sleep(0.3)  # the window passes
-            js_server.start()
+            own.start()
 
         with pytest.raises(jetspark.ConnectionLost, match=r"100 chunks became 1\d\d .*; put it again"):
             await store.put("a", _interrupted(driver, 100, crash), chunk_bytes=CHUNK)
@@ -550,10 +533,8 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
 
 
 @on_both_drivers
-async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
-    async with driver.connect(url) as nc, driver.connect(url) as other:
+async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url) as nc, driver.connect(own.url) as other:
         js = nc.jetstream()
         store = await _store(js, "fast")
         loop = asyncio.get_running_loop()
