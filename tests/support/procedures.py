@@ -36,18 +36,12 @@ from jetspark.state.deliveries import delivery
 STEP_S = 0.001
 
 
-class MemoryBucket:
-    """A stream ``KV_b``, and its faults: each is drawn before a step, as often as ``faults`` says."""
+class MemoryServer:
+    """Runs procedures on what its subclass holds. Faults are drawn before a step, as often as ``faults`` says."""
 
-    def __init__(self, *, is_batched: bool = True, faults: float = 0.0, rng: random.Random | None = None) -> None:
-        self.now, self._is_batched = 0.0, is_batched
-        self._faults, self._rng = faults, rng or random.Random(0)
-        self.log: list[tuple[str, bytes, dict[str, str]]] = []
-        """Every message that was ever stored: the revision is its place, from 1."""
+    def __init__(self, faults: float, rng: random.Random | None) -> None:
+        self.now, self._faults, self._rng = 0.0, faults, rng or random.Random(0)
         self.before_step: Callable[[Any], None] = lambda step: None
-        self.requests: list[str] = []
-
-    # ---- the driver --------------------------------------------------------------------------------------------
 
     def run(self, procedure: Procedure[Any]) -> Any:
         try:
@@ -81,11 +75,17 @@ class MemoryBucket:
                 self._maybe(RequestTimeout("answers", 1.0))
                 self._give(answers)
                 return None
-            case IngestAll(items):
-                return self._ingest(list(items))
-            case PublishEach(items):
-                return [self._publish_one(*item) for item in items]
-        raise AssertionError(step)
+        return self._perform_own(step)
+
+    def _perform_own(self, step: Any) -> Any:
+        """A step that only some procedures have."""
+        raise NotImplementedError
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _give(self, answers: Any) -> None:
+        raise NotImplementedError
 
     def _is_fault(self) -> bool:
         return self._rng.random() < self._faults
@@ -94,7 +94,24 @@ class MemoryBucket:
         if self._is_fault():
             raise error
 
-    # ---- the bucket --------------------------------------------------------------------------------------------
+
+class MemoryBucket(MemoryServer):
+    """A stream ``KV_b``."""
+
+    def __init__(self, *, is_batched: bool = True, faults: float = 0.0, rng: random.Random | None = None) -> None:
+        super().__init__(faults, rng)
+        self._is_batched = is_batched
+        self.log: list[tuple[str, bytes, dict[str, str]]] = []
+        """Every message that was ever stored: the revision is its place, from 1."""
+        self.requests: list[str] = []
+
+    def _perform_own(self, step: Any) -> Any:
+        match step:
+            case IngestAll(items):
+                return self._ingest(list(items))
+            case PublishEach(items):
+                return [self._publish_one(*item) for item in items]
+        raise AssertionError(step)
 
     def put(self, key: str, value: bytes, headers: dict[str, str] | None = None) -> int:
         self.log.append((f"$KV.b.{key}", value, headers or {}))
@@ -192,15 +209,14 @@ class Source:
         self.position, self.sent = position, 0
 
 
-class MemoryStream:
-    """A stream ``S`` that is read through pull consumers, with faults as :class:`MemoryBucket` has them."""
+class MemoryStream(MemoryServer):
+    """A stream ``S`` that is read through pull consumers."""
 
     CREATED = "2026-01-01T00:00:00Z"
 
     def __init__(self, count: int, *, faults: float = 0.0, rng: random.Random | None = None) -> None:
-        self.now, self._faults, self._rng = 0.0, faults, rng or random.Random(0)
+        super().__init__(faults, rng)
         self.first, self.last, self.deleted = 1, count, set[int]()
-        self.before_step: Callable[[Any], None] = lambda step: None
         self.open = 0
         """Consumers that nobody has deleted."""
         self.created, self.retention = self.CREATED, "limits"
@@ -229,28 +245,8 @@ class MemoryStream:
             self.run(scan.close())
         return found
 
-    run = MemoryBucket.run
-    _is_fault = MemoryBucket._is_fault
-    _maybe = MemoryBucket._maybe
-
-    def _perform(self, step: Any) -> Any:
-        self.before_step(step)
+    def _perform_own(self, step: Any) -> Any:
         match step:
-            case ReadClock():
-                return self.now
-            case Pause(seconds):
-                self.now += seconds
-                return None
-            case Connect():
-                self._maybe(ConnectionLost("nobody is there"))
-                return Api()
-            case Request():
-                self._maybe(RequestTimeout("a request", 1.0))
-                return CoreMessage("_INBOX", json.dumps(self._answer(step)).encode(), None, None, None)
-            case AskMany(answers):
-                self._maybe(RequestTimeout("answers", 1.0))
-                self._give(answers)
-                return None
             case OpenPull(info):
                 self.open += 1
                 return Source(info.config.start_sequence or 1)
