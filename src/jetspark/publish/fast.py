@@ -220,7 +220,7 @@ class FastMachine:
 
     @property
     def stored(self) -> int:
-        """So many are stored for sure. In mode ``"ok"`` that is known at the end only."""
+        """How many are stored for sure. In mode ``"ok"`` that is known at the end only."""
         if self._is_failing:
             return max(self.acknowledged, (self.ack.batch_size or 0) if self.ack is not None else 0)
         if self.ack is None:
