@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -35,6 +35,7 @@ from jetspark import (
     StreamNotFound,
 )
 from jetspark.blocking import JetStream, Stream, connect
+from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer
 from jetspark.spark import connections, following
@@ -413,7 +414,7 @@ def test_a_consumer_that_is_deleted_meanwhile_is_replaced(
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 def test_a_stream_that_is_consumed_is_read_without_changing_it(
-    server: NatsServer, js: JetStream, retention: str
+    server: NatsServer, js: JetStream, retention: Literal["interest", "workqueue"]
 ) -> None:
     name = retention.upper()
     stream = js.create_stream(
@@ -619,15 +620,15 @@ def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: Jet
     js.publish_async_complete()
     time.sleep(following.POLL_S)
     before = js.account_info().api["total"]
-    pulls = js._client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
-    js._client.flush()
+    pulls = context_of(js).client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
+    context_of(js).client.flush()
     end = reader.latestOffset(start, ReadAllAvailable())
     reader.reportLatestOffset()
     parts = reader.partitions(start, end)
     assert len(parts) == 2
     rows = sum(batch.num_rows for part in parts for batch in reader.read(part))
     assert rows == (333 if kind == "filtered" else 1_000)
-    js._client.flush()
+    context_of(js).client.flush()
     asked = js.account_info().api["total"] - before - 1 + pulls.pending_messages
     assert asked <= most
 
@@ -837,6 +838,7 @@ def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: J
 
 
 def test_without_an_offset_of_ours_there_is_no_lag(js: JetStream) -> None:
+    progress: dict[str, Any]
     for progress in ({}, {"sources": []}, {"sources": [{"endOffset": None}]}, {"sources": [{"endOffset": "7"}]}):
         with pytest.raises(ConfigError, match="has no source of ours"):
             lag(progress, js)

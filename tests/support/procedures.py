@@ -250,7 +250,7 @@ class MemoryStream(MemoryServer):
             case OpenPull(info):
                 self.open += 1
                 return Source(info.config.start_sequence or 1)
-            case Pull(source, reader):
+            case Pull(Source() as source, reader):
                 return self._pull(source, reader)
             case ClosePull():
                 self.open -= 1

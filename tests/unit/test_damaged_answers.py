@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
@@ -465,7 +466,7 @@ def _say(connection: Connection, batch: FastMachine, answer: Any) -> None:
 def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
     """A batch of one message that is not answered yet; one of three that is open; one of three that is ended."""
     connection = _connected()
-    batch = FastMachine(connection, object(), FastBatchOptions(gap=gap))
+    batch = FastMachine(connection, SilentReader(), FastBatchOptions(gap=gap))
     batch.start(("s.a", b"1"), 0.0)
     if stage != "opening":
         _say(connection, batch, FAST_ANSWERS["ack"])
@@ -520,7 +521,7 @@ def test_a_damaged_answer_loses_no_message_of_a_fast_publisher(kind: str, stage:
     for damaged in _damaged_fast_answers(kind):
         connection = _connected()
         options = FastPublisherOptions(message_ids=message_ids, on_refused=lambda _: None)
-        publisher = FastPublisherMachine(connection, object(), options, now=0.0)
+        publisher = FastPublisherMachine(connection, SilentReader(), options, now=0.0)
         publisher.accept(items, 0.0)
         now = _drive(publisher, connection, stage)
         assert publisher.batch is not None

@@ -208,7 +208,7 @@ class Ingest(Generic[T]):
         """The publisher, or a new one when it gave up: those whose messages it still had were told."""
         if self._is_closed:
             raise UsageError("the sink is closed; make another one")
-        if self.publisher is not None and self.publisher._endless.failure is not None:
+        if self.publisher is not None and self.publisher._publisher.failure is not None:
             old, self.publisher = self.publisher, None
             try:
                 yield Call(partial(old.close, 0.0))
@@ -232,7 +232,7 @@ def _blame(publisher: Any, first: int, error: JetSparkError) -> JetSparkError:
     Nothing of those is stored, and nothing is wrong with them.
     """
     refused = publisher.published() + 1
-    if error is publisher._endless.failure and isinstance(error, ServerError) and refused < first:
+    if error is publisher._publisher.failure and isinstance(error, ServerError) and refused < first:
         return BatchCutShort("", 0, f"the stream refused a message of another write: {error}")
     return error
 
@@ -246,6 +246,7 @@ class Atomic(Generic[T]):
     def __init__(
         self,
         js: Any,
+        connection_of: Callable[[Any], Connection],
         messages: ItemMessages[T],
         outcome_of: Callable[[Any], Any],
         *,
@@ -253,17 +254,18 @@ class Atomic(Generic[T]):
         timeout_s: float | None,
         doubt_s: float,
     ) -> None:
-        """``outcome_of`` has the acknowledgement of a future, in the driver's way."""
+        """``connection_of`` has the connection of ``js`` and ``outcome_of`` the acknowledgement of a future, in the
+        driver's way."""
         check_timeout(timeout_s)
-        self._js, self._messages, self._outcome_of = js, messages, outcome_of
+        self._js, self._connection_of = js, connection_of
+        self._messages, self._outcome_of = messages, outcome_of
         self._timeout_s, self._doubt_s = timeout_s, seconds("doubt_s", doubt_s)
         self.max_messages = whole("max_messages", max_messages)
         """Of a batch, as far as known."""
 
     @property
     def _connection(self) -> Connection:
-        connection: Connection = self._js._client._machine
-        return connection
+        return self._connection_of(self._js)
 
     def write(self, batch: Sequence[T]) -> Steps:
         items = yield Call(partial(self._messages.plain, batch))

@@ -33,9 +33,10 @@ import math
 from typing import Any
 
 from jetspark.codes import Code
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
-from jetspark.core.message import CoreMessage
+from jetspark.core.machine import Reader
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BatchCutShort,
@@ -82,7 +83,7 @@ class FastState(enum.Enum):
 class FastMachine(FastSender):
     """One fast batch."""
 
-    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+    def __init__(self, machine: Connection, owner: Reader, options: FastBatchOptions) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         super().__init__(machine, options)
         self.state = FastState.NEW
@@ -245,10 +246,7 @@ class FastMachine(FastSender):
         if self.options.batch_id is not None:
             prefix, batch_id = f"{prefix}.{batch_id}", self.options.batch_id
         # No more can arrive than was asked for: an answer a message at the very most.
-        inbox = self._machine.subscribe(
-            f"{prefix}.{batch_id}.>", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
-        )
-        inbox.is_inbox = True
+        inbox = self._machine.subscribe(f"{prefix}.{batch_id}.>", is_unbounded=True, is_inbox=True, reader=self._owner)
         self._inbox, self._id = inbox, batch_id
         self._frames.reply_to(f"{prefix}.{batch_id}", self.options.flow, self.options.gap)
 

@@ -43,13 +43,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.machine import Reader
 from jetspark.core.numbers import seconds, seconds_above_0, whole
 from jetspark.core.options import check_keywords
 from jetspark.errors import (
@@ -164,7 +165,7 @@ class FastPublisherKeywords(TypedDict, total=False):
 class FastPublisherMachine:
     """Messages on their way into a stream, over as many fast batches as it takes."""
 
-    def __init__(self, machine: Connection, owner: Any, options: FastPublisherOptions, *, now: float) -> None:
+    def __init__(self, machine: Connection, owner: Reader, options: FastPublisherOptions, *, now: float) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
         self.published = 0

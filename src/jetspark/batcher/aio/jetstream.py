@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from jetspark.aio.context import context_of
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.batcher.aio.sinks import Runner
 from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
+from jetspark.core.connection import Connection
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
@@ -55,6 +57,10 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
     __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
+
+    @staticmethod
+    def _connection_of(js: JetStream) -> Connection:
+        return context_of(js).connection
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:

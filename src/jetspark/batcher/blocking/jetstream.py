@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from jetspark.batcher.blocking.sinks import Runner
 from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
+from jetspark.blocking.context import context_of
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
+from jetspark.core.connection import Connection
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
@@ -91,6 +93,10 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
     __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
+
+    @staticmethod
+    def _connection_of(js: JetStream) -> Connection:
+        return context_of(js).connection
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:
