@@ -197,7 +197,7 @@ class Puller(Generic[M]):
         """Messages that requests at the server may still bring."""
         self.error: Exception | None = None
         self.wake_at = 1
-        """So many buffered messages are worth waking a reader for."""
+        """Wake a reader when this many messages are buffered."""
         self.has_news = False
         """Something happened that readers must look at."""
         self.fetches: list[Fetch[M]] = []
