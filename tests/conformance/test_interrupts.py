@@ -53,7 +53,7 @@ HELD = {
 }
 # A thread that is interrupted when it has made a subscription and has not handed it to anybody leaves that one behind:
 # between a call and the assignment of its result there is no place for a ``try``.
-MAKES_SUBSCRIPTIONS = {"_subscribe", "subscribe", "_asked", "_restart", "__init__", "__enter__"}
+MAKES_SUBSCRIPTIONS = {"_subscribe", "subscribe", "asked", "_restart", "__init__", "__enter__"}
 MAY_STAY_WITH = {
     "jetspark.core.subscription.SubscriptionState",
     "jetspark.blocking.subscription.Subscription",

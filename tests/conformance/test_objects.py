@@ -154,14 +154,16 @@ async def test_no_more_than_the_window_waits_for_acknowledgements(driver: Driver
 
 
 @on_both_drivers
-async def test_over_fast_ingest_no_more_than_the_window_is_kept(driver: Driver, url: str) -> None:
+async def test_over_fast_ingest_no_more_than_the_window_is_kept(
+    driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
-        ours = getattr(js, "_target", js)
-        publishers = []
-        make = ours.fast_publisher
-        ours.fast_publisher = lambda **options: publishers.append(make(**options)) or publishers[0]
+        ours = sys.modules[f"{type(getattr(store, '_target', store)).__module__.rpartition('.')[0]}.object_sending"]
+        publishers: list[Any] = []
+        make = ours.FastPublisher
+        monkeypatch.setattr(ours, "FastPublisher", lambda *args: publishers.append(make(*args)) or publishers[0])
         waiting = [0]
 
         def pieces() -> Iterator[bytes]:
@@ -633,8 +635,8 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
 
 @on_both_drivers
 async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.aio.objects.FLUSH_EVERY_S", 0.2)
-    monkeypatch.setattr("jetspark.blocking.objects.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.aio.object_sending.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.blocking.object_sending.FLUSH_EVERY_S", 0.2)
 
     def pieces() -> Iterator[bytes]:
         for _ in range(25):

@@ -1244,6 +1244,10 @@ class FakeBatches:
         return Batch()
 
 
+def _connection(js: FakeBatches) -> Any:
+    return js
+
+
 def _outcome(future: Exception) -> None:
     raise future
 
@@ -1251,7 +1255,7 @@ def _outcome(future: Exception) -> None:
 def _write_atomic(js: FakeBatches, items: list[bytes], clock: JumpingClock, **options: Any) -> None:
     options = {"max_messages": 1_000, "timeout_s": None, "doubt_s": 30.0} | options
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
-    blocking.Runner(None, clock).run(Atomic(js, js, messages, _outcome, **options).write(items))
+    blocking.Runner(None, clock).run(Atomic(js, _connection, messages, _outcome, **options).write(items))
 
 
 DUPLICATE, WRONG = DuplicateMessageId(400, 10201, "x"), WrongLastSequence(400, 10071, "x")
@@ -1289,7 +1293,7 @@ def test_an_answer_that_cannot_be_is_no_reason_to_believe_anything() -> None:
         _write_atomic(js, [b"1"], JumpingClock())
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
     js = FakeBatches(DUPLICATE, probes=[WRONG])
-    atomic = Atomic(js, js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
+    atomic = Atomic(js, _connection, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
     with pytest.raises(ProtocolError, match="expected what cannot be"):
         blocking.Runner(None).run(atomic.write([b"1"]))
     assert js.stored == []

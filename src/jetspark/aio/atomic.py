@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
+from jetspark.aio.admission import admit
 from jetspark.aio.context import Context
-from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
-from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
@@ -80,15 +79,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         if machine.wants_ack:
             await self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
-        link = self._context.link
-        if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-            await self._in_time(link.write_and_wait)
         try:
-            machine.add(subject, data, fields)
-        except BufferFull:
-            await self._when_there_is_room(lambda: machine.add(subject, data, fields))
-        if not link.flush_is_scheduled:
-            link.flush_soon()
+            await admit(self._context, functools.partial(machine.add, subject, data, fields), self._timeout_s)
+        except TimeoutError:
+            raise machine.give_up(self._timeout_s) from None
 
     async def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Add one message after the other, each a subject and data: the fastest way for many.
@@ -97,7 +91,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         """
         if self._place == "before":
             self._check_inside()
-        machine, link = self._machine, self._context.link
+        machine = self._machine
         waiting = iter(messages)
         while True:
             if machine.wants_ack:
@@ -106,28 +100,15 @@ class AtomicBatch(AtomicBatchBase, Block):
                     break
                 else:
                     return
-            if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-                await self._in_time(link.write_and_wait)
             pack = machine.pack(waiting)
             try:
-                machine.send(pack)
-            except BufferFull:
-                await self._when_there_is_room(functools.partial(machine.send, pack))
-            link.flush()
+                await admit(self._context, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
+            except TimeoutError:
+                raise machine.give_up(self._timeout_s) from None
             if pack.error is not None:
                 raise pack.error
             if pack.is_last:
                 return
-
-    async def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        await self._in_time(functools.partial(self._context.link.when_there_is_room, attempt))
-
-    async def _in_time(self, wait: Callable[[float], Awaitable[None]]) -> None:
-        """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
-        try:
-            await wait(self._context.link.deadline(self._timeout_s))
-        except TimeoutError:
-            raise self._machine.give_up(self._timeout_s) from None
 
     async def commit(
         self,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing
 from typing import Unpack, cast
 
 from jetspark.aio import clock
 from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.context import Context
 from jetspark.aio.fast import FastBatch, FastPublisher
+from jetspark.aio.generators import begun
 from jetspark.aio.kv import KeyValue
+from jetspark.aio.message import Message
 from jetspark.aio.objects import ObjectStore
 from jetspark.aio.publisher import AckFuture
 from jetspark.aio.stream import Stream
@@ -282,16 +284,12 @@ class JetStream:
         restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.aclosing``) or let go
         of it.
         """
-        advisories = _advisories(self._context.subscribe(abandoned_subject(stream)))
-        with suppress(StopIteration):
-            # Up to its first yield, which waits for nothing: a generator that has not begun is closed without its
-            # ``finally``, and the loop does not hear of its end.
-            advisories.asend(None).send(None)
-        return advisories
+        return begun(_advisories(self._context.subscribe(abandoned_subject(stream))))
 
 
 async def _advisories(subscription: Subscription) -> AsyncGenerator[BatchAbandoned, None]:
-    async with subscription:
+    # Closed, not dropped: a thread that is interrupted while something dropped is closed does not hear of it.
+    async with subscription, aclosing(cast("AsyncGenerator[Message, None]", aiter(subscription))) as messages:
         yield cast(BatchAbandoned, None)  # nobody gets this: now it has begun
-        async for message in subscription:
+        async for message in messages:
             yield BatchAbandoned.of(message)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from typing import Literal, overload
 
 from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.context import Context
-from jetspark.aio.ordered import Reading
+from jetspark.aio.ordered import Watch
 from jetspark.aio.stream import Stream, last_messages, last_messages_patience
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import KeyNotFound, WrongLastSequence
@@ -37,6 +39,8 @@ class KeyValue:
         self._context = context
         self._stream = stream
         self._bucket = Bucket.of(context.api, stream.cached_info.config)
+        entry_of = partial(entry_of_delivery, self._bucket.name)
+        self._watch = Watch(context, stream.name, entry_of, lambda entry: entry.operation != "put")
 
     @property
     def bucket(self) -> str:
@@ -99,7 +103,7 @@ class KeyValue:
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
         options = watch_options(self._bucket.origin, (check_key(key),), include_history=True)
-        return [entry async for entry in self._initial(options, f"history of {key!r}")]
+        return [entry async for entry in self._present(options, f"history of {key!r}")]
 
     async def get_at(self, key: str, sequence: int) -> KVEntry:
         """The value a key had when the bucket was at ``sequence``.
@@ -146,10 +150,12 @@ class KeyValue:
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
         seen: set[str] = set()
-        async for entry in self._initial(watch_options(self._bucket.origin, filters, meta_only=True), "keys"):
-            if entry.operation == "put" and entry.key not in seen:
-                seen.add(entry.key)
-                yield entry.key
+        options = watch_options(self._bucket.origin, filters, meta_only=True)
+        async with aclosing(self._present(options, "keys")) as entries:
+            async for entry in entries:
+                if entry.operation == "put" and entry.key not in seen:
+                    seen.add(entry.key)
+                    yield entry.key
 
     async def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
         """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
@@ -226,7 +232,7 @@ class KeyValue:
             meta_only=meta_only,
             from_revision=from_revision,
         )
-        return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
+        return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     async def purge_deletes(self, older_than: float = 1800.0) -> int:
         """Remove the marks of deleted keys that are at least ``older_than`` seconds old; returns how many went.
@@ -238,7 +244,7 @@ class KeyValue:
         removed = 0
         options = watch_options(self._bucket.origin, (), meta_only=True)
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds("older_than", older_than))
-        for entry in [entry async for entry in self._initial(options, "purge_deletes") if entry.operation != "put"]:
+        for entry in [entry async for entry in self._present(options, "purge_deletes") if entry.operation != "put"]:
             # Up to what was seen and no further: the key may have a new value by now.
             last = entry.revision if entry.created < limit else entry.revision - 1
             [subject] = self._bucket.subjects([entry.key])
@@ -253,39 +259,8 @@ class KeyValue:
         """Of the stream behind the bucket."""
         return await self._stream.info()
 
-    # ---- small steps -------------------------------------------------------------------------------------------
-
-    async def _watch(
-        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
-    ) -> AsyncIterator[KVEntry | None]:
-        reading = Reading(self._context, self._stream.name, options)
-        is_initial = True
-        try:
-            await reading.start()
-            while True:
-                message = await reading.next(until_idle=is_initial)
-                if message is not None:
-                    entry = entry_of_delivery(self.bucket, message)
-                    if not (ignore_deletes and entry.operation != "put"):
-                        yield entry
-                elif is_initial and reading.is_caught_up:
-                    is_initial = False
-                    if initial_marker:
-                        yield None
-                else:
-                    return
-        finally:
-            await reading.close()
-
-    async def _initial(self, options: OrderedOptions, what: str) -> AsyncIterator[KVEntry]:
-        """What a watch begins with, and no more."""
-        reading = Reading(self._context, self._stream.name, options, listing=f"{what} of bucket {self.bucket!r}")
-        try:
-            await reading.start()
-            while (message := await reading.next(until_idle=True)) is not None:
-                yield entry_of_delivery(self.bucket, message)
-        finally:
-            await reading.close()
+    def _present(self, options: OrderedOptions, what: str) -> AsyncGenerator[KVEntry, None]:
+        return self._watch.present(options, f"{what} of bucket {self.bucket!r}")
 
     def __repr__(self) -> str:
         return f"<KeyValue {self.bucket}>"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 from jetspark.aio import clock
 from jetspark.aio.context import Context
@@ -24,9 +24,11 @@ from jetspark.jetstream.ordered import (
     heartbeat_for,
     retry_pauses,
 )
-from jetspark.jetstream.pull import Ask, Wait
+from jetspark.jetstream.pull import Wait
 
-__all__ = ["OrderedConsumer"]
+__all__ = ["OrderedConsumer", "Reading", "Watch"]
+
+T = TypeVar("T")
 
 
 class OrderedConsumer:
@@ -121,7 +123,10 @@ class Reading:
         return []
 
     async def close(self) -> None:
-        await self._drop()
+        try:
+            await self._drop()
+        finally:  # An interrupt can be in the way of one of them; when the first is done, the second has nothing to do.
+            await self._drop()
 
     def _patience(self) -> Patience:
         is_bounded = self._listing or not self._reader.has_begun
@@ -133,9 +138,9 @@ class Reading:
         source, flow = self._source, self._flow
         assert source is not None
         flow.deadline = patience.give_up_at
-        step: Ask | Wait | int | None
+        step: Wait | int | None
         try:
-            step = flow.step(source.loop.time(), source.session)
+            step = await source.perform(flow)
         except ConnectionClosed:
             if self._client.is_closed:
                 raise
@@ -145,10 +150,7 @@ class Reading:
         if step is None:
             self._reader.lost()
             await self._drop()
-        elif isinstance(step, Ask):
-            await source.send(step, flow.deadline)
         else:
-            await source.wait(step)
             patience.renew(source.puller.heard_at)
             self._check(patience)
         return []
@@ -170,7 +172,7 @@ class Reading:
 
     async def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        operation = self._reader.open(context.api, self._stream_name, self._context.connection.new_name())
+        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
         return await context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:
@@ -192,10 +194,11 @@ class Reading:
 
     async def _drop(self) -> None:
         """Give the present consumer up; the server would forget it by itself, only later."""
-        source, self._source = self._source, None
+        source = self._source
         if source is None or self._client.is_closed:
             return
         source.leave()
+        self._source = None  # not before: interrupted, it is done again
         if self._client.is_connected:
             try:
                 operation = self._context.api.delete_consumer(self._stream_name, self._consumer)
@@ -203,3 +206,50 @@ class Reading:
                 await self._context.run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
+
+
+class Watch(Generic[T]):
+    """The entries of a bucket: its stream read in order, and each message made an entry."""
+
+    def __init__(
+        self,
+        context: Context,
+        stream_name: str,
+        entry_of: Callable[[JetStreamMessage], T],
+        is_deletion: Callable[[T], bool],
+    ) -> None:
+        self._context, self._stream_name = context, stream_name
+        self._entry_of, self._is_deletion = entry_of, is_deletion
+
+    async def changes(
+        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
+    ) -> AsyncIterator[T | None]:
+        """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        reading = Reading(self._context, self._stream_name, options)
+        is_initial = True
+        try:
+            await reading.start()
+            while True:
+                message = await reading.next(until_idle=is_initial)
+                if message is not None:
+                    entry = self._entry_of(message)
+                    if not (ignore_deletes and self._is_deletion(entry)):
+                        yield entry
+                elif is_initial and reading.is_caught_up:
+                    is_initial = False
+                    if initial_marker:
+                        yield None
+                else:
+                    return
+        finally:
+            await reading.close()
+
+    async def present(self, options: OrderedOptions, listing: str) -> AsyncGenerator[T, None]:
+        """Those there are, and no more; ``listing`` is what an error calls it."""
+        reading = Reading(self._context, self._stream_name, options, listing=listing)
+        try:
+            await reading.start()
+            while (message := await reading.next(until_idle=True)) is not None:
+                yield self._entry_of(message)
+        finally:
+            await reading.close()

@@ -224,6 +224,14 @@ class Source:
         connection = self._connection
         return connection.sessions if connection.is_connected else None
 
+    async def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
+        """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
+        while isinstance(step := reader.step(self.loop.time(), self.session), Ask):
+            await self.send(step, reader.deadline)
+        if isinstance(step, Wait):
+            await self.wait(step)
+        return step
+
     async def send(self, ask: Ask, deadline: float | None = None) -> None:
         """Ask, unless there is no room for the question until the deadline."""
         connection = self._connection

@@ -62,9 +62,9 @@ class PushMessages:
         return self._subscription
 
     async def _iterate(self) -> AsyncIterator[JetStreamMessage]:
-        subscription = self._subscribe()
         silence = silence_s(self._info)
         try:
+            subscription = self._subscribe()
             while True:
                 try:
                     message = cast(JetStreamMessage, await subscription.next(silence))

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from jetspark.aio import clock
+from jetspark.aio.ack_waits import error_of
 from jetspark.aio.context import Context, context_of
 from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream
@@ -16,7 +17,6 @@ from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
 from jetspark.jetstream.publishing import publish_headers
-from jetspark.jetstream.pull import Ask, Wait
 from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.steps import (
     AskMany,
@@ -147,32 +147,22 @@ class ProcedureRunner:
         for subject, data, *rest in step.items:
             block = rest[0] if rest else None
             headers = decode(block) if isinstance(block, bytes) else block
-            futures.append(
-                await context.publisher.publish(subject, data, publish_headers(headers, None, None, None), None)
-            )
-        found: list[Exception | None] = []
-        for future in futures:
-            try:
-                await future
-            except Exception as error:
-                found.append(self._meaning(error) if isinstance(error, JetSparkError) else error)
-            else:
-                found.append(None)
-        return found
+            fields = publish_headers(headers, None, None, None)
+            futures.append(await context.publisher.publish(subject, data, fields, None))
+        errors = [await error_of(future) for future in futures]
+        return [self._meaning(error) if isinstance(error, JetSparkError) else error for error in errors]
 
     async def _open_pull(self, step: OpenPull) -> Source:
         return Source(self._connected, step.info)
 
     async def _pull(self, step: Pull) -> list[Any]:
-        source, reader, buffer = step.source, step.reader, step.source.puller.buffer
+        source, buffer = step.source, step.source.puller.buffer
         assert isinstance(source, Source)
-        while isinstance(count := reader.step(source.loop.time(), source.session), Ask):
-            await source.send(count)
-        if isinstance(count, Wait):
-            await source.wait(count)
+        count = await source.perform(step.reader)
+        if not isinstance(count, int):
             count = len(buffer)  # what came while it waited
         take = buffer.popleft
-        return [take() for _ in range(count or 0)]
+        return [take() for _ in range(count)]
 
     async def _close_pull(self, step: ClosePull) -> None:
         source, info, context = step.source, step.info, self._connected

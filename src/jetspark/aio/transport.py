@@ -227,6 +227,10 @@ class Link:
         """A reply subject that is used by nobody else."""
         return self.connection.new_inbox()
 
+    def new_name(self) -> str:
+        """A name for something at the server that no other connection uses."""
+        return self.connection.new_name()
+
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all."""
         self.check_loop()

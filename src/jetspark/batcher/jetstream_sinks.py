@@ -247,7 +247,7 @@ class Atomic(Generic[T]):
     def __init__(
         self,
         js: Any,
-        connection: Connection,
+        connection_of: Callable[[Any], Connection],
         messages: ItemMessages[T],
         outcome_of: Callable[[Any], Any],
         *,
@@ -255,15 +255,21 @@ class Atomic(Generic[T]):
         timeout_s: float | None,
         doubt_s: float,
     ) -> None:
-        """``outcome_of`` has the acknowledgement of a future, in the driver's way."""
+        """``connection_of`` has the connection of ``js`` and ``outcome_of`` the acknowledgement of a future, in the
+        driver's way."""
         if not isinstance(max_messages, int) or max_messages < 1:
             raise ConfigError(f"max_messages={max_messages!r}: expected 1 or more")
         if not doubt_s >= 0:
             raise ConfigError(f"doubt_s={doubt_s}: expected 0 seconds or more")
-        self._js, self._connection, self._messages, self._outcome_of = js, connection, messages, outcome_of
+        self._js, self._connection_of = js, connection_of
+        self._messages, self._outcome_of = messages, outcome_of
         self._timeout_s, self._doubt_s = timeout_s, doubt_s
         self.max_messages = max_messages
         """Of a batch, as far as known."""
+
+    @property
+    def _connection(self) -> Connection:
+        return self._connection_of(self._js)
 
     def write(self, batch: Sequence[T]) -> Steps:
         items = yield Call(partial(self._messages.plain, batch))

@@ -24,6 +24,7 @@ from jetspark.batcher.jetstream_sinks import (
 from jetspark.batcher.metered import Meter, Observer, SinkStats
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
+from jetspark.core.connection import Connection
 from jetspark.publish.fast_publisher import FastPublisherKeywords
 
 __all__ = [
@@ -264,7 +265,7 @@ class AtomicSinkBase(Generic[J, T]):
     """
 
     _make_runner: Callable[[Any], Any]
-    _context_of: Callable[[Any], Any]
+    _connection_of: Callable[[Any], Connection]
     _outcome_of: Callable[[Any], Any]
 
     def __init__(
@@ -281,7 +282,7 @@ class AtomicSinkBase(Generic[J, T]):
         messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
         self._atomic = Atomic(
             js,
-            self._context_of(js).connection,
+            self._connection_of,
             messages,
             self._outcome_of,
             max_messages=max_messages,

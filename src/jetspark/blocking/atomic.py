@@ -1,3 +1,4 @@
+# Generated from aio/atomic.py by tools/unasync.py; edit that file.
 """Atomic batches from threads. Decisions are made in :mod:`jetspark.publish.atomic`; this adds waiting."""
 
 from __future__ import annotations
@@ -5,13 +6,12 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from jetspark.blocking.admission import admit
 from jetspark.blocking.context import Context
-from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
-from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
@@ -80,15 +80,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         if machine.wants_ack:
             self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
-        link = self._context.link
-        with link.lock:
-            if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-                self._in_time(link.write_and_wait)
-            try:
-                machine.add(subject, data, fields)
-            except BufferFull:
-                self._when_there_is_room(lambda: machine.add(subject, data, fields))
-            link.flush_soon()
+        try:
+            admit(self._context, functools.partial(machine.add, subject, data, fields), self._timeout_s)
+        except TimeoutError:
+            raise machine.give_up(self._timeout_s) from None
 
     def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Add one message after the other, each a subject and data: the fastest way for many.
@@ -97,7 +92,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         """
         if self._place == "before":
             self._check_inside()
-        machine, link = self._machine, self._context.link
+        machine = self._machine
         waiting = iter(messages)
         while True:
             if machine.wants_ack:
@@ -107,28 +102,14 @@ class AtomicBatch(AtomicBatchBase, Block):
                 else:
                     return
             pack = machine.pack(waiting)
-            with link.lock:
-                if self._context.connection.out_bytes >= WRITE_AT_BYTES:
-                    self._in_time(link.write_and_wait)
-                try:
-                    machine.send(pack)
-                except BufferFull:
-                    self._when_there_is_room(functools.partial(machine.send, pack))
-                link.flush()
+            try:
+                admit(self._context, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
+            except TimeoutError:
+                raise machine.give_up(self._timeout_s) from None
             if pack.error is not None:
                 raise pack.error
             if pack.is_last:
                 return
-
-    def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        self._in_time(functools.partial(self._context.link.when_there_is_room, attempt))
-
-    def _in_time(self, wait: Callable[[float], None]) -> None:
-        """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
-        try:
-            wait(time.monotonic() + self._timeout_s)
-        except TimeoutError:
-            raise self._machine.give_up(self._timeout_s) from None
 
     def commit(
         self,

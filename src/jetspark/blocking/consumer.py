@@ -1,3 +1,4 @@
+# Generated from aio/consumer.py by tools/unasync.py; edit that file.
 """Consumers from threads."""
 
 from __future__ import annotations

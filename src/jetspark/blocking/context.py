@@ -1,3 +1,4 @@
+# Generated from aio/context.py by tools/unasync.py; edit that file.
 """What the modules above the client share: the parts of one client, and asking JetStream.
 
 ``Client.jetstream()`` makes a :class:`Context` of its own parts, and the :class:`JetStream` hands it on to streams,

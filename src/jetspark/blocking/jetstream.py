@@ -1,3 +1,4 @@
+# Generated from aio/jetstream.py by tools/unasync.py; edit that file.
 """JetStream from threads: what a client asks of it. Requests are written in :mod:`jetspark.jetstream.operations`."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from jetspark.blocking import clock
 from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.context import Context
 from jetspark.blocking.fast import FastBatch, FastPublisher
+from jetspark.blocking.generators import begun
 from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStore
@@ -283,13 +285,11 @@ class JetStream:
         restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.closing``) or let go
         of it.
         """
-        advisories = _advisories(self._context.subscribe(abandoned_subject(stream)))
-        next(advisories)  # a generator that has not begun is closed without its ``finally``
-        return advisories
+        return begun(_advisories(self._context.subscribe(abandoned_subject(stream))))
 
 
-def _advisories(subscription: Subscription) -> Iterator[BatchAbandoned]:
-    # Closed, not dropped: an interrupt while something dropped is closed is lost.
+def _advisories(subscription: Subscription) -> Generator[BatchAbandoned, None, None]:
+    # Closed, not dropped: a thread that is interrupted while something dropped is closed does not hear of it.
     with subscription, closing(cast("Generator[Message, None, None]", iter(subscription))) as messages:
         yield cast(BatchAbandoned, None)  # nobody gets this: now it has begun
         for message in messages:

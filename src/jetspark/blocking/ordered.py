@@ -1,11 +1,12 @@
-"""Ordered consumers for threads. What to do about each message is decided in :mod:`jetspark.jetstream.ordered`."""
+# Generated from aio/ordered.py by tools/unasync.py; edit that file.
+"""Ordered consumers from threads. What to do about each message is decided in :mod:`jetspark.jetstream.ordered`."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 from jetspark.blocking import clock
 from jetspark.blocking.context import Context
@@ -26,7 +27,9 @@ from jetspark.jetstream.ordered import (
 )
 from jetspark.jetstream.pull import Wait
 
-__all__ = ["OrderedConsumer"]
+__all__ = ["OrderedConsumer", "Reading", "Watch"]
+
+T = TypeVar("T")
 
 
 class OrderedConsumer:
@@ -169,9 +172,7 @@ class Reading:
 
     def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        with self._context.link.lock:
-            name = self._context.connection.new_name()
-        operation = self._reader.open(context.api, self._stream_name, name)
+        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
         return context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:
@@ -205,3 +206,48 @@ class Reading:
                 self._context.run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
+
+
+class Watch(Generic[T]):
+    """The entries of a bucket: its stream read in order, and each message made an entry."""
+
+    def __init__(
+        self,
+        context: Context,
+        stream_name: str,
+        entry_of: Callable[[JetStreamMessage], T],
+        is_deletion: Callable[[T], bool],
+    ) -> None:
+        self._context, self._stream_name = context, stream_name
+        self._entry_of, self._is_deletion = entry_of, is_deletion
+
+    def changes(self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool) -> Iterator[T | None]:
+        """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        reading = Reading(self._context, self._stream_name, options)
+        is_initial = True
+        try:
+            reading.start()
+            while True:
+                message = reading.next(until_idle=is_initial)
+                if message is not None:
+                    entry = self._entry_of(message)
+                    if not (ignore_deletes and self._is_deletion(entry)):
+                        yield entry
+                elif is_initial and reading.is_caught_up:
+                    is_initial = False
+                    if initial_marker:
+                        yield None
+                else:
+                    return
+        finally:
+            reading.close()
+
+    def present(self, options: OrderedOptions, listing: str) -> Generator[T, None, None]:
+        """Those there are, and no more; ``listing`` is what an error calls it."""
+        reading = Reading(self._context, self._stream_name, options, listing=listing)
+        try:
+            reading.start()
+            while (message := reading.next(until_idle=True)) is not None:
+                yield self._entry_of(message)
+        finally:
+            reading.close()

@@ -1,4 +1,5 @@
-"""Push consumers for threads."""
+# Generated from aio/push.py by tools/unasync.py; edit that file.
+"""Push consumers from threads."""
 
 from __future__ import annotations
 

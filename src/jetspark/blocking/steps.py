@@ -1,3 +1,4 @@
+# Generated from aio/steps.py by tools/unasync.py; edit that file.
 """Running procedures from threads: what a step of :mod:`jetspark.publish.steps` asks for is done here."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from jetspark.blocking import clock
+from jetspark.blocking.ack_waits import error_of
 from jetspark.blocking.context import Context, context_of
 from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream
@@ -50,7 +52,7 @@ class ProcedureRunner:
             Request: self._ask,
             Pause: lambda step: clock.sleep(step.seconds),
             RandomPause: lambda step: clock.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
-            ReadClock: lambda step: clock.now(),
+            ReadClock: self._now,
             Connect: self._connect,
             AskMany: self._ask_many,
             IngestAll: self._ingest,
@@ -106,6 +108,9 @@ class ProcedureRunner:
         assert self._context is not None, "a procedure connects before anything else"
         return self._context
 
+    def _now(self, step: ReadClock) -> float:
+        return clock.now()
+
     def _connect(self, step: Connect) -> Api:
         if self._renew is not None:
             self._context = context_of(self._renew())
@@ -145,7 +150,7 @@ class ProcedureRunner:
             headers = decode(block) if isinstance(block, bytes) else block
             fields = publish_headers(headers, None, None, None)
             futures.append(context.publisher.publish(subject, data, fields, None))
-        errors = (future.exception() for future in futures)
+        errors = [error_of(future) for future in futures]
         return [self._meaning(error) if isinstance(error, JetSparkError) else error for error in errors]
 
     def _open_pull(self, step: OpenPull) -> Source:

@@ -1,3 +1,4 @@
+# Generated from aio/stream.py by tools/unasync.py; edit that file.
 """Streams from threads. Requests are written in :mod:`jetspark.jetstream.operations`."""
 
 from __future__ import annotations

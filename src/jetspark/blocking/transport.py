@@ -408,6 +408,11 @@ class Link:
         with self.lock:
             return self.connection.new_inbox()
 
+    def new_name(self) -> str:
+        """A name for something at the server that no other connection uses."""
+        with self.lock:
+            return self.connection.new_name()
+
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all. Without the lock."""
         with self.lock, self.doubt:

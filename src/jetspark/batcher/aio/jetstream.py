@@ -11,6 +11,7 @@ from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.batcher.aio.sinks import Runner
 from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
+from jetspark.core.connection import Connection
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
@@ -57,7 +58,9 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
 
     _make_runner = Runner
 
-    _context_of = staticmethod(context_of)
+    @staticmethod
+    def _connection_of(js: JetStream) -> Connection:
+        return context_of(js).connection
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:

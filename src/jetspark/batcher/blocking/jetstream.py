@@ -12,6 +12,7 @@ from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
 from jetspark.blocking.context import context_of
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
+from jetspark.core.connection import Connection
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
@@ -93,7 +94,9 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
 
     _make_runner = Runner
 
-    _context_of = staticmethod(context_of)
+    @staticmethod
+    def _connection_of(js: JetStream) -> Connection:
+        return context_of(js).connection
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:
