@@ -37,6 +37,8 @@ from jetspark.server import NatsServer
 RUNS = int(os.environ.get("JETSPARK_FUZZ_RUNS", "2"))
 SEEDS = seeds.given() or list(range(RUNS))
 SETTLES_WITHIN_S = 5.0
+# A run that is stopped at a bytecode is traced, and takes a second where it reads hundreds of answers.
+pytestmark = pytest.mark.timeout(60 + 5 * len(SEEDS))
 
 # What a connection's thread holds until it has something else to hold, which is what it handed out last; and what a
 # session has, which is another one when an interruption had to end the first.

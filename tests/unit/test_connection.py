@@ -1974,6 +1974,35 @@ def test_a_request_after_one_that_was_interrupted_is_answered() -> None:
         assert "second" in [event.handle for event in connection.events() if isinstance(event, Done)]
 
 
+@pytest.mark.parametrize("again", ["unsubscribe", "end"])
+def test_a_subscription_whose_end_was_interrupted_is_ended_by_the_next_step(again: str) -> None:
+    """By whoever unsubscribes once more, or by the end of the session, which is given up after an interrupt."""
+
+    def drained(connection: Connection, subscription: SubscriptionState) -> None:
+        connection.drain(subscription, "draining")
+        connection.receive_data(b"PONG\r\n")
+
+    for work in (Connection.unsubscribe, drained):
+
+        def prepared() -> tuple[Connection, SubscriptionState]:
+            connection = connected()
+            return connection, connection.subscribe("a", reader=SilentReader())
+
+        for number in range(count_places(lambda work=work: work(*prepared()), at="any")):
+            connection, subscription = prepared()
+            with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+                work(connection, subscription)
+            if again == "unsubscribe":
+                connection.unsubscribe(subscription)
+            else:
+                was_ending = subscription.is_finished
+                connection.end("interrupted")
+                if not was_ending:
+                    continue
+            assert list(connection.subscriptions) == []
+            assert subscription in [event.subscription for event in connection.events() if isinstance(event, Ready)]
+
+
 def test_events_that_are_put_back_come_first() -> None:
     connection = connected()
     connection.flush("first")

@@ -68,9 +68,9 @@ class RetrySinkBase(WrapperBase[S]):
     :class:`~jetspark.CircuitOpen`, adds that.
 
     An error is final, and raised at once, if ``is_retryable`` says so; without it if the error says so (an attribute or
-    method ``is_retryable``), or the sink (a method ``is_retryable(error)``); else if it is of a kind that does not
-    pass: ``ValueError`` (``ConfigError`` too), ``TypeError`` and other mistakes, ``PermissionError``, a feature that is
-    off. Everything else is tried again.
+    method ``is_retryable``), or the sink (a method ``is_retryable(error)``). Else an error of JetSpark is final unless
+    it ``may_pass``, and one of another library if it is a ``ValueError``, a ``TypeError`` or another mistake of a
+    program, or a ``PermissionError``. All other errors of other libraries are tried again.
 
     The sink sees a batch more than once, and may have stored some of it when it failed: it must recognise items it has.
     """

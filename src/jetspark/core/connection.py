@@ -322,6 +322,8 @@ class Connection(Outbox):
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
                 self._pings.add(SentPing(ping.handle, self.published, error=ping.error))
+        for subscription in [each for each in self.subscriptions if each.is_finished]:
+            self._finish(subscription)  # an interrupt came between
         told = Disconnected(str(self.server), reason, unconfirmed, self.buffered_messages, self.published)
         self._events.append(told)
 
@@ -457,6 +459,7 @@ class Connection(Outbox):
         """End a subscription, at once or when it has received ``max_messages`` in all."""
         max_messages = whole("max_messages", max_messages, low=0)
         if subscription.is_finished:
+            self._finish(subscription)  # what ended it may have been interrupted
             return
         if max_messages > subscription.received:
             self._check_control_room()  # a limit can be changed any number of times
@@ -470,6 +473,8 @@ class Connection(Outbox):
             # The server counts from the SUB of this session, which may be younger than the subscription.
             self._send_control(frames.unsub(subscription.sid, max_messages - subscription.received_before))
         else:
+            # First: if the rest is interrupted, the session is given up, and its end removes what is finished.
+            subscription.is_finished = True
             self._send_control(frames.unsub(subscription.sid))
             self._finish(subscription)
 
@@ -696,8 +701,9 @@ class Connection(Outbox):
 
     def _finish(self, subscription: SubscriptionState) -> None:
         subscription.is_finished = True
-        self._events.append(Ready(subscription))
-        self._remove(subscription)  # the last step: what was interrupted before it is done again
+        if b"%d" % subscription.sid in self._subscriptions.routes:
+            self._events.append(Ready(subscription))
+            self._remove(subscription)  # the last step: what was interrupted before it is done again
 
     def _remove(self, subscription: SubscriptionState) -> None:
         if self._subscriptions.remove(subscription):

@@ -365,7 +365,7 @@ class Front:
                     block = first_line + block[len(b"NATS/1.0") :]
             for entry in self.interest.find(each.subject):
                 if self.fork is None or (entry.session.node == self.parted_node) == is_from_fork:
-                    entry.session.deliver(entry, each.subject, "", block, each.data)
+                    entry.session.deliver(entry, each.shown_subject or each.subject, each.reply, block, each.data)
         self.flush()
         self._watch(self.model if by is None else by)
 

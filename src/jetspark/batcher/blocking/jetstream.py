@@ -68,7 +68,7 @@ class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
             BatchCutShort: See above.
             ServerError: The stream refused a message; those before it are stored.
-            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
+            JetStreamUnavailable: Nobody listens to the first message of a batch: nothing of it is stored.
             BatchInDoubt: Out of patience. What was handed over may be stored.
         """
         self._runner.run(self._ingest.write(batch))
