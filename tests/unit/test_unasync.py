@@ -56,6 +56,17 @@ def test_every_module_of_a_driver_is_generated_or_declared_as_hand_written(unasy
         assert first == f"# Generated from aio/{name}.py by tools/unasync.py; edit that file."
 
 
+def test_the_architecture_page_names_them(unasync: ModuleType) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    generated, *by_hand = re.findall(r"^\* (?:Generated|Written twice).*?\.$", page, re.M | re.S)
+
+    def names(*items: str) -> set[str]:
+        return set(re.findall(r"`(\w+)`", "".join(items)))
+
+    assert names(generated) == set(unasync.GENERATED)
+    assert names(*by_hand) == set(HAND_WRITTEN) - {"__init__", "waiter", "waits"}
+
+
 def test_the_generated_modules_are_what_their_sources_say(unasync: ModuleType) -> None:
     assert unasync.drifted() == [], "`make generate` mends this"
 
