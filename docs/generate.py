@@ -95,9 +95,11 @@ def _facts(kind: type[BaseException]) -> list[str]:
     """What an error is caught as, and what it carries."""
     bases = [base.__name__ for base in kind.__bases__ if base is not object]
     lines = ["", f"Is a {', '.join(f'`{base}`' for base in bases)}."]
-    if kind.__init__ in {base.__init__ for base in kind.__mro__[1:] if base.__module__ == "builtins"}:
+    builtin = [vars(base).get("__init__") for base in kind.__mro__[1:] if base.__module__ == "builtins"]
+    make = inspect.getattr_static(kind, "__init__")
+    if make in builtin:
         return lines
-    names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
+    names = [name for name in inspect.signature(make).parameters if name != "self"]
     return [*lines[:-1], f"{lines[-1]} Attributes: {', '.join(f'`{name}`' for name in names)}."] if names else lines
 
 
@@ -140,7 +142,8 @@ def _signature(name: str, function: Callable[..., object]) -> list[str]:
 
 
 def _argument(parameter: inspect.Parameter, module: str) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kind = inspect.Parameter
+    stars = "*" if parameter.kind is kind.VAR_POSITIONAL else "**" if parameter.kind is kind.VAR_KEYWORD else ""
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
     return f"{stars}{parameter.name}: {_type(parameter.annotation, module)}{default}"
 

@@ -166,13 +166,14 @@ def _change(node: ast.AST, variant: int) -> None:
             node.test = ast.UnaryOp(op=ast.Not(), operand=node.test)
         case ast.Constant(value=bool()):
             node.value = not node.value
-        case ast.Constant(value=int()):
-            node.value += 1
+        case ast.Constant(value=int() as number):
+            node.value = number + 1
         case ast.Return():
             node.value = ast.Constant(value=None)
         case ast.Expr() | ast.Assign():
+            # In place: the node's parent keeps it.
             node.__class__ = ast.Pass  # type: ignore[assignment]
-            node._fields = ()
+            node._fields = ()  # type: ignore[misc]
 
 
 def survives(mutant: Mutant) -> bool:

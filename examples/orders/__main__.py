@@ -143,7 +143,7 @@ def query(
     running = pipeline.stream(spark, place, checkpoint, per_batch=max(1, count // 4))
     is_over = False
     while not is_over:
-        is_over = bool(running.awaitTermination(0.3))
+        is_over = bool(running.awaitTermination(0.3))  # type: ignore[arg-type]  # Spark takes fractions
         folded.rows = sum(progress.numInputRows for progress in running.recentProgress)
         show()
 

@@ -213,7 +213,7 @@ class Real:
         self.client.publish(subject, data, reply=reply or "", headers=dict(headers) if headers else None)
         fence = f"_R.fence.{next(self._fences)}"
         self.client.publish(subject, reply=fence, headers={STREAM: "none"})
-        said = []
+        said: list[str] = []
         while True:
             try:
                 message = self._replies.next(timeout=0.5)

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
 
 from jetspark import JetSparkError, ServerError, StreamConfig, StreamSource
-from jetspark.server import NatsServer
 
 _names = iter(f"B{number}" for number in range(1_000_000))
 
 
-@pytest.fixture(scope="module")
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(js_server: NatsServer) -> str:
-    return js_server.url
-
-
 async def new_stream(js: Any, **config: Any) -> Any:
     name = next(_names)
-    return await js.create_stream(
-        StreamConfig(**{"name": name, "subjects": [f"{name}.>"], "allow_direct": True} | config)
-    )
+    usual: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True}
+    return await js.create_stream(StreamConfig(**(usual | config)))
 
 
 @pytest.mark.parametrize(("option", "level"), [("allow_atomic", "2"), ("allow_batched", "4")])
@@ -80,7 +66,8 @@ async def test_a_mirror_takes_no_batches_of_its_own(driver: Driver, url: str, op
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
-        mirror = StreamConfig(name=next(_names), mirror=StreamSource(name=stream.name), **{option: True})
+        wrong: dict[str, Any] = {option: True}
+        mirror = StreamConfig(name=next(_names), mirror=StreamSource(name=stream.name), **wrong)
         with pytest.raises(ServerError) as caught:
             await js.create_stream(mirror)
         assert caught.value.err_code == err_code

@@ -109,9 +109,9 @@ class Rig:
     def make(self, sink: Any = None, *, is_open: bool = True, **settings: Any) -> tuple[Any, Any]:
         """A batcher whose batches go by size (3) unless a test says something else, and its sink."""
         sink = self.sink(is_open=is_open) if sink is None else sink
-        settings = {"max_batch_size": 3, "max_batch_delay": LONG, "flush_timeout": LONG, "clock": self.clock} | settings
+        usual: dict[str, Any] = {"max_batch_size": 3, "max_batch_delay": LONG, "flush_timeout": LONG}
         module: Any = blocking if self.is_threaded else batcher
-        made = module.Batcher(BatcherConfig(sink=sink, **settings))
+        made = module.Batcher(BatcherConfig(sink=sink, **(usual | {"clock": self.clock} | settings)))
         self.made.append((made, sink))
         return made, sink
 
@@ -1419,7 +1419,8 @@ async def test_M2_holds_at_any_moment_while_everything_happens_at_once(rig: Rig,
 
 
 def _configured(**settings: Any) -> BatcherConfig[Any]:
-    return BatcherConfig(**{"sink": _Nothing(), "max_batch_size": 1, "max_batch_delay": 1.0} | settings)
+    usual: dict[str, Any] = {"sink": _Nothing(), "max_batch_size": 1, "max_batch_delay": 1.0}
+    return BatcherConfig(**(usual | settings))
 
 
 class _Nothing:
@@ -1725,9 +1726,15 @@ async def test_AA1_what_others_do_with_their_acks_is_not_done_by_those_who_add()
     """A producer that adds under a lock of its own must not run a callback that wants the same lock."""
     made = blocking.Batcher(BatcherConfig(sink=BlockingRecordingSink(), max_batch_size=1, max_batch_delay=LONG))
     tellers: list[str] = []
-    for add, argument in [(made.add, 1), (made.try_add, 2), (made.add_batch, [3]), (made.add_with_ack, 4)]:
+    adding: list[Callable[[], object]] = [
+        lambda: made.add(1),
+        lambda: made.try_add(2),
+        lambda: made.add_batch([3]),
+        lambda: made.add_with_ack(4),
+    ]
+    for add in adding:
         made._news.append(lambda: tellers.append(threading.current_thread().name))
-        add(argument)
+        add()
     await asyncio.to_thread(made.flush)
     await Rig("threads", None).until(lambda: len(tellers) == 4)  # type: ignore[arg-type]
     assert all(name.startswith("batcher batcher") for name in tellers)

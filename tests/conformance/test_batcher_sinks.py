@@ -44,7 +44,7 @@ def cluster() -> Iterator[NatsCluster]:
 class Place:
     """A stream, and sinks that write to it in the driver's way."""
 
-    def __init__(self, driver: Driver, js: Any, stream: Any) -> None:
+    def __init__(self, driver: Driver, js: jetspark.JetStream, stream: Any) -> None:
         self._is_blocking = driver.name == "blocking"
         self.js, self.stream, self.name = js, stream, stream.name
 

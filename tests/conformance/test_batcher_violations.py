@@ -308,7 +308,7 @@ def _suite(base: type[Any], violation: type[_Counting] | None = None) -> type[An
     parent = NaiveBatcher if base is BatcherConformance else NaiveThreads
     kind = parent if violation is None else type("Broken", (violation, parent), {})
 
-    class Suite(base):
+    class Suite(base):  # type: ignore[misc]  # of either world
         closed = NaiveClosed
         patience = 5.0
 

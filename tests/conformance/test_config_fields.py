@@ -52,7 +52,7 @@ CONTEXTS = [{}, {"domain": DOMAIN}, {"prefix": f"$JS.{DOMAIN}.API"}]
 @pytest.mark.parametrize("context", CONTEXTS, ids=["default", "domain", "prefix"])
 @on_both_drivers
 async def test_a_named_consumer_may_filter_by_any_pattern(
-    driver: Driver, in_domain: NatsServer, context: dict[str, str]
+    driver: Driver, in_domain: NatsServer, context: dict[str, Any]
 ) -> None:
     async with driver.connect(in_domain.url) as nc:
         js = nc.jetstream(**context)
@@ -63,8 +63,10 @@ async def test_a_named_consumer_may_filter_by_any_pattern(
         wanted = {">": 4, "*": 2, "a.>": 1, "*.c": 1, "*.c.>": 1, "*.*.*": 1, "a": 1}
         for number, (pattern, count) in enumerate(wanted.items()):
             filter_subject = f"{root}.{pattern}"
-            for kind in ("durable_name", "name"):
-                config = ConsumerConfig(**{kind: f"{kind}{number}"}, filter_subject=filter_subject)
+            for config in (
+                ConsumerConfig(durable_name=f"durable_name{number}", filter_subject=filter_subject),
+                ConsumerConfig(name=f"name{number}", filter_subject=filter_subject),
+            ):
                 consumer = await stream.create_consumer(config)
                 assert consumer.cached_info.config.filter_subject == filter_subject
                 assert consumer.cached_info.pending == count
@@ -407,7 +409,9 @@ def test_another_client_reads_what_was_said(own: NatsServer) -> None:
         try:
             config = (await witness.jetstream().stream_info("SEEN")).config
             assert (config.retention, config.max_msgs, config.max_age) == ("workqueue", 17, 90.5)
+            assert config.metadata is not None
             assert (config.duplicate_window, config.compression, config.metadata["owner"]) == (12.5, "s2", "us")
+            assert config.republish is not None
             assert (config.republish.src, config.republish.dest) == ("seen.>", "copy.>")
             consumer = (await witness.jetstream().consumer_info("SEEN", "c")).config
             assert (consumer.filter_subject, consumer.ack_wait, consumer.max_deliver) == ("seen.*", 7.5, 5)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.drivers import Driver, Recorder, entered, on_both_drivers
+from support.drivers import Driver, Recorder, entered, inside, on_both_drivers
 
 import jetspark
 from jetspark import (
@@ -34,23 +34,33 @@ from jetspark.server import NatsServer, Permissions, User
 TIMEOUT_S, PATIENCE_S = 0.3, 10.0
 
 
+@dataclass
+class NoRoom:
+    """A client whose server is gone and whose send buffer is full, with what it opened before."""
+
+    nc: jetspark.Client
+    js: jetspark.JetStream
+    consumer: jetspark.Consumer
+    impatient_bucket: jetspark.KeyValue
+    impatient_stream: jetspark.Stream
+
+
 @asynccontextmanager
-async def without_room(driver: Driver, server: NatsServer) -> AsyncIterator[tuple[Any, Any]]:
-    """A client and a JetStream context whose server is gone and whose send buffer is full."""
+async def without_room(driver: Driver, server: NatsServer) -> AsyncIterator[NoRoom]:
     recorder = Recorder()
     nc = await driver.connect(server.url, send_buffer_bytes=64, on_event=recorder)
     js = nc.jetstream()
     await js.create_stream(StreamConfig(name="S", subjects=["s"]))
     stream = await js.stream("S")
-    nc.consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
+    consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
     await js.create_kv(KVConfig(bucket="b"))
-    nc.bucket = await nc.jetstream(timeout=TIMEOUT_S).kv("b")
-    nc.impatient_stream = await nc.jetstream(timeout=TIMEOUT_S).stream("S")
+    impatient = nc.jetstream(timeout=TIMEOUT_S)
+    opened = NoRoom(nc, js, consumer, await impatient.kv("b"), await impatient.stream("S"))
     server.kill()
     await recorder.wait_for(Disconnected)
     await nc.publish("fill", bytes(100))
     try:
-        yield nc, js
+        yield opened
     finally:
         with pytest.raises(ConnectionLost):
             await nc.close(timeout=0.01)
@@ -68,28 +78,30 @@ async def timed_out(call: Callable[[], Awaitable[Any]]) -> RequestTimeout:
 async def test_a_timeout_includes_the_wait_for_room_and_says_that_nothing_was_sent(
     driver: Driver, own: NatsServer
 ) -> None:
-    async with without_room(driver, own) as (nc, js):
+    async with without_room(driver, own) as opened:
+        nc, js = opened.nc, opened.js
 
         async def ask_many() -> None:
             async for _ in nc.request_many("a", timeout=TIMEOUT_S):
                 pass
 
-        for call in (
+        calls: list[Callable[[], Awaitable[Any]]] = [
             lambda: nc.request("a", timeout=TIMEOUT_S),
             ask_many,
             lambda: js.publish("s", b"", timeout=TIMEOUT_S),
-            lambda: nc.bucket.get("key"),
-            lambda: _first(nc.impatient_stream.get_messages()),
-            lambda: nc.impatient_stream.get_last_messages(["s"]),
+            lambda: opened.impatient_bucket.get("key"),
+            lambda: _first(opened.impatient_stream.get_messages()),
+            lambda: opened.impatient_stream.get_last_messages(["s"]),
             lambda: nc.publish("a", timeout=TIMEOUT_S),
             lambda: js.publish_async("s", b"", timeout=TIMEOUT_S),
-        ):
+        ]
+        for call in calls:
             error = await timed_out(call)
             assert not error.was_sent
             assert "nothing was sent" in str(error)
         assert (await timed_out(lambda: nc.flush(TIMEOUT_S))).was_sent  # a flush needs no room
         began = time.monotonic()
-        assert await nc.consumer.fetch(1, timeout=TIMEOUT_S) == []
+        assert await opened.consumer.fetch(1, timeout=TIMEOUT_S) == []
         assert time.monotonic() - began < PATIENCE_S
 
 
@@ -184,8 +196,8 @@ async def test_closing_in_several_places_at_once_closes_once(driver: Driver, url
     for ends in (["close", "close", "close"], ["drain", "drain"], ["drain", "close"], ["close", "drain"]):
         recorder = Recorder()
         nc = await driver.connect(url, on_event=recorder)
-        received: list[bytes] = []
-        await nc.subscribe("a", callback=lambda message, received=received: received.append(message.data))
+        received: list[object] = []
+        await nc.subscribe("a", callback=received.append)
         for _ in range(100):
             await nc.publish("a", b"")
         await asyncio.gather(*(getattr(nc, end)() for end in ends))
@@ -237,9 +249,13 @@ async def test_what_was_never_sent_is_told_once_by_closing_a_connection_that_end
     for _ in range(3):
         await nc.publish("a", b"never sent")
     assert (await recorder.wait_for(Closed)).unsent_messages == 3
-    end = {"close": nc.close, "drain": nc.drain, "leave": lambda: nc.__aexit__(None, None, None)}[how]
+    ends: dict[str, Callable[[], Awaitable[object]]] = {
+        "close": nc.close,
+        "drain": nc.drain,
+        "leave": lambda: nc.__aexit__(None, None, None),
+    }
     with pytest.raises(ConnectionLost) as caught:
-        await end()
+        await ends[how]()
     assert caught.value.unconfirmed_messages == 3
     assert "no NATS server could be reached" in str(caught.value)
     await nc.close()  # all is said
@@ -363,13 +379,13 @@ async def late_api(server: NatsServer) -> AsyncIterator[str]:
 class Late:
     """One context and what was opened with it."""
 
-    js: Any
+    js: jetspark.JetStream
     stream: Any
-    kv: Any
+    kv: jetspark.KeyValue
     store: Any
 
     @classmethod
-    async def open(cls, js: Any) -> Late:
+    async def open(cls, js: jetspark.JetStream) -> Late:
         return cls(js, *await asyncio.gather(js.stream("S"), js.kv("b"), js.object_store("o")))
 
 
@@ -413,8 +429,8 @@ async def test_the_requests_of_one_operation_share_its_time_out(driver: Driver, 
         things = await asyncio.gather(*(Late.open(each) for each in contexts))
         calls = [call(each) for call, each in zip(SEVERAL_REQUESTS.values(), things, strict=True)]
         ends = dict(zip(SEVERAL_REQUESTS, await asyncio.gather(*calls, return_exceptions=True), strict=True))
-        assert {name: end for name, end in ends.items() if not isinstance(end, RequestTimeout)} == {}
-        assert {name: end.timeout_s for name, end in ends.items() if end.timeout_s != ONE_ANSWER_S} == {}
+        timeouts = {name: end.timeout_s if isinstance(end, RequestTimeout) else end for name, end in ends.items()}
+        assert timeouts == dict.fromkeys(SEVERAL_REQUESTS, ONE_ANSWER_S)
 
 
 @on_both_drivers
@@ -436,9 +452,10 @@ async def test_a_listing_whose_every_page_comes_in_time_may_have_many(driver: Dr
 
 @on_both_drivers
 async def test_waits_that_time_out_leave_nothing_behind(driver: Driver, own: NatsServer) -> None:
-    async with without_room(driver, own) as (nc, js):
+    async with without_room(driver, own) as opened:
+        nc, js = opened.nc, opened.js
         subscription = await nc.subscribe("a")
-        inner = getattr(nc, "_target", nc)
+        inner = inside(nc)
         for _ in range(20):
             with pytest.raises(RequestTimeout):
                 await nc.publish("a", timeout=0.001)
@@ -466,18 +483,19 @@ async def test_acknowledgements_nobody_waits_for_any_more_leave_nothing_behind(d
                 await js.publish_async_complete(timeout=0.001)
             if driver.name == "blocking":
                 with pytest.raises(RequestTimeout):
-                    await future.result(timeout=0.001)
-        inner = getattr(nc, "_target", nc)
+                    await asyncio.to_thread(inside(future).result, timeout=0.001)
+        inner = inside(nc)
         assert waits_of(inner) == 0
         if driver.name == "blocking":
-            assert not future._target._followers
+            assert not inside(future)._followers
     finally:
         own.resume()
     await nc.close()
 
 
 async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) -> None:
-    async with without_room(Driver("asyncio"), own) as (nc, js):
+    async with without_room(Driver("asyncio"), own) as opened:
+        nc, js = opened.nc, opened.js
         subscription = await nc.subscribe("a")
         publisher = await entered(js.fast_publisher())
         calls: list[Callable[[], Awaitable[Any]]] = [
@@ -487,7 +505,7 @@ async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) 
             lambda: js.publish_async("s"),
             lambda: subscription.next(),
             lambda: anext(aiter(subscription)),
-            lambda: nc.consumer.fetch(1, timeout=60),
+            lambda: opened.consumer.fetch(1, timeout=60),
             lambda: publisher.flush(60),
         ]
         await publisher.publish("s", b"")
@@ -500,7 +518,7 @@ async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) 
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert waits_of(nc, subscription) == before <= 1
-        assert len(publisher._runner.changed) == len(nc.consumer._source._waiters) == 0
+        assert len(publisher._runner.changed) == len(inside(opened.consumer)._source._waiters) == 0
 
 
 def waits_of(client: Any, subscription: Any = None) -> int:

@@ -208,19 +208,19 @@ def _left(world: World) -> Counter[str]:
 # ---- waits that end by themselves ------------------------------------------------------------------------------------
 
 
-async def _next_in_vain(nc: Any, silent: Any, times: int) -> None:
+async def _next_in_vain(nc: jetspark.Client, silent: Any, times: int) -> None:
     for _ in range(times):
         with pytest.raises(jetspark.RequestTimeout):
             await silent.next(0.001)
 
 
-async def _request_in_vain(nc: Any, silent: Any, times: int) -> None:
+async def _request_in_vain(nc: jetspark.Client, silent: Any, times: int) -> None:
     for _ in range(times):
         with pytest.raises(jetspark.RequestTimeout):
             await nc.request("silent", timeout=0.001)
 
 
-async def _complete_in_vain(nc: Any, silent: Any, times: int) -> None:
+async def _complete_in_vain(nc: jetspark.Client, silent: Any, times: int) -> None:
     js = nc.jetstream(ack_timeout=30)
     future = await js.publish_async("silent", b"nobody acknowledges this")
     getattr(future, "_target", future).add_done_callback(lambda future: future.exception())

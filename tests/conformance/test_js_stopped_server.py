@@ -27,12 +27,13 @@ import jetspark
 import jetspark.blocking
 from jetspark import ConnectionLost, ConsumerConfig, KVConfig, ObjectStoreConfig, RequestTimeout, StreamConfig
 from jetspark.aio.consumer import Consumer
-from jetspark.aio.jetstream import JetStream, Stream
+from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue, Transaction
 from jetspark.aio.objects import ObjectStore
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.pull import Messages
 from jetspark.aio.push import PushMessages
+from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.blocking import consumer as blocking_consumer
 from jetspark.blocking import jetstream as blocking_jetstream
@@ -41,6 +42,7 @@ from jetspark.blocking import objects as blocking_objects
 from jetspark.blocking import ordered as blocking_ordered
 from jetspark.blocking import pull as blocking_pull
 from jetspark.blocking import push as blocking_push
+from jetspark.blocking import stream as blocking_stream
 from jetspark.blocking import stream_message as blocking_message
 from jetspark.server import NatsServer
 
@@ -55,7 +57,7 @@ END_WITH_THE_CONNECTION = ("js.publish_async_complete", "store.put")
 
 CLASSES: dict[str, tuple[type, type]] = {
     "js": (JetStream, blocking_jetstream.JetStream),
-    "stream": (Stream, blocking_jetstream.Stream),
+    "stream": (Stream, blocking_stream.Stream),
     "consumer": (Consumer, blocking_consumer.Consumer),
     "ordered": (OrderedConsumer, blocking_ordered.OrderedConsumer),
     "kv": (KeyValue, blocking_kv.KeyValue),
@@ -71,15 +73,15 @@ CLASSES: dict[str, tuple[type, type]] = {
 class Things:
     """What the calls are made on, made while the server still answered."""
 
-    js: Any
+    js: jetspark.JetStream
     stream: Any
     doomed: Any
     """One to delete: when the server is back it does everything it was asked."""
-    consumer: Any
+    consumer: jetspark.Consumer
     other_consumer: Any
     """The same one, to be closed."""
     push: Any
-    kv: Any
+    kv: jetspark.KeyValue
     store: Any
     plain_store: Any
     crowded_stores: list[Any]
@@ -268,7 +270,7 @@ def test_every_public_method_has_a_row(which: int) -> None:
     assert methods == ROWS.keys()
 
 
-async def _prepare(js: Any, others: list[Any], folder: Path) -> Things:
+async def _prepare(js: jetspark.JetStream, others: list[Any], folder: Path) -> Things:
     stream = await js.create_stream(
         StreamConfig(name="S", subjects=["s.>"], allow_direct=True, allow_atomic=True, allow_batched=True)
     )
@@ -365,7 +367,7 @@ async def test_no_call_believes_an_answer_before_tls(
 ) -> None:
     """Nothing is believed: it all ends as if the peer had said nothing."""
     rows = _all_rows()
-    options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "reconnect_wait_s": 0.02}
+    options: dict[str, Any] = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "reconnect_wait_s": 0.02}
     with NatsServer() as accomplice:
         async with contextlib.AsyncExitStack() as stack:
             impostors = [

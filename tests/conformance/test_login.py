@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.certificates import Certificates
@@ -18,7 +19,13 @@ from jetspark.core.auth import public_key
 from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
 
 
-async def _works(driver: Driver, url: str, **options: object) -> None:
+@pytest.fixture
+def url(shared_server: NatsServer) -> str:
+    """Without a user: who connects, and how, is what these tests are about."""
+    return shared_server.url
+
+
+async def _works(driver: Driver, url: str, **options: Any) -> None:
     async with driver.connect(url, **options) as nc:
         subscription = await nc.subscribe("hello")
         await nc.publish("hello", b"world")
@@ -74,7 +81,7 @@ async def test_an_address_that_makes_no_sense_is_refused_before_anything_is_sent
 @on_both_drivers
 async def test_an_unknown_option_is_an_error_that_lists_the_known_ones(driver: Driver, url: str) -> None:
     with pytest.raises(jetspark.ConfigError, match=r"unknown connect option reconect: expected one of .*reconnect"):
-        await driver.connect(url, reconect=False)
+        await driver.connect(url, reconect=False)  # type: ignore[call-arg]
 
 
 @on_both_drivers
@@ -225,7 +232,7 @@ async def test_a_function_that_fails_or_returns_nonsense_is_named(driver: Driver
     with pytest.raises(jetspark.ConfigError, match="vault is sealed"):
         await driver.connect(url, auth=broken)
     with pytest.raises(jetspark.ConfigError, match="returned str: expected UserPassword"):
-        await driver.connect(url, auth=lambda: "password")
+        await driver.connect(url, auth=lambda: "password")  # type: ignore[arg-type,return-value]
 
 
 @on_both_drivers
@@ -267,7 +274,7 @@ async def test_failed_attempts_to_reconnect_are_told(driver: Driver) -> None:
     """Of a secret that can change: it is tried for ever, and nobody is left in the dark."""
     with NatsServer(jetstream=False, token="monday") as server:
         events = Recorder()
-        options = {"on_event": events, "reconnect_wait_s": 0.01, "reconnect_wait_max_s": 0.02}
+        options: dict[str, Any] = {"on_event": events, "reconnect_wait_s": 0.01, "reconnect_wait_max_s": 0.02}
         nc = await driver.connect(server.url, auth=lambda: jetspark.Token("monday"), **options)
         await asyncio.to_thread(server.kill)
         with NatsServer(jetstream=False, token="tuesday", port=server.port):
@@ -302,7 +309,7 @@ async def test_a_function_that_hangs_ends_its_attempt_and_is_asked_again(driver:
 
     async with scripted_server(behave, behave) as url:
         events = Recorder()
-        options = {"on_event": events, "reconnect_wait_s": 0.01, "connect_timeout_s": 1.0}
+        options: dict[str, Any] = {"on_event": events, "reconnect_wait_s": 0.01, "connect_timeout_s": 1.0}
         auth = hang_at_first if driver.name == "blocking" else hang_asynchronously
         async with Proxy(int(url.rpartition(":")[2])) as proxy, driver.connect(proxy.url, auth=auth, **options) as nc:
             proxy.cut()
@@ -448,8 +455,9 @@ async def test_a_peer_without_a_certificate_is_believed_nothing(
     tls = ServerTLS(cert_file=certificates.server_cert, key_file=certificates.server_key)
     with NatsServer(jetstream=False, tls=tls, token="s3cret") as server:
         events = Recorder()
-        options = {"tls": jetspark.TLSConfig(ca_file=certificates.ca_file), "auth": jetspark.Token("s3cret")}
-        async with driver.connect(server.url, on_event=events, reconnect_wait_s=0.01, **options) as nc:
+        trust, secret = jetspark.TLSConfig(ca_file=certificates.ca_file), jetspark.Token("s3cret")
+        options: dict[str, Any] = {"on_event": events, "reconnect_wait_s": 0.01}
+        async with driver.connect(server.url, tls=trust, auth=secret, **options) as nc:
             nc_inbox = nc._machine._requests.inbox
             paid = await nc.subscribe("orders.paid")
             service = await nc.subscribe("price")

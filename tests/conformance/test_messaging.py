@@ -277,7 +277,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(driver: Driver, url:
         with pytest.raises(jetspark.InvalidHeader):
             await nc.publish("fine", headers={"Evil": "1\r\nOther: 2"})
         with pytest.raises(jetspark.ConfigError, match=r"str: expected bytes; encode text with \.encode\(\)"):
-            await nc.publish("fine", "text")
+            await nc.publish("fine", "text")  # type: ignore[arg-type]
         with pytest.raises(jetspark.ConfigError, match="max_pending_messages=0"):
             await nc.subscribe("fine", max_pending_messages=0)
         await nc.publish("fine", b"still connected")

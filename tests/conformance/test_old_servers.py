@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def _refused(feature: str, needed: str, present: str) -> Any:
     )
 
 
-async def _stream(js: Any, driver: Driver, name: str, **config: Any) -> Any:
+async def _stream(js: jetspark.JetStream, driver: Driver, name: str, **config: Any) -> Any:
     name = f"{name}_{driver.name}"
     return await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], storage="memory", **config))
 
@@ -165,9 +165,9 @@ async def test_atomic_batches_are_refused_before_2_12(driver: Driver, v2_11: Nat
         async with driver.connect(server.url) as nc:
             js = nc.jetstream()
             stream = await _stream(js, driver, "OLD")
-            for options in ({}, {"ack_first": False}):
+            for ack_first in (True, False):
                 with _refused("atomic_batch", "2.12", version):
-                    async with js.atomic_batch(**options) as batch:
+                    async with js.atomic_batch(ack_first=ack_first) as batch:
                         await batch.add(f"{stream.name}.a", b"1")
             with _refused("allow_atomic", "2.12", version):
                 await stream.update(allow_atomic=True)
@@ -206,14 +206,15 @@ async def test_other_features_are_refused_where_they_would_be_ignored(driver: Dr
         js = nc.jetstream()
         stream = await _stream(js, driver, "REST", allow_direct=True)
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
-        for feature, call in (
+        calls: list[tuple[str, Callable[[], Awaitable[object]]]] = [
             ("consumer.pause", lambda: consumer.pause(NEXT_YEAR)),
             ("consumer.unpin", lambda: consumer.unpin("group")),
             ("get_last_messages", lambda: stream.get_last_messages(["a"])),
             ("pause_until", lambda: stream.create_consumer(ConsumerConfig(pause_until=NEXT_YEAR))),
             ("priority", lambda: stream.create_consumer(ConsumerConfig(priority_groups=["a"]))),
             ("allow_message_ttl", lambda: stream.update(allow_message_ttl=True)),
-        ):
+        ]
+        for feature, call in calls:
             with _refused(feature, "2.11", "2.10.26"):
                 await call()
         with _refused("get_messages", "2.11", "2.10.26"):
@@ -257,7 +258,7 @@ def new_leaf_of_old_hub(downloads: Path) -> Iterator[NatsServer]:
         yield leaf
 
 
-async def _hub(nc: Any) -> Any:
+async def _hub(nc: jetspark.Client) -> Any:
     """Its API, as soon as the two servers have found each other."""
     js = nc.jetstream(domain="hub")
     async with asyncio.timeout(30):

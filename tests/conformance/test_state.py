@@ -53,7 +53,7 @@ class Chain:
 class Steps:
     """A runner of either driver."""
 
-    def __init__(self, js: Any) -> None:
+    def __init__(self, js: jetspark.JetStream) -> None:
         self._runner: Any
         if isinstance(js, Awaited):
             self._runner = Awaited(jetspark.blocking.steps.ProcedureRunner(js._target))
@@ -67,11 +67,11 @@ class Steps:
         return [message async for piece in self._runner.pieces(reading) for message in piece]
 
 
-async def new_bucket(js: Any, *, batched: bool = True, history: int = 1) -> Any:
+async def new_bucket(js: jetspark.JetStream, *, batched: bool = True, history: int = 1) -> Any:
     return await js.create_kv(KVConfig(bucket=f"state{next(_numbers)}", history=history, allow_batched=batched))
 
 
-async def values_of(kv: Any, steps: Steps) -> dict[str, Any]:
+async def values_of(kv: jetspark.KeyValue, steps: Steps) -> dict[str, Any]:
     view = await steps.run(open_bucket(kv.bucket))
     found = await steps.run(snapshot(view))
     return {subject.removeprefix(view.prefix): json.loads(each.data) for subject, each in found.items()}
@@ -266,7 +266,7 @@ async def test_others_who_win_every_race_end_in_a_conflict(driver: Driver, share
 # ---- ranges and tables -----------------------------------------------------------------------------------------------
 
 
-async def filled(js: Any, count: int, **config: Any) -> Any:
+async def filled(js: jetspark.JetStream, count: int, **config: Any) -> Any:
     name = f"SCAN{next(_numbers)}"
     stream = await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], allow_batched=True, **config))
     async with js.fast_batch() as batch:
@@ -392,10 +392,11 @@ async def test_a_runner_that_can_connect_again_outlives_a_connection_that_is_clo
         await _closed(opened[-1])
 
 
-async def _closed(client: Any) -> None:
-    closing = await asyncio.to_thread(client.close) if isinstance(client, jetspark.blocking.Client) else client.close()
-    if closing is not None:
-        await closing
+async def _closed(client: jetspark.Client | jetspark.blocking.Client) -> None:
+    if isinstance(client, jetspark.blocking.Client):
+        await asyncio.to_thread(client.close)
+    else:
+        await client.close()
 
 
 @on_both_drivers

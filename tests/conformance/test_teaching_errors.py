@@ -45,43 +45,43 @@ def nowhere(request: pytest.FixtureRequest) -> Iterator[NatsServer]:
 # ---- publishing where nothing is stored ------------------------------------------------------------------------------
 
 
-async def _publish(js: Any) -> None:
+async def _publish(js: jetspark.JetStream) -> None:
     await js.publish("nowhere.a", b"1")
 
 
-async def _publish_async(js: Any) -> None:
+async def _publish_async(js: jetspark.JetStream) -> None:
     future = await js.publish_async("nowhere.a", b"1")
     await (future if isinstance(future, asyncio.Future) else future.result())
 
 
-async def _atomic(js: Any) -> None:
+async def _atomic(js: jetspark.JetStream) -> None:
     async with js.atomic_batch() as batch:
         await batch.add("nowhere.a", b"1")
         await batch.add("nowhere.a", b"2")
 
 
-async def _fast_failing(js: Any) -> None:
+async def _fast_failing(js: jetspark.JetStream) -> None:
     async with js.fast_batch(gap="fail") as batch:
         await batch.add("nowhere.a", b"1")
         await batch.add("nowhere.a", b"2")
 
 
-async def _fast_with_gaps(js: Any) -> None:
+async def _fast_with_gaps(js: jetspark.JetStream) -> None:
     async with js.fast_batch(gap="ok") as batch:
         await batch.add_many(("nowhere.a", b"1") for _ in range(1000))
 
 
-async def _fast_of_one(js: Any) -> None:
+async def _fast_of_one(js: jetspark.JetStream) -> None:
     async with js.fast_batch() as batch:
         await batch.commit("nowhere.a", b"1")
 
 
-async def _fast_publisher(js: Any) -> None:
+async def _fast_publisher(js: jetspark.JetStream) -> None:
     async with js.fast_publisher() as publisher:
         await publisher.publish("nowhere.a", b"1")
 
 
-async def _fast_publisher_with_ids(js: Any) -> None:
+async def _fast_publisher_with_ids(js: jetspark.JetStream) -> None:
     async with js.fast_publisher(message_ids=True) as publisher:
         await publisher.publish_many(("nowhere.a", b"1") for _ in range(20_000))  # more than it keeps
 
@@ -269,7 +269,7 @@ async def test_a_limit_of_the_server_says_which_one_and_what_to_do(driver: Drive
                 await _fill(js, "free")
 
 
-async def _fill(js: Any, subject: str) -> None:
+async def _fill(js: jetspark.JetStream, subject: str) -> None:
     for _ in range(100):
         await js.publish(subject, b"x" * 100_000)
 
@@ -300,9 +300,9 @@ async def test_a_name_is_enough_to_create_something(driver: Driver, shared: Nats
         name = f"NAMED_{driver.name}"
         for create in (js.create_stream, js.create_or_update_stream):
             stream = await create(name)
-            assert (stream.name, list(stream.cached_info.config.subjects)) == (name, [name])
-        for create in (js.create_kv, js.create_or_update_kv):
-            bucket = await create(name)
+            assert (stream.name, stream.cached_info.config.subjects) == (name, [name])
+        for create_bucket in (js.create_kv, js.create_or_update_kv):
+            bucket = await create_bucket(name)
             assert await bucket.put("key", b"value")
         store = await js.create_object_store(name)
         assert store.bucket == name
@@ -314,18 +314,19 @@ async def test_a_configuration_of_another_kind_is_refused_by_name(driver: Driver
         js = nc.jetstream()
         stream = await js.create_stream(f"KINDS_{driver.name}")
         stream_config, kv_config = StreamConfig(name="S"), KVConfig(bucket="b")
-        for calls, expected in (
+        kinds: list[tuple[list[Callable[[Any], Awaitable[object]]], str]] = [
             ([js.create_stream, js.create_or_update_stream], "a StreamConfig, or a name"),
             ([js.update_stream], "a StreamConfig"),
             ([js.create_kv, js.create_or_update_kv], "a KVConfig, or a name"),
             ([js.create_object_store], "an ObjectStoreConfig, or a name"),
             ([stream.create_consumer, stream.update_consumer, stream.create_or_update_consumer], "a ConsumerConfig"),
-        ):
+        ]
+        for calls, expected in kinds:
             for wrong in (None, 5, {"name": "S"}, stream_config if "StreamConfig" not in expected else kv_config):
                 for call in calls:
                     with pytest.raises(ConfigError, match=f"config=.*: expected {expected}"):
                         await call(wrong)
-        for call in (js.update_stream, stream.create_consumer):
+        for call in [*kinds[1][0], *kinds[-1][0]]:
             with pytest.raises(ConfigError, match=r"config='text': expected a \w+Config\b"):
                 await call("text")
         with pytest.raises(ConfigError, match=r"name='a\.b'"):
@@ -336,11 +337,11 @@ async def test_a_configuration_of_another_kind_is_refused_by_name(driver: Driver
 
 
 def _readers(stream: Any, consumer: Any, kv: Any) -> list[Callable[[], Any]]:
-    """Everything that is read without an end."""
+    """Everything that is read without an end, by either driver."""
     return [consumer.messages, stream.ordered_consumer().messages, kv.watch]
 
 
-async def _prepared(js: Any, name: str) -> tuple[Any, Any, Any]:
+async def _prepared(js: jetspark.JetStream, name: str) -> tuple[Any, Any, Any]:
     stream = await js.create_stream(StreamConfig(name=name))
     for _ in range(3):
         await js.publish(name, b"")

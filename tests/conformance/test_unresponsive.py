@@ -312,7 +312,7 @@ async def publisher_wait_published(s: Stall) -> None:
         await pub.flush(30)
 
 
-async def _consumer(s: Stall, messages: int) -> Any:
+async def _consumer(s: Stall, messages: int) -> jetspark.Consumer:
     for _ in range(messages):
         await s.js.publish(s.subject, PAYLOAD, timeout=10)
     stream = await s.js.stream("STALL")

@@ -136,7 +136,7 @@ def test_the_table_has_every_method_that_takes_a_number(module: Any) -> None:
 class World:
     """One of each, to be asked for what cannot be."""
 
-    def __init__(self, nc: Any, driver: Driver) -> None:
+    def __init__(self, nc: jetspark.Client, driver: Driver) -> None:
         self.nc, self._name = nc, f"WRONG_{driver.name}"
         self.objects: dict[str, Any] = {"Client": nc}
 

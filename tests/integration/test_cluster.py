@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ async def test_a_cut_off_leader_is_replaced_and_rejoins_with_nothing_lost() -> N
                     await js.publish("s", b"lost", timeout=1.0)
             async with client_of(cluster.urls[others[0]]) as (_, js):
                 await publish(js, 10)
-                info = await eventually(lambda js=js: js.stream_info("S"))
+                info = await eventually(partial(js.stream_info, "S"))
                 assert index_of(info.cluster.leader) in others
                 expected = info.state.messages
             assert not peers_of(cluster, lonely)

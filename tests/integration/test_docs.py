@@ -83,7 +83,7 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
 
 def _run(command: list[str], folder: Path, *, timeout: float = 110, **options: Any) -> str:
     """What it printed."""
-    result = subprocess.run(
+    result: subprocess.CompletedProcess[str] = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False, **options
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -140,7 +140,7 @@ def run(
         F.substring_index("subject", ".", -1).alias("key"), "sequence", F.col("data").cast("string").alias("event")
     )
     query = (
-        events.writeStream.foreachBatch(lambda batch, _: act(batch))
+        events.writeStream.foreachBatch(lambda batch, _: act(batch))  # type: ignore[arg-type]  # Spark ignores results
         .option("checkpointLocation", str(folder / stream.name))
         .trigger(availableNow=True)
         .start()

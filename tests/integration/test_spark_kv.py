@@ -17,7 +17,7 @@ import nats
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 from support.folds import Chain
 
@@ -96,11 +96,16 @@ def rows(options: dict[str, str], schema: StructType = kv_reading.SCHEMA, **more
     found = []
     for partition in reader.partitions():
         for batch in reader.read(partition):
-            found += batch.to_pylist()
+            found += pylist(batch)
     return found
 
 
-def values(options: dict[str, str], **more: str) -> dict[str, bytes]:
+def pylist(batch: Any) -> list[dict[str, Any]]:
+    assert isinstance(batch, pa.RecordBatch)
+    return list(batch.to_pylist())
+
+
+def values(options: dict[str, str], **more: Any) -> dict[str, bytes]:
     return {row["key"]: row["value"] for row in rows(options, **more)}
 
 
@@ -297,7 +302,7 @@ def test_a_value_overwritten_before_its_task_reads_it_is_noticed(
             with pytest.raises(ConfigError, match=r"1 of \d values .* were overwritten while they were read"):
                 [list(reader.read(each)) for each in planned]
         else:
-            found = [row["key"] for each in planned for batch in reader.read(each) for row in batch.to_pylist()]
+            found = [row["key"] for each in planned for batch in reader.read(each) for row in pylist(batch)]
             assert len(found) == 9
             assert "they are left out" in caplog.text
 
@@ -310,7 +315,7 @@ def test_history_keeps_what_is_overwritten_before_its_task_reads_it(js: JetStrea
     planned = reader.partitions()
     made.put("k.3", b"1")
     made.put("k.new", b"1")
-    found = [row for each in planned for batch in reader.read(each) for row in batch.to_pylist()]
+    found = [row for each in planned for batch in reader.read(each) for row in pylist(batch)]
     assert {row["key"]: row["value"] for row in found} == {f"k.{number}": b"0" for number in range(10)}
 
 
@@ -509,11 +514,12 @@ def test_what_a_bucket_refuses_for_good_is_an_error_that_names_the_key(js: JetSt
 
 
 def changes(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, bytes, str]]:
-    found = [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
+    found = [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in pylist(batch)]
     return [(row["key"], row["value"], row["operation"]) for row in found]
 
 
-def next_of(offset: dict[str, Any]) -> int:
+def next_of(offset: dict[str, Any] | None) -> int:
+    assert offset is not None
     [position] = Offset.from_json(offset).streams.values()
     return position.next
 
@@ -555,6 +561,7 @@ def test_a_limit_bounds_batches_and_skips_revisions_that_are_gone(bucket: KeyVal
     assert len(changes(reader, start, first)) == 10
     second = reader.latestOffset(first, limit)
     assert next_of(second) == 301
+    assert isinstance(reader, SupportsTriggerAvailableNow)
     reader.prepareForTriggerAvailableNow()
     bucket.put("later", b"")
     assert reader.latestOffset(second, limit) is second
@@ -677,7 +684,7 @@ def test_a_frame_becomes_keys_that_every_client_reads_and_the_other_way_round(
     frame.write.format("jetstream_kv").options(**options).mode("append").save()
     assert bucket.get("order.1").value == b"\x00\xff"
 
-    async def with_nats_py() -> tuple[bytes, int]:
+    async def with_nats_py() -> tuple[bytes | None, int | None]:
         client = await nats.connect(server.url)
         theirs = await client.jetstream().key_value(bucket.bucket)
         entry = await theirs.get("order.2")

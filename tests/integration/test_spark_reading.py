@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -414,7 +414,7 @@ def test_a_consumer_that_is_deleted_meanwhile_is_replaced(
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 def test_a_stream_that_is_consumed_is_read_without_changing_it(
-    server: NatsServer, js: JetStream, retention: str
+    server: NatsServer, js: JetStream, retention: Literal["interest", "workqueue"]
 ) -> None:
     name = retention.upper()
     stream = js.create_stream(
@@ -838,6 +838,7 @@ def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: J
 
 
 def test_without_an_offset_of_ours_there_is_no_lag(js: JetStream) -> None:
+    progress: dict[str, Any]
     for progress in ({}, {"sources": []}, {"sources": [{"endOffset": None}]}, {"sources": [{"endOffset": "7"}]}):
         with pytest.raises(ConfigError, match="has no source of ours"):
             lag(progress, js)

@@ -308,9 +308,9 @@ def test_a_checkpoint_that_was_put_back_is_refused(
         lines(inputs, file, 5)
     copy_lines(spark, server, tmp_path, subject=f"{stream.name}.x")
     for folder in ("commits", "offsets"):
-        for file in (tmp_path / "checkpoint" / folder).iterdir():
-            if file.name not in ("0", ".0.crc") or folder == "commits":
-                file.unlink()
+        for path in (tmp_path / "checkpoint" / folder).iterdir():
+            if path.name not in ("0", ".0.crc") or folder == "commits":
+                path.unlink()
     with pytest.raises(Exception, match="its checkpoint was put back"):
         copy_lines(spark, server, tmp_path, subject=f"{stream.name}.x")
     assert stream.info().state.messages == 10

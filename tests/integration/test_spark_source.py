@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,11 +27,12 @@ from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.streaming import DataStreamReader, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 pytest_plugins = ["support.sparks"]
 
-FINISH_S = 50.0
+FINISH_S = 50
 
 
 _numbers = itertools.count(1)
@@ -432,7 +434,7 @@ def test_replicated_streams_are_read_and_written_while_their_leaders_change(spar
 
         def disturb() -> None:
             impatient = client.jetstream(timeout=0.5)
-            disturbed = [patiently(lambda name=name: impatient.stream(name)) for name in leaders]
+            disturbed = [patiently(partial(impatient.stream, name)) for name in leaders]
             while not is_over.wait(0.3):
                 for stream in disturbed:
                     try:

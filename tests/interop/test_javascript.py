@@ -505,7 +505,7 @@ async def test_we_watch_what_they_write(driver: Driver, url: str, witness: Any, 
     await witness("kvPut", bucket=name, key="a", data=b"2")
     async with driver.connect(url) as nc:
         kv = await nc.jetstream().kv(name)
-        watch = kv.watch(initial_marker=True)
+        watch: Any = kv.watch(initial_marker=True)
         async with asyncio.timeout(30), contextlib.aclosing(watch):
             assert _ours([await anext(watch)]) == [("a", b"2", 2, "put")]
             assert await anext(watch) is None

@@ -10,6 +10,7 @@ from typing import Any
 from simulation.checkers import Judge, Violation
 from simulation.world import STREAM, Burst, Run, World
 
+from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
 from jetspark.errors import BatchInDoubt, BufferFull, JetSparkError, JetStreamUnavailable, NoResponders, RequestTimeout
 from jetspark.jetstream.operations import LEADERLESS_RETRIES, LEADERLESS_WAIT_S, Api, Pause, Request
@@ -202,7 +203,7 @@ class Saboteur:
 
     def on_published(self, message: Publication) -> None:
         faults, clock, rng = self._world.faults, self._world.clock, self._world.rng
-        headers = message.headers or {}
+        headers = Headers() if message.headers is None else message.headers
         is_question = "Nats-Expected-Last-Sequence" in headers or message.subject.startswith("$JS.API.")
         is_commit = "Nats-Batch-Commit" in headers and not is_question
         chance = self._at_commits if is_commit else self._at_questions if is_question else 0.0
@@ -262,7 +263,8 @@ class Crossing:
         world.front.next_node = NODES - 1  # never the one that is cut off
 
     def on_published(self, message: Publication) -> None:
-        world, headers = self._world, message.headers or {}
+        world = self._world
+        headers = Headers() if message.headers is None else message.headers
         is_question = "Nats-Expected-Last-Sequence" in headers or message.subject.startswith("$JS.API.")
         if is_question:
             self._questions += 1

@@ -23,7 +23,7 @@ from jetspark.errors import (
 )
 from jetspark.publish.fast import FastState
 from jetspark.publish.fast_options import Refusal
-from jetspark.publish.fast_publisher import CHUNK_MESSAGES
+from jetspark.publish.outgoing import CHUNK_MESSAGES
 from jetspark.testing.network import Publication
 
 # Frames of the connection itself (subscriptions, pings) do not wait for room; and what a machine hands over in one
@@ -115,7 +115,7 @@ class MissingIsReported(Judge):
         if isinstance(batch.failure, ServerError | JetStreamUnavailable):
             require(not stored, run, "refused from the start, and stored", stored)
             return
-        reports = [*batch.gaps, *batch.errors]
+        reports: list[range | Refusal] = [*batch.gaps, *batch.errors]
         numbers = _numbers(reports)
         reported = set(numbers)
         require(len(numbers) == len(reported), run, "reported twice", _doubled(numbers))

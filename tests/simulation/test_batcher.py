@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from support import seeds
@@ -58,7 +59,7 @@ class Sink:
     def __init__(self, rng: random.Random, story: Story, config: dict[str, int | None], temper: list[str]) -> None:
         self._rng, self._story, self._config, self._temper = rng, story, config, temper
 
-    async def write(self, batch: list[Item]) -> None:
+    async def write(self, batch: Sequence[Item], /) -> None:
         rng, story, items = self._rng, self._story, tuple(batch)
         story.batches += 1
         story.passed += items
@@ -68,7 +69,7 @@ class Sink:
         if most_bytes is not None and sum(item.size for item in items) > most_bytes:
             story.complaints.append(f"a batch of more than {most_bytes} bytes")
         if rng.random() < 0.2:
-            batch.clear()
+            cast(list[Item], batch).clear()
         mood = rng.choice(self._temper)
         if mood == "slow":
             await asyncio.sleep(rng.uniform(0, 2 * FLUSH_TIMEOUT_S))

@@ -186,7 +186,7 @@ def test_every_checker_of_publishers_has_a_planted_bug() -> None:
     assert {row.checker for row in ROWS} == set(_kinds(Judge))
 
 
-def _kinds(base: type) -> list[type]:
+def _kinds(base: type[object]) -> list[type[object]]:
     return [each for kind in base.__subclasses__() for each in (kind, *_kinds(kind))]
 
 

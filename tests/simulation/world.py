@@ -19,8 +19,8 @@ from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.fast_publisher import CHUNK_MESSAGES, FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.outgoing import Item
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Front, Network, Timer, VirtualClock
 from jetspark.testing.simulation import FaultPlan, Faults, SimulatedLink

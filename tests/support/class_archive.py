@@ -14,6 +14,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -54,6 +58,10 @@ def begin() -> subprocess.Popen[bytes] | None:
     )
 
 
+def _collect(batch: DataFrame, _: int) -> None:
+    batch.collect()
+
+
 def write(archive: Path) -> None:
     from pyspark import SparkContext
 
@@ -69,7 +77,7 @@ def write(archive: Path) -> None:
         spark.range(10).selectExpr("id % 2 AS key").repartition(2, "key").write.format("noop").mode("append").save()
         spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
         rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        query = rate.writeStream.foreachBatch(lambda batch, _: batch.collect()).trigger(availableNow=True).start()
+        query = rate.writeStream.foreachBatch(_collect).trigger(availableNow=True).start()
         query.awaitTermination()
         spark.stop()
         gateway = SparkContext._gateway

@@ -12,12 +12,16 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import uvloop
 
 import jetspark
 import jetspark.blocking
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Methods that return iterators without being generator functions, and those that wait for nothing.
 _ITERATING = {"streams", "stream_names", "consumers", "consumer_names", "watch", "batch_advisories"}
@@ -31,6 +35,15 @@ _IMMEDIATE = {
     "fast_batch",
     "fast_publisher",
 }
+
+
+def _typed_like(call: Callable[P, R]) -> Callable[[Callable[..., Any]], Callable[Concatenate[Driver, P], R]]:
+    """Gives a method the arguments and the result of ``call``.
+
+    A test is written against asyncio's types, and that is how it is checked. `Awaited` has their methods at run time
+    only: it finds them by name, so that a method both drivers have needs no line here.
+    """
+    return lambda method: method
 
 
 class Driver:
@@ -49,6 +62,7 @@ class Driver:
             asyncio.get_running_loop().set_default_executor(threads)
             await test
 
+    @_typed_like(jetspark.connect)
     def connect(self, *args: Any, **kwargs: Any) -> Any:
         if self.name == "blocking":
             return _BlockingConnect(args, kwargs)
@@ -143,9 +157,14 @@ def on_both_drivers(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
     return run
 
 
-async def entered(block: Any) -> Any:
+async def entered(block: AbstractAsyncContextManager[R]) -> R:
     """A batch or publisher inside its block, which the test leaves as it likes, or not at all."""
     return await block.__aenter__()
+
+
+def inside(thing: Any) -> Any:
+    """The driver's own object, for what only one driver has and for private parts, which no type promises."""
+    return getattr(thing, "_target", thing)
 
 
 class Recorder:
@@ -172,7 +191,7 @@ class Recorder:
         return found[count - 1]
 
 
-async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     """Poll for what gives no signal."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -31,7 +31,7 @@ from support.in_place import run_in_place
 __all__ = ["KINDS", "Call", "Ended", "Interrupt", "Interrupted", "Interruption", "Places", "at_bytecode"]
 __all__ += ["count_places", "counted", "innermost", "sample"]
 
-Call = Callable[[], Awaitable[Any]]
+Call = Callable[[], Coroutine[Any, Any, Any]]
 Places = Literal["signals", "any"]
 """``"signals"`` are the places where CPython itself looks for signals: at the beginning of a function, after a call, at
 a jump backwards, and before a call, which stands for one that waits and is interrupted. ``"any"`` is all bytecodes,
@@ -140,7 +140,7 @@ def _signal_offsets(code: CodeType) -> frozenset[int]:
 def _find_signal_offsets(code: CodeType) -> Iterator[int]:
     handlers = {
         offset: entry.target
-        for entry in dis.Bytecode(code).exception_entries
+        for entry in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # typeshed lacks it
         for offset in range(entry.start, entry.end, 2)
     }
     before: list[dis.Instruction] = []

@@ -36,18 +36,12 @@ from jetspark.state.deliveries import delivery
 STEP_S = 0.001
 
 
-class MemoryBucket:
-    """A stream ``KV_b``, and its faults: each is drawn before a step, as often as ``faults`` says."""
+class _Driver:
+    """Runs procedures, whose steps fail as often as ``faults`` says."""
 
-    def __init__(self, *, is_batched: bool = True, faults: float = 0.0, rng: random.Random | None = None) -> None:
-        self.now, self._is_batched = 0.0, is_batched
-        self._faults, self._rng = faults, rng or random.Random(0)
-        self.log: list[tuple[str, bytes, dict[str, str]]] = []
-        """Every message that was ever stored: the revision is its place, from 1."""
+    def __init__(self, faults: float, rng: random.Random | None) -> None:
+        self.now, self._faults, self._rng = 0.0, faults, rng or random.Random(0)
         self.before_step: Callable[[Any], None] = lambda step: None
-        self.requests: list[str] = []
-
-    # ---- the driver --------------------------------------------------------------------------------------------
 
     def run(self, procedure: Procedure[Any]) -> Any:
         try:
@@ -62,6 +56,29 @@ class MemoryBucket:
                     step = procedure.send(answer)
         except StopIteration as finished:
             return finished.value
+
+    def _perform(self, step: Any) -> Any:
+        raise NotImplementedError
+
+    def _is_fault(self) -> bool:
+        return self._rng.random() < self._faults
+
+    def _maybe(self, error: Exception) -> None:
+        if self._is_fault():
+            raise error
+
+
+class MemoryBucket(_Driver):
+    """A stream ``KV_b``, and its faults: each is drawn before a step, as often as ``faults`` says."""
+
+    def __init__(self, *, is_batched: bool = True, faults: float = 0.0, rng: random.Random | None = None) -> None:
+        super().__init__(faults, rng)
+        self._is_batched = is_batched
+        self.log: list[tuple[str, bytes, dict[str, str]]] = []
+        """Every message that was ever stored: the revision is its place, from 1."""
+        self.requests: list[str] = []
+
+    # ---- the steps ---------------------------------------------------------------------------------------------
 
     def _perform(self, step: Any) -> Any:
         self.before_step(step)
@@ -86,13 +103,6 @@ class MemoryBucket:
             case PublishEach(items):
                 return [self._publish_one(*item) for item in items]
         raise AssertionError(step)
-
-    def _is_fault(self) -> bool:
-        return self._rng.random() < self._faults
-
-    def _maybe(self, error: Exception) -> None:
-        if self._is_fault():
-            raise error
 
     # ---- the bucket --------------------------------------------------------------------------------------------
 
@@ -192,15 +202,14 @@ class Source:
         self.position, self.sent = position, 0
 
 
-class MemoryStream:
+class MemoryStream(_Driver):
     """A stream ``S`` that is read through pull consumers, with faults as :class:`MemoryBucket` has them."""
 
     CREATED = "2026-01-01T00:00:00Z"
 
     def __init__(self, count: int, *, faults: float = 0.0, rng: random.Random | None = None) -> None:
-        self.now, self._faults, self._rng = 0.0, faults, rng or random.Random(0)
+        super().__init__(faults, rng)
         self.first, self.last, self.deleted = 1, count, set[int]()
-        self.before_step: Callable[[Any], None] = lambda step: None
         self.open = 0
         """Consumers that nobody has deleted."""
         self.created, self.retention = self.CREATED, "limits"
@@ -229,10 +238,6 @@ class MemoryStream:
             self.run(scan.close())
         return found
 
-    run = MemoryBucket.run
-    _is_fault = MemoryBucket._is_fault
-    _maybe = MemoryBucket._maybe
-
     def _perform(self, step: Any) -> Any:
         self.before_step(step)
         match step:
@@ -254,7 +259,7 @@ class MemoryStream:
             case OpenPull(info):
                 self.open += 1
                 return Source(info.config.start_sequence or 1)
-            case Pull(source, reader):
+            case Pull(Source() as source, reader):
                 return self._pull(source, reader)
             case ClosePull():
                 self.open -= 1

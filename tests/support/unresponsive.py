@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -45,6 +45,8 @@ __all__ = [
     "Stall",
 ]
 __all__ += ["Stopped", "documented", "make_streams", "row", "run_rows"]
+
+R = TypeVar("R")
 
 TIMEOUT_S = 0.5
 # Generous, and far below the connection's own timeouts: a minute means that the operation used those instead.
@@ -89,7 +91,7 @@ class Ended:
 class Stall:
     """What one row works with."""
 
-    def __init__(self, run: _Run, name: str, nc: Any) -> None:
+    def __init__(self, run: _Run, name: str, nc: jetspark.Client) -> None:
         self._run, self.name, self.nc = run, name, nc
         self.js = nc.jetstream(timeout=TIMEOUT_S)
         self.patient = nc.jetstream(timeout=20)
@@ -143,7 +145,7 @@ class Stall:
         if self.replicas > 1:
             await _led_by(of, self._run.condition.node)
 
-    async def tried(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def tried(self, call: Callable[[], Awaitable[R]]) -> R:
         """Try again as long as there is no leader, or no room."""
         async with asyncio.timeout(60):
             while True:

@@ -10,7 +10,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import jetspark
-from jetspark import ConsumerConfig, KVConfig, ObjectMeta, ObjectStoreConfig, StreamConfig
+from jetspark import (
+    Consumer,
+    ConsumerConfig,
+    KeyValue,
+    KVConfig,
+    ObjectInfo,
+    ObjectMeta,
+    ObjectStore,
+    ObjectStoreConfig,
+    Stream,
+    StreamConfig,
+)
 from support.unresponsive import BUCKET, PAYLOAD, Ended, Stall, row
 
 CONTENT = bytes(range(256)) * 40
@@ -28,18 +39,18 @@ async def _gone(call: Callable[[], Awaitable[Any]], *errors: type[Exception]) ->
 # ---- a bucket --------------------------------------------------------------------------------------------------------
 
 
-async def _bucket(s: Stall) -> Any:
+async def _bucket(s: Stall) -> KeyValue:
     return await s.tried(lambda: s.js.kv(BUCKET))
 
 
-async def _old_value(s: Stall) -> tuple[Any, int]:
+async def _old_value(s: Stall) -> tuple[KeyValue, int]:
     """The bucket, with a value of this row; and its revision."""
     kv = await s.patient.kv(BUCKET)
     revision = await kv.put(s.name, b"old")
     return await _bucket(s), revision
 
 
-async def _has_value(s: Stall, kv: Any, ended: Ended) -> None:
+async def _has_value(s: Stall, kv: KeyValue, ended: Ended) -> None:
     async def is_there() -> bool:
         entry = await kv.get(s.name)
         return (entry.value, entry.revision) == (PAYLOAD, ended.result)
@@ -138,18 +149,18 @@ async def delete_kv(s: Stall) -> None:
 # ---- an object store -------------------------------------------------------------------------------------------------
 
 
-async def _store(s: Stall) -> Any:
+async def _store(s: Stall) -> ObjectStore:
     return await s.tried(lambda: s.js.object_store(BUCKET))
 
 
-async def _old_object(s: Stall) -> tuple[Any, Any]:
+async def _old_object(s: Stall) -> tuple[ObjectStore, ObjectInfo]:
     """The store, with an object of this row; and what is known of that."""
     store = await s.patient.object_store(BUCKET)
     info = await store.put(s.name, b"old")
     return await _store(s), info
 
 
-async def _has_object(s: Stall, store: Any, ended: Ended) -> None:
+async def _has_object(s: Stall, store: ObjectStore, ended: Ended) -> None:
     async def is_there() -> bool:
         return await store.get_bytes(s.name) == CONTENT
 
@@ -159,7 +170,7 @@ async def _has_object(s: Stall, store: Any, ended: Ended) -> None:
         assert content in (None, CONTENT)
 
 
-async def _content(store: Any, name: str) -> bytes | None:
+async def _content(store: ObjectStore, name: str) -> bytes | None:
     try:
         content: bytes = await store.get_bytes(name)
     except jetspark.ObjectNotFound:
@@ -235,7 +246,7 @@ async def object_seal(s: Stall) -> None:
 # ---- a stream --------------------------------------------------------------------------------------------------------
 
 
-async def _stream(s: Stall, messages: int = 1) -> Any:
+async def _stream(s: Stall, messages: int = 1) -> Stream:
     """One of this row's own, with messages."""
     config = StreamConfig(name=s.name, subjects=[f"own.{s.name}"], storage="memory", replicas=s.replicas)
     await s.led(await s.patient.create_stream(config))
@@ -305,7 +316,7 @@ async def stream_delete(s: Stall) -> None:
 # ---- a consumer ------------------------------------------------------------------------------------------------------
 
 
-async def _consumer(s: Stall) -> Any:
+async def _consumer(s: Stall) -> Consumer:
     """One that has had its message, and not acknowledged it."""
     stream = await s.patient.stream("STALL")
     await s.patient.publish(s.subject, PAYLOAD)

@@ -50,6 +50,8 @@ def keywords(nc: jetspark.Client) -> None:
     jetspark.connect("a", name="billing", ping_interval_s=5)
     jetspark.connect("a", nmae="billing")  # type: ignore[call-arg]
     jetspark.connect("a", ping_interval_s="5")  # type: ignore[arg-type]
+    jetspark.connect("a", auth=lambda: jetspark.Token("t"))
+    jetspark.connect("a", auth=lambda: "t")  # type: ignore[arg-type,return-value]
     js = nc.jetstream()
     js.fast_batch("ok", flow=100, on_gap=lambda lost: print(lost.start))
     js.fast_batch(flow="100")  # type: ignore[arg-type]

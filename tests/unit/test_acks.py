@@ -67,9 +67,8 @@ def test_an_answered_message_says_so_and_still_knows_its_metadata() -> None:
     client = object()
     message = AckableMessage("orders.1", b"", PLAIN, None, client)
     assert message._client_to_answer() is client
-    assert not message.is_answered
-    message._client = None
-    assert message.is_answered
+    was_answered, message._client = message.is_answered, None
+    assert (was_answered, message.is_answered) == (False, True)
     with pytest.raises(UsageError, match=r"orders\.1.*already answered"):
         message._client_to_answer()
     assert message.metadata.stream_sequence == 9808

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,7 +16,7 @@ class Kept:
     def __init__(self) -> None:
         self.items: list[bytes] = []
 
-    def write(self, items: list[bytes]) -> None:
+    def write(self, items: Sequence[bytes], /) -> None:
         self.items += items
 
 

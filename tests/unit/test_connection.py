@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -125,21 +127,22 @@ def unread(subscription: SubscriptionState) -> list[bytes]:
 
 def test_a_session_goes_through_its_states() -> None:
     connection = new()
-    assert connection.state is State.IDLE
+    states = [connection.state]
     connection.begin(A)
-    assert connection.state is State.GREETING
+    states.append(connection.state)
     assert connection.data_to_send() == b""
     connection.receive_data(info(version="2.14.0", client_id=7, cluster="C", jetstream=True)[:-1])
-    assert connection.state is State.GREETING
+    states.append(connection.state)
     connection.receive_data(b"\n")
-    assert connection.state is State.READY
+    states.append(connection.state)
     connection.login(None)
-    assert connection.state is State.LOGGING_IN
+    states.append(connection.state)
     assert connection.data_to_send().endswith(b"}\r\nPING\r\n")
     assert connection.data_to_send() == b""
-    assert not connection.is_connected
+    was_connected = connection.is_connected
     connection.receive_data(b"PONG\r\n")
-    assert connection.is_connected
+    assert (was_connected, connection.is_connected) == (False, True)
+    assert states == [State.IDLE, State.GREETING, State.GREETING, State.READY, State.LOGGING_IN]
     assert connection.events() == [Connected(URL)]
     assert connection.events() == []
     assert connection.info == ServerInfo(
@@ -846,7 +849,7 @@ def test_what_goes_into_a_frame_is_checked_where_it_is_built() -> None:
     assert connection.address("é.b") == b"\xc3\xa9.b"
     with pytest.raises(InvalidSubject):
         connection.address("a b")
-    assert connection.payload(bytearray(b"abc")) == b"abc"
+    assert connection.payload(bytearray(b"abc")) == b"abc"  # type: ignore[arg-type]
     limit = connection.info.max_payload_bytes
     with pytest.raises(PayloadTooLarge) as failure:
         connection.payload(b"x" * limit, header_bytes=1)
@@ -1134,9 +1137,9 @@ def test_a_limit_ends_it_after_so_many_in_all() -> None:
     connection.unsubscribe(subscription, 3)
     assert connection.data_to_send() == b"SUB a 1\r\nUNSUB 1 3\r\n"
     connection.receive_data(message(1, b"2"))
-    assert not subscription.is_finished
+    was_finished = subscription.is_finished
     connection.receive_data(message(1, b"3") + message(1, b"4"))
-    assert subscription.is_finished
+    assert (was_finished, subscription.is_finished) == (False, True)
     assert connection.subscriptions == []
     assert unread(subscription) == [b"1", b"2", b"3"]
     assert ready(connection.events())[-1] is subscription
@@ -1280,13 +1283,13 @@ def test_draining_waits_for_everything_the_server_had_sent() -> None:
     connection.data_to_send()
     connection.drain(subscription, "drain")
     assert connection.data_to_send() == b"UNSUB 1\r\nPING\r\n"
-    assert not subscription.is_finished
+    was_finished = subscription.is_finished
     connection.receive_data(message(1, b"1"))
     connection.receive_data(message(1, b"2") + b"PONG\r\n")
     events = connection.events()
     assert done(events) == ["drain"]
     assert ready(events)[-1] is subscription
-    assert subscription.is_finished
+    assert (was_finished, subscription.is_finished) == (False, True)
     assert unread(subscription) == [b"1", b"2"]
     assert connection.subscriptions == []
 
@@ -1982,13 +1985,13 @@ def test_a_subscription_whose_end_was_interrupted_is_ended_by_the_next_step(agai
         connection.drain(subscription, "draining")
         connection.receive_data(b"PONG\r\n")
 
-    for work in (Connection.unsubscribe, drained):
+    def prepared() -> tuple[Connection, SubscriptionState]:
+        connection = connected()
+        return connection, connection.subscribe("a", reader=SilentReader())
 
-        def prepared() -> tuple[Connection, SubscriptionState]:
-            connection = connected()
-            return connection, connection.subscribe("a", reader=SilentReader())
-
-        for number in range(count_places(lambda work=work: work(*prepared()), at="any")):
+    works: list[Callable[[Connection, SubscriptionState], None]] = [Connection.unsubscribe, drained]
+    for work in works:
+        for number in range(count_places(functools.partial(work, *prepared()), at="any")):
             connection, subscription = prepared()
             with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
                 work(connection, subscription)

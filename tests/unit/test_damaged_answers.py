@@ -521,7 +521,7 @@ def test_a_damaged_answer_loses_no_message_of_a_fast_publisher(kind: str, stage:
     for damaged in _damaged_fast_answers(kind):
         connection = _connected()
         options = FastPublisherOptions(message_ids=message_ids, on_refused=lambda _: None)
-        publisher = FastPublisherMachine(connection, object(), options, now=0.0)
+        publisher = FastPublisherMachine(connection, SilentReader(), options, now=0.0)
         publisher.accept(items, 0.0)
         now = _drive(publisher, connection, stage)
         assert publisher.batch is not None

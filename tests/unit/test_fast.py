@@ -6,7 +6,7 @@ import json
 import pickle
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.readers import SilentReader
@@ -36,7 +36,7 @@ from jetspark.errors import (
 )
 from jetspark.publish import fast
 from jetspark.publish.fast import FastMachine, FastState
-from jetspark.publish.fast_options import FastBatchOptions, Refusal
+from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, Refusal
 from jetspark.publish.outgoing import Item, are_plain, take
 
 NOW = 100.0
@@ -271,11 +271,14 @@ def test_a_full_buffer_does_not_keep_back_what_was_accepted() -> None:
 
 
 def test_the_end_comes_after_what_is_kept() -> None:
-    for last in (lambda batch: batch.commit(A, NOW), lambda batch: batch.end(NOW)):
+    for is_commit in (True, False):
         peer = Peer()
         batch = peer.open(msgs=2)
         peer.add(5)
-        last(batch)
+        if is_commit:
+            batch.commit(A, NOW)
+        else:
+            batch.end(NOW)
         peer.sent()
         assert (batch.state, batch.room, batch.sent) == (FastState.COMMITTING, 0, 4)
         peer.say(ack(2, 2))
@@ -926,7 +929,7 @@ def test_an_open_batch_has_all_its_time_when_nobody_listens_any_more() -> None:
 def test_options_are_checked_and_unknown_ones_named(options: dict[str, Any]) -> None:
     gap, others = options.get("gap", "fail"), {name: value for name, value in options.items() if name != "gap"}
     with pytest.raises(ConfigError, match=next(iter(options))):
-        FastBatchOptions.of(gap, others)
+        FastBatchOptions.of(gap, cast(FastBatchKeywords, others))
 
 
 # ---- what simulation found -------------------------------------------------------------------------------------------
@@ -1107,14 +1110,18 @@ def test_none_are_taken_that_the_connection_might_not_take() -> None:
     peer = Peer(gap="fail")
     batch = peer.open(msgs=500)
     peer.sent()
-    assert batch.may_add_some
+
+    def may_add_some() -> bool:
+        return batch.may_add_some
+
+    assert may_add_some()
     chunk = b"x" * (batch._max_payload_bytes // 2)
-    while batch.may_add_some:
+    while may_add_some():
         peer.connection.publish("other", chunk)
     largest = ("s.a", b"x" * batch._max_payload_bytes)
     peer.connection._out.pop()  # one step back: now it may, and then it must
     peer.connection.out_bytes = sum(map(len, peer.connection._out))
-    assert batch.may_add_some
+    assert may_add_some()
     assert batch.add_some(iter([A] * 400 + [largest] * 100), NOW)
 
 

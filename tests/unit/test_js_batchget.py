@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,7 @@ def test_nothing_there_and_nobody_there_are_told_apart() -> None:
         get.request()
         with pytest.raises(kind):
             get.accept(ended(line))
+    arguments: Any
     for arguments in ({"start": 0}, {"count": 0}):
         with pytest.raises(ConfigError):
             reading(**arguments)
@@ -133,6 +135,7 @@ def test_too_many_subjects_at_once_say_so() -> None:
     get.request()
     with pytest.raises(ConfigError, match="more than 1024 subjects"):
         get.accept(ended("413 Too Many Results"))
+    filters: Any
     for filters in ("abc", []):
         with pytest.raises(ConfigError, match="expected a list"):
             LastGet("$JS.API", "S", filters, None)

@@ -470,7 +470,7 @@ def test_a_purge_up_to_a_sequence_and_one_that_keeps_some_exclude_each_other() -
 
 
 @pytest.mark.parametrize("arguments", [{"up_to_sequence": -1}, {"up_to_sequence": -2}, {"keep": -1}])
-def test_a_purge_never_sends_a_number_below_zero(arguments: dict[str, int]) -> None:
+def test_a_purge_never_sends_a_number_below_zero(arguments: dict[str, Any]) -> None:
     # "Up to -1" would become `{"seq":0}`, which the server takes for no limit: it removes every message.
     with pytest.raises(ConfigError, match="expected 0 or more"):
         _refused(API.purge_stream("S", **arguments))()
@@ -973,6 +973,7 @@ def test_a_reply_of_the_wrong_shape_is_read_or_an_error_of_ours(name: str) -> No
 def test_requests_are_compact_json() -> None:
     operation = API.create_stream(StreamConfig(name="S", subjects=["ä", "b"], max_messages=1))
     request = next(operation)
+    assert isinstance(request, Request)
     assert b" " not in request.data
     assert json.loads(request.data) == {"name": "S", "subjects": ["ä", "b"], "max_msgs": 1}
 

@@ -248,9 +248,9 @@ def opened(reader: OrderedReader, *answers: bytes) -> list[str]:
 def test_the_stream_is_asked_before_the_first_consumer_and_after_every_other() -> None:
     """After: a stream that is still the same then was so when the consumer was made."""
     reader = OrderedReader(OrderedOptions())
-    assert not reader.has_begun
+    had_begun = reader.has_begun
     assert opened(reader, stream(1, 9), consumer(9)) == ["STREAM.INFO.S", "CONSUMER.CREATE.S.name"]
-    assert reader.has_begun
+    assert (had_begun, reader.has_begun) == (False, True)
     accept(reader, delivered(9, 1))
     assert opened(reader, consumer(), stream(1, 9)) == ["CONSUMER.CREATE.S.name", "STREAM.INFO.S"]
 
@@ -664,7 +664,7 @@ class _Stream:
         self.requests.clear()
 
     def send(self, most: int) -> list[AckableMessage]:
-        messages = []
+        messages: list[AckableMessage] = []
         while self.requests and len(messages) < most and self.next <= self.count:
             self.consumer_sequence += 1
             messages.append(delivered(self.next, self.consumer_sequence, self.count - self.next))

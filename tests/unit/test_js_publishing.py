@@ -189,15 +189,16 @@ def test_a_subject_to_look_at_needs_a_sequence_to_find_there() -> None:
 def test_an_expected_sequence_is_zero_or_more(name: str) -> None:
     # nats-server 2.15.1 answers -1 with "wrong last sequence", whatever the last one is: a conflict that reading
     # again never solves.
+    wrong: dict[str, Any] = {name: -1}
     with pytest.raises(ConfigError, match=f"{name}=-1"):
-        Expect(**{name: -1})
+        Expect(**wrong)
 
 
 def test_an_expectation_does_not_change_and_takes_keywords_only() -> None:
     with pytest.raises(AttributeError):
         Expect().stream = "S"  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Expect("S")  # type: ignore[misc]
+        Expect("S")  # type: ignore[call-arg]
 
 
 # ---- acknowledgements ----------------------------------------------------------------------------------------------

@@ -788,6 +788,7 @@ def test_what_we_would_not_send_is_read_and_sent_back(kind: Any, fields: dict[st
 
 
 def test_a_word_of_the_wrong_type_cannot_be_read() -> None:
+    fields: Any
     for fields in ({"retention": 5}, {"num_replicas": "3"}, {"metadata": []}, {"sealed": "no"}, {"max_msgs": True}):
         with pytest.raises(ProtocolError, match="StreamConfig we cannot read"):
             wire.decode(StreamConfig, {"name": "S"} | fields)

@@ -7,7 +7,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError, UsageError
 
 
-def message(reply: bytes | None = None, headers: bytes | Headers | None = None) -> CoreMessage:
+def message(reply: bytes | None = None, headers: bytes | None = None) -> CoreMessage:
     return CoreMessage("a.b", b"hello", reply, headers, None)
 
 

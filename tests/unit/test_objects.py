@@ -347,6 +347,7 @@ class _Server:
         try:
             request = next(operation)
             while True:
+                assert isinstance(request, Request)
                 if request.subject.startswith("$O.") and before_write:
                     before_write, action = None, before_write
                     action()

@@ -27,7 +27,8 @@ COUNTS = ["max_outstanding_pings", "send_buffer_bytes", "max_pending_messages", 
 def test_durations_are_seconds_above_zero(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name}={value!r}: expected seconds above 0"):
         ConnectOptions(**{name: value})
-    assert getattr(ConnectOptions(**{name: 1}), name) == 1
+    one: Any = 1
+    assert getattr(ConnectOptions(**{name: one}), name) == 1
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -35,7 +36,8 @@ def test_durations_are_seconds_above_zero(name: str, value: Any) -> None:
 def test_counts_and_sizes_are_one_or_more(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name}={value!r}: expected (a whole number, )?1 or more"):
         ConnectOptions(**{name: value})
-    assert getattr(ConnectOptions(**{name: 1}), name) == 1
+    one: Any = 1
+    assert getattr(ConnectOptions(**{name: one}), name) == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, "3", 1.5])
@@ -72,15 +74,16 @@ def test_overrides_are_checked_too() -> None:
 
 def test_an_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="unknown connect option nmae, tiemout: expected one of") as failure:
-        ConnectOptions.of(None, {"nmae": "x", "tiemout": 1, "name": "y"})
+        ConnectOptions.of(None, {"nmae": "x", "tiemout": 1, "name": "y"})  # type: ignore[typeddict-unknown-key]
     for entry in fields(ConnectOptions):
         assert entry.name in str(failure.value)
 
 
 @pytest.mark.parametrize("file", ["ca_file", "cert_file"])
 def test_a_context_of_ones_own_excludes_files(file: str) -> None:
+    files: dict[str, Any] = {file: "x.pem"}
     with pytest.raises(ConfigError, match="load them into the context"):
-        TLSConfig(context=object(), **{file: "x.pem"})
+        TLSConfig(context=object(), **files)
     TLSConfig(context=object(), hostname="a", handshake_first=True)
 
 

@@ -876,6 +876,7 @@ def test_a_flow_never_has_more_than_its_window_asked_for_and_buffered(
             if isinstance(step, Ask):
                 server.accept(step)
             else:
+                assert step is not None
                 for _ in range(step):
                     machine.buffer.popleft()
             assert sum(server.waiting.values()) + len(machine.buffer) <= window

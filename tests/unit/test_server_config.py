@@ -144,7 +144,7 @@ def test_a_value_that_cannot_work_is_refused_by_name(options: dict[str, Any], me
 
 
 @pytest.mark.parametrize("values", [{}, {"user": "u"}, {"password": "p"}, {"user": "u", "nkey": NKEY}])
-def test_a_user_has_a_password_or_an_nkey(values: dict[str, str]) -> None:
+def test_a_user_has_a_password_or_an_nkey(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected"):
         User(**values)
 

@@ -165,7 +165,8 @@ def changes(guard: str = "none", **columns: list[Any]) -> list[Change]:
 
 
 def test_rows_become_changes_with_what_their_guard_needs() -> None:
-    columns = {"key": ["a", "b"], "value": ["ä", None], "operation": [None, "purge"], "revision": [3, 0]}
+    columns: dict[str, Any] = {"key": ["a", "b"], "value": ["ä", None]}
+    columns |= {"operation": [None, "purge"], "revision": [3, 0]}
     assert changes(**columns) == [Change("a", "ä".encode()), Change("b", operation="purge")]
     assert changes("revision", **columns) == [
         Change("a", "ä".encode(), revision=3),

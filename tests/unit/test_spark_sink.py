@@ -23,7 +23,7 @@ from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.stream.ledger import Committed
 from jetspark.spark.stream.sink import Place, SinkOptions, Target, Unnamed, batch_writer, stream_writer
-from jetspark.spark.stream.writing import Encoder, Layout
+from jetspark.spark.stream.writing import Encoder, Layout, Rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
 
@@ -57,6 +57,11 @@ def layout(text: str, subject: str | None = None, msg_id_column: str | None = No
 def encoder(given: Layout, *, stores: str = "a.", **options: Any) -> Encoder:
     settings: dict[str, Any] = {"partition": 3, "id_prefix": "q:7:3:", "stream": "S", "max_bytes": 1000} | options
     return Encoder(given, is_stored=lambda subject: subject.startswith(stores), **settings)
+
+
+def blocks_of(rows: Rows) -> list[bytes]:
+    assert rows.blocks is not None
+    return rows.blocks
 
 
 # ---- columns -----------------------------------------------------------------------------------------------------
@@ -108,12 +113,12 @@ def test_a_row_is_known_by_its_place_and_by_what_is_in_it() -> None:
     made = encoder(layout("data string", subject="a.b"))
     first = made.encode(pa.record_batch({"data": ["x", "x", "y"]}))
     second = made.encode(pa.record_batch({"data": ["x"]}))
-    ids = [decode(block)["Nats-Msg-Id"] for block in first.blocks + second.blocks]
+    ids = [decode(block)["Nats-Msg-Id"] for block in blocks_of(first) + blocks_of(second)]
     assert [each.rpartition(":")[0] for each in ids] == ["q:7:3:0", "q:7:3:1", "q:7:3:2", "q:7:3:3"]
     sums = [each.rpartition(":")[2] for each in ids]
     assert sums[0] == sums[1] == sums[3] != sums[2]
     assert (made.rows, second.first) == (4, 3)
-    assert list(second.items()) == [("a.b", b"x", second.blocks[0])]
+    assert list(second.items()) == [("a.b", b"x", blocks_of(second)[0])]
 
 
 def test_the_same_rows_have_the_same_ids_however_they_are_cut_into_batches() -> None:
@@ -149,7 +154,7 @@ def test_an_id_column_is_taken_as_it_is() -> None:
     rows = encoder(layout("data string,key bigint", subject="a.b", msg_id_column="key")).encode(
         pa.record_batch({"data": ["x", "y"], "key": [12, 7]})
     )
-    assert [decode(block)["Nats-Msg-Id"] for block in rows.blocks] == ["12", "7"]
+    assert [decode(block)["Nats-Msg-Id"] for block in blocks_of(rows)] == ["12", "7"]
 
 
 def test_headers_of_both_kinds_and_a_ttl_are_in_the_block() -> None:
@@ -167,7 +172,7 @@ def test_headers_of_both_kinds_and_a_ttl_are_in_the_block() -> None:
                 }
             )
         )
-        blocks = [decode(block) for block in rows.blocks]
+        blocks = [decode(block) for block in blocks_of(rows)]
         assert (blocks[0]["A"], blocks[0]["B"], blocks[0]["Nats-TTL"]) == ("1", "2", "2s")
         assert list(blocks[1]) == ["Nats-Msg-Id"]
         assert list(blocks[2]) == ["Nats-Msg-Id", "Nats-TTL"]
@@ -178,8 +183,8 @@ def test_headers_of_a_slice_are_those_of_its_rows() -> None:
         {"data": ["1", "2", "3"], "headers": pa.array([[("A", ["1"])], [("A", ["2", "3"])], [("B", None)]], _MAPS)}
     ).slice(1)
     rows = encoder(layout("data string,headers maps", subject="a.b")).encode(batch)
-    assert decode(rows.blocks[0]).get_all("A") == ["2", "3"]
-    assert list(decode(rows.blocks[1])) == ["Nats-Msg-Id"]
+    assert decode(blocks_of(rows)[0]).get_all("A") == ["2", "3"]
+    assert list(decode(blocks_of(rows)[1])) == ["Nats-Msg-Id"]
 
 
 def test_instructions_to_the_server_among_the_headers_are_left_out() -> None:
@@ -187,14 +192,14 @@ def test_instructions_to_the_server_among_the_headers_are_left_out() -> None:
     rows = encoder(layout("data string,headers map", subject="a.b")).encode(
         pa.record_batch({"data": ["1"], "headers": pa.array([pairs], _MAP)})
     )
-    block = decode(rows.blocks[0])
+    block = decode(blocks_of(rows)[0])
     assert list(block) == ["Nats-Msg-Id", "Own"]
     assert block["Nats-Msg-Id"].startswith("q:7:3:0:")
 
 
 def test_a_named_stream_is_expected_of_the_server() -> None:
     rows = encoder(layout("data string", subject="a.b"), expect_stream=True).encode(pa.record_batch({"data": ["1"]}))
-    assert decode(rows.blocks[0])["Nats-Expected-Stream"] == "S"
+    assert decode(blocks_of(rows)[0])["Nats-Expected-Stream"] == "S"
 
 
 def test_without_ids_a_message_has_headers_only_if_there_is_something_to_say() -> None:
@@ -244,7 +249,7 @@ def test_decimal_seconds_are_rounded_up() -> None:
     rows = encoder(Layout(subject="a.b", msg_id=None, has_ttl=True)).encode(
         pa.record_batch({"data": ["x"], "ttl": pa.array([Decimal("1.25")])})
     )
-    assert decode(rows.blocks[0])["Nats-TTL"] == "2s"
+    assert decode(blocks_of(rows)[0])["Nats-TTL"] == "2s"
 
 
 def test_rows_that_are_stored_are_left_out_and_the_others_stay_what_they_were() -> None:
@@ -252,7 +257,7 @@ def test_rows_that_are_stored_are_left_out_and_the_others_stay_what_they_were() 
         pa.record_batch({"data": ["x", "y", "z"], "subject": ["a.1", "a.2", "a.3"]})
     )
     left = rows.but_for({rows.ids[1], b"another"})
-    assert list(left.items()) == [("a.1", b"x", rows.blocks[0]), ("a.3", b"z", rows.blocks[2])]
+    assert list(left.items()) == [("a.1", b"x", blocks_of(rows)[0]), ("a.3", b"z", blocks_of(rows)[2])]
     assert rows.but_for(set()) is rows
     assert len(rows.but_for(set(rows.ids))) == 0
 

@@ -263,6 +263,7 @@ def test_a_source_that_does_not_say_where_it_reads_cannot_be_made() -> None:
 def test_a_bucket_that_a_checkpoint_does_not_have_is_read_from_its_first_revision() -> None:
     reader = kv.stream_reader({"servers": "nats://127.0.0.1:1", "bucket": "b"}, kv.SCHEMA)
     head = Head("KV_b", "2026-03-20T10:14:30Z", first=3, next=9)
+    assert isinstance(reader, Follower)
     assert reader._with_the_same_streams(Offset({}), [head]).streams["KV_b"] == Position(
         head.created, 3, is_earliest=True
     )

@@ -83,6 +83,7 @@ def test_of_a_range_with_few_messages_few_are_asked_for() -> None:
 
     def note(step: Any) -> None:
         if isinstance(step, Pull):
+            assert isinstance(step.reader, Sweep)
             asked.append(step.reader.left)
 
     stream.before_step = note

@@ -93,10 +93,9 @@ def test_it_ends_after_max_messages_and_ignores_what_comes_too_many() -> None:
     state = subscription()
     state.max_messages = 3
     settle(state, b"1", b"2")
-    assert not state.is_finished
+    assert (state.is_finished, state.received) == (False, 2)
     assert settle(state, b"3", b"4", b"5") == 0
-    assert state.is_finished
-    assert (state.received, state.dropped) == (3, 0)
+    assert (state.is_finished, state.received, state.dropped) == (True, 3, 0)
     assert settle(state, b"6") == 0
     assert state.arrived == []
     assert take_all(state) == [b"1", b"2", b"3"]

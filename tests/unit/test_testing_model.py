@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -452,7 +452,7 @@ def test_what_the_server_would_not_create_the_model_does_not(config: StreamConfi
 @pytest.mark.parametrize("act", ["update", "delete", "purge", "messages", "flow"])
 def test_a_stream_that_is_not_there_is_not_found(act: str) -> None:
     server = ModelServer()
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "update": lambda: server.update_stream(StreamConfig(name="S")),
         "delete": lambda: server.delete_stream("S"),
         "purge": lambda: server.purge_stream("S"),

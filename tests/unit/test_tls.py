@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,9 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_no_certificate_is_named(option: str, tmp_path: Path) -> None:
     path = tmp_path / "readme.pem"
     path.write_text("hello")
+    files: dict[str, Any] = {option: path}
     with pytest.raises(ConfigError, match=r"TLS files .*readme\.pem: "):
-        tls_context(TLSConfig(**{option: path}))
+        tls_context(TLSConfig(**files))
 
 
 def ssl_error(reason: str) -> ssl.SSLError:

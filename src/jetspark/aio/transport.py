@@ -34,7 +34,8 @@ from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTi
 
 __all__ = ["WRITE_AT_BYTES", "AsyncAuthSource", "Link", "expire"]
 
-AsyncAuthSource: TypeAlias = AuthSource | Callable[[], Awaitable[Auth]]
+# One callable of two results: of two callables, type checkers infer neither for a lambda.
+AsyncAuthSource: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
 
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.

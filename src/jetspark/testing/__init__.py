@@ -1,9 +1,10 @@
-"""What programs that use JetSpark are tested with: a model of nats-server's publishing, in memory, and a network with
-faults around it, in virtual time."""
+"""What programs that use JetSpark are tested with: a real nats-server that tests share, a model of its publishing in
+memory, and a network with faults around it, in virtual time. The pytest fixtures are in :mod:`pytest_jetspark`."""
 
 from jetspark.testing.clock import FakeClock
 from jetspark.testing.model import BatchLimits, Delivery, ModelMessage, ModelServer, OpenFastBatch
 from jetspark.testing.network import Front, Network, VirtualClock, Wire
+from jetspark.testing.servers import SharedNatsServer
 from jetspark.testing.simulation import Fault, FaultPlan, Faults, SimulatedLink
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ModelServer",
     "Network",
     "OpenFastBatch",
+    "SharedNatsServer",
     "SimulatedLink",
     "VirtualClock",
     "Wire",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 from support.operations.table import A_WHILE_S, World, accepted_by, plain, row
 
@@ -112,7 +113,7 @@ async def _(w: World) -> None:
         await w.nc.publish(f"{w.subject}.{number}", b"x")
         await w.nc.flush()
         await subscription.next(A_WHILE_S)
-        await w.interrupt(lambda subscription=subscription: subscription.drain(A_WHILE_S))
+        await w.interrupt(partial(subscription.drain, A_WHILE_S))
         await subscription.unsubscribe()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ def row(
     return register
 
 
-def plain(cover: str, call: Callable[[World], Awaitable[Any]], *, may_leave: str = "") -> None:
+def plain(cover: str, call: Callable[[World], Coroutine[Any, Any, Any]], *, may_leave: str = "") -> None:
     """An operation that promises nothing but its answer."""
 
     async def run(w: World) -> None:
