@@ -60,7 +60,7 @@ MAY_STAY_WITH = {
     "jetspark.core.subscription.SubscriptionState",
     "jetspark.blocking.subscription.Subscription",
     "jetspark.blocking.waiter.Changed",
-    "jetspark.blocking.pull._SourceReader",
+    "jetspark.blocking.source._SourceReader",
     "jetspark.blocking.subscription.SubscriptionReader",
 }
 
