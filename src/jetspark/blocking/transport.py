@@ -23,6 +23,7 @@ the main thread leaves nothing behind that only it could put right:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import socket
@@ -153,6 +154,8 @@ class Link:
         self._opened, self._over = Waiter(), Waiter()
         self._asking: _Call | None = None
         self._has_ended = False
+        self._due_at = math.inf
+        """The nearest deadline of what is attached, when the connection's thread last looked."""
         self._sleeps_until = 0.0
         """Until when the connection's thread sleeps, if nothing happens; an earlier alarm has to wake it."""
         _links.add(self)
@@ -733,8 +736,8 @@ class Link:
 
     def _tell_time(self) -> None:
         """Without the lock: call what is attached and due."""
-        if self._dispatcher.attached:
-            now = time.monotonic()
+        now = time.monotonic()
+        if now >= self._due_at:  # of the last look; what has come nearer since then has rung, and is seen by the next
             with self.lock:
                 deadlines = [(attached, attached.next_deadline()) for attached in self._dispatcher.attached]
             for attached, deadline in deadlines:
@@ -744,11 +747,13 @@ class Link:
     def _patience_s(self) -> float:
         """With the lock: how long there may be nothing to do."""
         now = time.monotonic()
-        patience_s = LONGEST_SLEEP_S
-        deadlines = [self.connection.next_deadline(), *(each.next_deadline() for each in self._dispatcher.attached)]
-        for deadline in deadlines:
-            if deadline is not None:
-                patience_s = min(patience_s, max(0.0, deadline - now))
+        self._due_at = math.inf
+        for attached in self._dispatcher.attached:
+            if (deadline := attached.next_deadline()) is not None and deadline < self._due_at:
+                self._due_at = deadline
+        patience_s = min(LONGEST_SLEEP_S, max(0.0, self._due_at - now))
+        if (deadline := self.connection.next_deadline()) is not None:
+            patience_s = min(patience_s, max(0.0, deadline - now))
         if self._is_alarmed and not self._unsent:
             patience_s = min(patience_s, LINGER_S)
         self._sleeps_until = now + patience_s

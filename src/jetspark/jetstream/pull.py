@@ -518,29 +518,33 @@ class Fetch(_Reader, Generic[M]):
         if error is not None:
             if self.messages:
                 return None  # these count; the error will come again, or did not matter
-            puller.error = None
+            puller.error = None  # told: the next fetch may find a consumer that is there again
             raise error
         if now >= self.deadline:
+            # An empty list means that there is nothing. Nobody to ask is something else, and only an error can say so.
             if puller.is_unavailable and not self.messages:
                 raise unavailable(puller.subject)
             return None
+        # The one that needs the fewest: any of them may be complete then, and the others go back to waiting.
         puller.wake_at = min(each.need for each in puller.fetches)
         if session is None:
-            return Wait(self.deadline)
+            return Wait(self.deadline)  # a session that begins wakes us: the subscription follows sessions
         puller.on_session(session)
         if self._no_wait:  # what others asked for may take its time
             shortfall = 0 if puller.has_request_of(self) else self.need
         else:
+            # Of all fetches together: the server does not say for which request a message is.
             shortfall = sum(each.need for each in puller.fetches) - puller.owed
             if shortfall <= 0 and not puller.has_request_with(self._priority):
                 shortfall = self.need  # one left behind by another fetch may wait for what we do not
         if shortfall > 0:
+            # So near the end the answer to another request would come too late, and lie here for the next fetch.
             if self._has_asked and now >= self.deadline - 2 * self._margin_s:
                 return Wait(self.deadline) if puller.owed or puller.is_unavailable else None
             if now < puller.may_ask_at():
                 return Wait(min(puller.may_ask_at(), self.deadline))
             if self._has_asked and self.must_empty:
-                return None
+                return None  # the next message is too large for the bytes that are left: these are all
             return self._ask(min(shortfall, self.need), now)
         deadline = puller.next_deadline()
         return Wait(self.deadline if deadline is None else min(deadline, self.deadline))
@@ -623,9 +627,10 @@ class Flow(_Reader, Generic[M]):
         error = self.error or puller.error
         if error is not None:
             if buffered:
-                return buffered
+                return buffered  # what is here was delivered: the error comes after it
             raise error
         wait_until = puller.next_deadline()
+        # Asked for at half of the window: the server then sends the second half while the reader works on the first.
         half = self._window // 2
         ahead = puller.owed + buffered
         has_bytes = self._has_bytes()
@@ -633,15 +638,16 @@ class Flow(_Reader, Generic[M]):
         if is_low and session is not None:
             if now >= puller.may_ask_at():
                 return self._ask(max(self._window - ahead, 1), now)
+            # The server has just refused. The reader goes on with what is here meanwhile.
             wait_until = puller.may_ask_at() if wait_until is None else min(puller.may_ask_at(), wait_until)
         if not buffered:
             return Wait(wait_until)
         if is_low:
-            count = 1
+            count = 1  # asking is due, and was not possible: look again after each message
         elif not has_bytes:
             count = max(1, buffered // 8)  # the bytes are counted anew each time
         else:
-            count = min(buffered, ahead - half)
+            count = min(buffered, ahead - half)  # up to where asking is due
         self._handed_out, self._handed_out_at = count, now
         return count
 
