@@ -76,7 +76,7 @@ def direct(key: str, sequence: int, value: bytes = b"v", block: str = "") -> Cor
 
 
 def headers_of(request: Request) -> dict[str, Any]:
-    return dict(request.headers or {})  # type: ignore[arg-type]
+    return dict(request.headers or {})
 
 
 def body_of(request: Request) -> dict[str, Any]:
@@ -84,9 +84,9 @@ def body_of(request: Request) -> dict[str, Any]:
 
 
 def stream_info(**config: Any) -> dict[str, Any]:
-    state = {"messages": 7, "bytes": 700, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
+    state: dict[str, Any] = {"messages": 7, "bytes": 700, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
     state |= {"first_ts": "2026-01-01T00:00:00Z", "last_ts": "2026-01-01T00:00:00Z"}
-    described = {"name": "KV_b", "subjects": ["$KV.b.>"]} | config
+    described: dict[str, Any] = {"name": "KV_b", "subjects": ["$KV.b.>"]} | config
     return {"config": described, "state": state, "created": "2026-01-01T00:00:00Z"}
 
 
