@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from support import class_archive, packing, seeds
 
+# pytest has it by its entry point, too, save in an environment that is older than that.
+pytest_plugins = ["pytest_jetspark"]
+
 # The suite starts hundreds of Python processes. Where bytecode is not to be written, each of them would compile the
 # package again, and each of pytest's the tests: half a second a time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -29,14 +29,15 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[NatsServer]:
-    """For tests that use subjects of their own and leave the server as it was."""
+    """For tests that need to know the server, use subjects of their own, and leave it as it was."""
     with NatsServer(jetstream=False) as server:
         yield server
 
 
 @pytest.fixture
-def url(shared_server: NatsServer) -> str:
-    return shared_server.url
+def url(nats_url: str) -> str:
+    """Of a server that no test disturbs, for an account of the test's own, with JetStream."""
+    return nats_url
 
 
 @pytest.fixture

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
 
 from jetspark import JetSparkError, ServerError, StreamConfig, StreamSource
-from jetspark.server import NatsServer
 
 _names = iter(f"B{number}" for number in range(1_000_000))
-
-
-@pytest.fixture(scope="module")
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(js_server: NatsServer) -> str:
-    return js_server.url
 
 
 async def new_stream(js: Any, **config: Any) -> Any:

@@ -18,7 +18,7 @@ from jetspark.server import NatsCluster
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 # Sent at full speed, which takes some seconds: the first faults come meanwhile.
-MESSAGES = 100_000
+MESSAGES = 30_000
 FAULTS = {"step-down": 6, "kill": 2}
 
 
@@ -94,7 +94,7 @@ async def test_a_fast_publisher_stores_everything_once_and_in_order_whatever_lea
         sent = 0
         async with _meanwhile(work), publisher:
             while sent < MESSAGES or faults[0] < FAULTS[fault]:
-                some = 5000 if sent < MESSAGES else 1000  # enough is sent: the rest is for the faults to meet
+                some = 5000 if sent < MESSAGES else 200  # enough is sent: the rest is for the faults to meet
                 await publisher.publish_many([(f"{name}.n", b"%d" % number) for number in range(sent, sent + some)])
                 sent += some
                 positions.append(await _now(publisher.published))

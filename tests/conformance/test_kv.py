@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import pytest
@@ -14,17 +14,6 @@ from support.peers import Proxy
 import jetspark
 from jetspark import KVConfig, StreamSource
 from jetspark.server import NatsServer
-
-
-@pytest.fixture
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(js_server: NatsServer) -> str:
-    return js_server.url
 
 
 async def _take(changes: AsyncIterator[Any], count: int, present_is_over: asyncio.Event | None = None) -> list[Any]:
@@ -206,8 +195,8 @@ async def test_a_watch_can_be_narrowed_in_every_way(driver: Driver, url: str) ->
 
 
 @on_both_drivers
-async def test_a_watch_misses_nothing_over_cuts_and_a_restart(driver: Driver, js_server: NatsServer) -> None:
-    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as writer:
+async def test_a_watch_misses_nothing_over_cuts_and_a_restart(driver: Driver, own: NatsServer) -> None:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as writer:
         kv = await writer.jetstream(timeout=10).create_kv(KVConfig(bucket="cut", history=64))
         async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.01) as nc:
             watched = await nc.jetstream().kv("cut")
@@ -217,7 +206,7 @@ async def test_a_watch_misses_nothing_over_cuts_and_a_restart(driver: Driver, js
                 if number % 50 == 25:
                     proxy.cut()
                 if number == 120:
-                    await asyncio.to_thread(js_server.restart)
+                    await asyncio.to_thread(own.restart)
                     await writer.flush(timeout=20)
             assert [int(entry.value) for entry in await watching] == list(range(200))
 
@@ -235,9 +224,9 @@ async def _fill(kv: jetspark.KeyValue, js: jetspark.JetStream, alive: int, doome
 
 
 @on_both_drivers
-async def test_a_listing_through_a_restart_shows_no_deleted_key(driver: Driver, js_server: NatsServer) -> None:
+async def test_a_listing_through_a_restart_shows_no_deleted_key(driver: Driver, own: NatsServer) -> None:
     """The first consumer begins with the last of each key; the one after the restart must do so, too."""
-    async with driver.connect(js_server.url, reconnect_wait_s=0.01, max_pending_messages=100) as nc:
+    async with driver.connect(own.url, reconnect_wait_s=0.01, max_pending_messages=100) as nc:
         js = nc.jetstream(timeout=20)
         kv = await js.create_kv(KVConfig(bucket="listed", history=3))
         alive = await _fill(kv, js, alive=2000, doomed=200)
@@ -245,19 +234,19 @@ async def test_a_listing_through_a_restart_shows_no_deleted_key(driver: Driver, 
         async for key in kv.keys():
             listed.append(key)
             if len(listed) == 1:  # the server has sent no more than a first window, and waits to be asked
-                js_server.kill()
-                await asyncio.to_thread(js_server.start)
+                own.kill()
+                await asyncio.to_thread(own.start)
         assert (len(listed), set(listed)) == (len(alive), alive)
 
 
 @on_both_drivers
 @pytest.mark.parametrize("is_cut", [True, False])
 async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
-    driver: Driver, js_server: NatsServer, is_cut: bool
+    driver: Driver, own: NatsServer, is_cut: bool
 ) -> None:
     """Whether the connection is lost, or there is room for few of them at a time."""
     limits = {"max_pending_messages": 100 if not is_cut else 1000}
-    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as other:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as other:
         js = other.jetstream()
         kv = await js.create_kv(KVConfig(bucket="watched", history=3))
         alive = await _fill(kv, js, alive=2000, doomed=200)
@@ -279,12 +268,10 @@ async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
 
 
 @on_both_drivers
-async def test_the_beginning_of_a_watch_is_whole_whatever_the_sizes_of_the_values(
-    driver: Driver, js_server: NatsServer
-) -> None:
+async def test_the_beginning_of_a_watch_is_whole_whatever_the_sizes_of_the_values(driver: Driver, url: str) -> None:
     """A pull consumer loses one for each request that has too few bytes left for the next, if nobody takes care."""
     sizes = [10] * 150 + [9_000] * 40 + [10] * 20 + [60_000] * 5 + [200_000] + [10] * 20
-    async with driver.connect(js_server.url, max_pending_bytes=100_000) as nc, asyncio.timeout(40):
+    async with driver.connect(url, max_pending_bytes=100_000) as nc, asyncio.timeout(40):
         js = nc.jetstream(timeout=20)
         kv = await js.create_kv(KVConfig(bucket="sizes", history=3))
         for times in (2, 1):  # so that the last ones do not follow one another
@@ -315,20 +302,20 @@ async def test_a_key_that_changes_while_keys_are_listed_is_listed_once(driver: D
 
 
 @on_both_drivers
-async def test_a_listing_ends_with_an_error_and_never_short(driver: Driver, js_server: NatsServer) -> None:
+async def test_a_listing_ends_with_an_error_and_never_short(driver: Driver, own: NatsServer) -> None:
     """Whether the server stops answering in the middle of it, or the connection is closed."""
-    async with driver.connect(js_server.url) as nc:
+    async with driver.connect(own.url) as nc:
         js = nc.jetstream(timeout=1.0)
         kv = await js.create_kv(KVConfig(bucket="cut"))
         await _fill(kv, js, alive=2000, doomed=1)
         listing = kv.keys()
         await anext(listing)
-        js_server.pause()
+        own.pause()
         try:
             with pytest.raises(jetspark.RequestTimeout, match="keys of bucket 'cut': no answer within 1 s"):
                 await _take(listing, 2000)
         finally:
-            js_server.resume()
+            own.resume()
         listing = kv.keys()
         await anext(listing)
         await nc.close()
@@ -580,10 +567,10 @@ async def test_of_two_transactions_that_read_what_the_other_writes_one_happens(d
 
 
 @on_both_drivers
-async def test_a_transaction_in_doubt_is_resolved(driver: Driver, js_server: NatsServer) -> None:
+async def test_a_transaction_in_doubt_is_resolved(driver: Driver, own: NatsServer) -> None:
     async with (
-        LossyProxy(js_server.port) as proxy,
-        driver.connect(js_server.url) as nc,
+        LossyProxy(own.port) as proxy,
+        driver.connect(own.url) as nc,
         driver.connect(proxy.url, reconnect_wait_s=0.01, on_event=(events := Recorder())) as shaky,
     ):
         kv = await nc.jetstream().create_kv(KVConfig(bucket="doubt"))
@@ -650,10 +637,8 @@ async def test_concurrent_transactions_are_never_seen_half_done(driver: Driver, 
 
 
 @on_both_drivers
-async def test_a_watch_for_changes_only_misses_none_that_came_before_its_first(
-    driver: Driver, js_server: NatsServer
-) -> None:
-    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as writer:
+async def test_a_watch_for_changes_only_misses_none_that_came_before_its_first(driver: Driver, own: NatsServer) -> None:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as writer:
         kv = await writer.jetstream().create_kv(KVConfig(bucket="empty", history=5))
         async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.5) as nc:
             changes = (await nc.jetstream().kv("empty")).watch(updates_only=True, initial_marker=True)

@@ -30,13 +30,6 @@ class Leave(BaseException):
     """What no ``except Exception`` catches, as ``KeyboardInterrupt`` and ``SystemExit``."""
 
 
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    """For tests that stop it for a while."""
-    with NatsServer() as server:
-        yield server
-
-
 def config(**options: Any) -> StreamConfig:
     name = next(_names)
     return StreamConfig(
@@ -68,21 +61,21 @@ def check_publisher(found: list[int], accepted: int, published: int, left: list[
 
 
 @on_both_drivers
-async def test_a_closed_publisher_sends_nothing_when_the_server_comes_back(driver: Driver, server: NatsServer) -> None:
-    async with driver.connect(server.url) as nc:
+async def test_a_closed_publisher_sends_nothing_when_the_server_comes_back(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config())
         publisher = js.fast_publisher()
         async with publisher:
             await publisher.publish(f"{stream.name}.a", b"1")
             await publisher.flush()
-            server.pause()
+            own.pause()
             try:
                 await publisher.publish_many(items(f"{stream.name}.a", 2, 5001))
                 with pytest.raises(jetspark.RequestTimeout):
                     await publisher.close(timeout=0.3)
             finally:
-                server.resume()
+                own.resume()
             left = await now(publisher.unpublished())
             batches = publisher.batches
             found = await stored(nc, stream)
@@ -100,7 +93,7 @@ async def now(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("message_ids", [False, True])
-def test_a_publisher_that_is_cancelled_says_what_is_not_stored(server: NatsServer, message_ids: bool) -> None:
+def test_a_publisher_that_is_cancelled_says_what_is_not_stored(url: str, message_ids: bool) -> None:
     async def publish(publisher: jetspark.FastPublisher, subject: str, rng: random.Random) -> None:
         async with publisher:
             last = 0
@@ -113,7 +106,7 @@ def test_a_publisher_that_is_cancelled_says_what_is_not_stored(server: NatsServe
 
     async def run() -> None:
         events = Recorder()
-        async with jetspark.connect(server.url, on_event=events) as nc:
+        async with jetspark.connect(url, on_event=events) as nc:
             js = nc.jetstream()
             for steps in LOOP_STEPS:
                 stream = await js.create_stream(config())
@@ -142,9 +135,9 @@ async def cancel_after(work: Any, steps: int) -> None:
 
 
 @pytest.mark.parametrize("point", range(0, 2000, 67))
-def test_a_publisher_left_by_an_interruption_says_what_is_not_stored(blocking_server: NatsServer, point: int) -> None:
+def test_a_publisher_left_by_an_interruption_says_what_is_not_stored(shared: NatsServer, point: int) -> None:
     rng = random.Random(point)
-    with jetspark.blocking.connect(blocking_server.url) as nc:
+    with jetspark.blocking.connect(shared.url) as nc:
         stream = nc.jetstream().create_stream(config())
         subject = f"{stream.name}.a"
         publisher = nc.jetstream().fast_publisher(message_ids=rng.random() < 0.5)
@@ -174,16 +167,10 @@ def test_a_publisher_left_by_an_interruption_says_what_is_not_stored(blocking_se
         stream.delete()
 
 
-@pytest.fixture(scope="module")
-def blocking_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_fast_batch_that_is_cancelled_keeps_its_first_messages(server: NatsServer) -> None:
+def test_a_fast_batch_that_is_cancelled_keeps_its_first_messages(url: str) -> None:
     async def fill(fast: jetspark.FastBatch, subject: str, rng: random.Random) -> None:
         async with fast:
             last, goal = 0, rng.choice([1, 700, 2000])
@@ -199,7 +186,7 @@ def test_a_fast_batch_that_is_cancelled_keeps_its_first_messages(server: NatsSer
 
     async def run() -> None:
         events = Recorder()
-        async with jetspark.connect(server.url, on_event=events) as nc:
+        async with jetspark.connect(url, on_event=events) as nc:
             js = nc.jetstream()
             for steps in LOOP_STEPS:
                 stream = await js.create_stream(config())
@@ -214,7 +201,7 @@ def test_a_fast_batch_that_is_cancelled_keeps_its_first_messages(server: NatsSer
     asyncio.run(run())
 
 
-def test_an_atomic_batch_that_is_cancelled_is_stored_whole_or_not_at_all(server: NatsServer) -> None:
+def test_an_atomic_batch_that_is_cancelled_is_stored_whole_or_not_at_all(url: str) -> None:
     async def fill(batch: jetspark.AtomicBatch, subject: str, rng: random.Random) -> None:
         async with batch:
             await batch.add_many(items(subject, 1, rng.choice([1, 20, 400])))
@@ -222,7 +209,7 @@ def test_an_atomic_batch_that_is_cancelled_is_stored_whole_or_not_at_all(server:
 
     async def run() -> None:
         events = Recorder()
-        async with jetspark.connect(server.url, on_event=events) as nc:
+        async with jetspark.connect(url, on_event=events) as nc:
             js = nc.jetstream()
             for steps in range(1, 31):
                 stream = await js.create_stream(config(allow_atomic=True))
@@ -239,7 +226,7 @@ def test_an_atomic_batch_that_is_cancelled_is_stored_whole_or_not_at_all(server:
     asyncio.run(run())
 
 
-def test_what_publish_async_says_when_cancelled_is_true(server: NatsServer) -> None:
+def test_what_publish_async_says_when_cancelled_is_true(url: str) -> None:
     async def fill(js: jetspark.JetStream, subject: str, sent: list[int], rng: random.Random) -> None:
         for number in range(1, 3000):
             await js.publish_async(subject, b"%d" % number)
@@ -247,7 +234,7 @@ def test_what_publish_async_says_when_cancelled_is_true(server: NatsServer) -> N
 
     async def run() -> None:
         events = Recorder()
-        async with jetspark.connect(server.url, on_event=events) as nc:
+        async with jetspark.connect(url, on_event=events) as nc:
             js = nc.jetstream()
             for steps in range(1, 61, 6):
                 stream = await js.create_stream(config())
@@ -287,8 +274,8 @@ USES: dict[str, Any] = {
 
 @pytest.mark.parametrize("use", USES)
 @on_both_drivers
-async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, blocking_server: NatsServer, use: str) -> None:
-    async with driver.connect(blocking_server.url) as nc:
+async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, shared: NatsServer, use: str) -> None:
+    async with driver.connect(shared.url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config(allow_atomic=True))
         kv = await js.create_kv(jetspark.KVConfig(bucket=stream.name, storage="memory"))
@@ -322,30 +309,41 @@ async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, blocking
 class _Broken:
     """A reader with a mistake in it."""
 
-    def _wake(self) -> None:
+    pending_messages = 0
+
+    def wake(self) -> None:
         raise AssertionError("a mistake")
 
-    def _on_event(self, event: Any) -> None:
+    def read_up(self, deadline: float) -> Any:
+        raise AssertionError("a mistake")
+
+    def on_event(self, event: Any) -> None:
+        raise AssertionError("a mistake")
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def on_time(self, now: float) -> None:
         raise AssertionError("a mistake")
 
 
 @on_both_drivers
 async def test_one_readers_mistake_does_not_end_the_connection_of_the_others(
-    driver: Driver, server: NatsServer, caplog: pytest.LogCaptureFixture
+    driver: Driver, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(url, on_event=events) as nc:
         client = getattr(nc, "_target", nc)
         broken = _Broken()
-        client._machine.subscribe("news", handle=broken)
-        client._listeners.insert(0, broken._on_event)
+        client._machine.subscribe("news", reader=broken)
+        client._link.attach(broken)
         good = await nc.subscribe("news")
         for number in range(3):
             await nc.publish("news", b"%d" % number)
         await nc.flush()
         for number in range(3):
             assert (await good.next(timeout=5)).data == b"%d" % number
-        client._report(jetspark.JetSparkError("something else"))
+        client._link.report(jetspark.JetSparkError("something else"))
         assert not events.of(Disconnected)
         assert {str(event.error) for event in events.of(jetspark.ErrorReported)} == {"a mistake", "something else"}
         assert "a mistake" in caplog.text
@@ -353,10 +351,10 @@ async def test_one_readers_mistake_does_not_end_the_connection_of_the_others(
 
 @on_both_drivers
 async def test_a_mistake_while_reading_ends_the_session_and_not_the_connection(
-    driver: Driver, server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events, reconnect_wait_s=0.01) as nc:
+    async with driver.connect(url, on_event=events, reconnect_wait_s=0.01) as nc:
         machine = getattr(nc, "_target", nc)._machine
         receive, mistakes = machine.receive_data, iter([AssertionError("a mistake")])
 
@@ -376,15 +374,15 @@ async def test_a_mistake_while_reading_ends_the_session_and_not_the_connection(
 
 @on_both_drivers
 async def test_a_mistake_in_a_publisher_is_told_to_whoever_waits(
-    driver: Driver, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with driver.connect(server.url) as nc:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config())
         async with js.fast_batch() as untouched:
             await untouched.add(f"{stream.name}.a", b"1")
             publisher = js.fast_publisher()
-            endless = getattr(publisher, "_target", publisher)._endless
+            endless = getattr(publisher, "_target", publisher)._publisher
 
             def fail(*_: Any) -> None:
                 raise AssertionError("a mistake")

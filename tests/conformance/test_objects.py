@@ -23,17 +23,6 @@ from jetspark.server import NatsServer
 CHUNK = 1000
 
 
-@pytest.fixture
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(js_server: NatsServer) -> str:
-    return js_server.url
-
-
 def _content(size_bytes: int) -> bytes:
     return random.Random(size_bytes).randbytes(size_bytes)
 
@@ -141,7 +130,7 @@ async def test_no_more_than_the_window_waits_for_acknowledgements(driver: Driver
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "plain")
-        publisher = getattr(js, "_target", js)._client._windowed_publisher()
+        publisher = getattr(js, "_target", js)._context.publisher
         waiting = []
 
         def pieces() -> Iterator[bytes]:
@@ -154,17 +143,19 @@ async def test_no_more_than_the_window_waits_for_acknowledgements(driver: Driver
 
 
 @on_both_drivers
-async def test_over_fast_ingest_no_more_than_the_window_is_kept(driver: Driver, url: str) -> None:
+async def test_over_fast_ingest_no_more_than_the_window_is_kept(
+    driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
-        ours = inside(js)
+        ours = sys.modules[f"{type(inside(store)).__module__.rpartition('.')[0]}.object_sending"]
         publishers: list[Any] = []
-        make = ours.fast_publisher
+        make = ours.FastPublisher
         waiting = [0]
 
-        def fast_publisher(**options: Any) -> Any:
-            publishers.append(make(**options))
+        def fast_publisher(*args: Any) -> Any:
+            publishers.append(make(*args))
             return publishers[0]
 
         def pieces() -> Iterator[bytes]:
@@ -172,7 +163,7 @@ async def test_over_fast_ingest_no_more_than_the_window_is_kept(driver: Driver, 
                 waiting.append(publishers[0].pending if publishers else 0)
                 yield bytes(64 << 10)
 
-        ours.fast_publisher = fast_publisher
+        monkeypatch.setattr(ours, "FastPublisher", fast_publisher)
         await store.put("a", pieces(), chunk_bytes=64 << 10)
         assert 1 < max(waiting) <= WINDOW_BYTES // (64 << 10)
         assert publishers[0].batches == 1
@@ -487,14 +478,12 @@ def _uninterrupted(count: int) -> bytes:
 
 
 @on_both_drivers
-async def test_a_restart_of_the_server_fails_the_plain_put_and_its_chunks_go(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
-    async with driver.connect(url, reconnect_wait_s=0.01) as nc:
+async def test_a_restart_of_the_server_fails_the_plain_put_and_its_chunks_go(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url, reconnect_wait_s=0.01) as nc:
         js = nc.jetstream()
         store = await _store(js, "plain")
         try:
-            await store.put("a", _interrupted(driver, 200, js_server.restart), chunk_bytes=CHUNK)
+            await store.put("a", _interrupted(driver, 200, own.restart), chunk_bytes=CHUNK)
         except (jetspark.ConnectionLost, jetspark.JetStreamUnavailable):
             assert await _subjects(js, "files") == {}
         else:
@@ -502,14 +491,12 @@ async def test_a_restart_of_the_server_fails_the_plain_put_and_its_chunks_go(
 
 
 @on_both_drivers
-async def test_over_fast_ingest_a_put_survives_a_crash_of_the_server(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
+async def test_over_fast_ingest_a_put_survives_a_crash_of_the_server(driver: Driver, own: NatsServer) -> None:
     def crash() -> None:
-        js_server.kill()
-        js_server.start()
+        own.kill()
+        own.start()
 
-    async with driver.connect(url, reconnect_wait_s=0.01) as nc:
+    async with driver.connect(own.url, reconnect_wait_s=0.01) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
         for number in range(3):
@@ -519,10 +506,8 @@ async def test_over_fast_ingest_a_put_survives_a_crash_of_the_server(
 
 
 @on_both_drivers
-async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
-    async with driver.connect(url, reconnect_wait_s=0.01) as nc, driver.connect(url) as other:
+async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url, reconnect_wait_s=0.01) as nc, driver.connect(own.url) as other:
         js = nc.jetstream()
         await _store(js, "fast")
         # The client is told of a longer window than there is.
@@ -538,9 +523,9 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
 
         def crash() -> None:
             asyncio.run_coroutine_threadsafe(until_some_are_stored(), loop).result(20)
-            js_server.kill()
+            own.kill()
             time.sleep(0.3)  # the window passes
-            js_server.start()
+            own.start()
 
         with pytest.raises(jetspark.ConnectionLost, match=r"100 chunks became 1\d\d .*; put it again"):
             await store.put("a", _interrupted(driver, 100, crash), chunk_bytes=CHUNK)
@@ -548,10 +533,8 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(
 
 
 @on_both_drivers
-async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(
-    driver: Driver, url: str, js_server: NatsServer
-) -> None:
-    async with driver.connect(url) as nc, driver.connect(url) as other:
+async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url) as nc, driver.connect(own.url) as other:
         js = nc.jetstream()
         store = await _store(js, "fast")
         loop = asyncio.get_running_loop()
@@ -637,8 +620,8 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
 
 @on_both_drivers
 async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.aio.objects.FLUSH_EVERY_S", 0.2)
-    monkeypatch.setattr("jetspark.blocking.objects.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.aio.object_sending.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.blocking.object_sending.FLUSH_EVERY_S", 0.2)
 
     def pieces() -> Iterator[bytes]:
         for _ in range(25):

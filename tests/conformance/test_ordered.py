@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,12 +15,6 @@ from support.peers import Proxy
 import jetspark
 from jetspark import ConsumerConfig, KVConfig, StreamConfig
 from jetspark.server import NatsServer, Permissions, User
-
-
-@pytest.fixture
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 async def _take(messages: AsyncIterator[jetspark.JetStreamMessage], count: int) -> list[int]:
@@ -40,8 +34,8 @@ async def _fill(js: jetspark.JetStream, first: int, count: int, subject: str = "
 
 
 @on_both_drivers
-async def test_everything_comes_in_order_and_then_what_is_new(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_everything_comes_in_order_and_then_what_is_new(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         await _fill(js, 0, 200)
@@ -51,8 +45,8 @@ async def test_everything_comes_in_order_and_then_what_is_new(driver: Driver, js
 
 
 @on_both_drivers
-async def test_it_begins_where_it_is_told_to(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_it_begins_where_it_is_told_to(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         await _fill(js, 0, 10, "ordered.a")
@@ -76,8 +70,8 @@ async def test_it_begins_where_it_is_told_to(driver: Driver, js_server: NatsServ
 
 
 @on_both_drivers
-async def test_what_is_left_behind_is_cleaned_up(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_what_is_left_behind_is_cleaned_up(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         await _fill(js, 0, 5)
@@ -88,8 +82,8 @@ async def test_what_is_left_behind_is_cleaned_up(driver: Driver, js_server: Nats
 
 
 @on_both_drivers
-async def test_cuts_and_restarts_are_not_seen(driver: Driver, js_server: NatsServer) -> None:
-    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as publisher:
+async def test_cuts_and_restarts_are_not_seen(driver: Driver, own: NatsServer) -> None:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as publisher:
         js = publisher.jetstream(timeout=10)
         await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.01) as nc:
@@ -106,7 +100,7 @@ async def test_cuts_and_restarts_are_not_seen(driver: Driver, js_server: NatsSer
             for cut in range(4):
                 await _fill(js, 100 * cut, 100)
                 proxy.cut()
-            await asyncio.to_thread(js_server.restart)
+            await asyncio.to_thread(own.restart)
             await publisher.flush(timeout=20)
             await _fill(js, 400, 200)
             async with asyncio.timeout(40):
@@ -124,15 +118,13 @@ async def _count_consumers(nc: jetspark.Client, created: list[str]) -> None:
 
 @on_both_drivers
 @pytest.mark.parametrize("bound", [{"max_pending_messages": 20}, {"max_pending_bytes": 2000}])
-async def test_one_consumer_is_enough_however_slow_the_reader(
-    driver: Driver, js_server: NatsServer, bound: dict[str, Any]
-) -> None:
+async def test_one_consumer_is_enough_however_slow_the_reader(driver: Driver, url: str, bound: dict[str, Any]) -> None:
     """It asks for what it has room for, so nothing is dropped, and there is nothing to go back for."""
     reported: list[object] = []
     created: list[str] = []
     async with (
-        driver.connect(js_server.url, on_event=reported.append, **bound) as nc,
-        driver.connect(js_server.url) as other,
+        driver.connect(url, on_event=reported.append, **bound) as nc,
+        driver.connect(url) as other,
     ):
         js = other.jetstream()
         await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
@@ -146,8 +138,8 @@ async def test_one_consumer_is_enough_however_slow_the_reader(
 
 
 @on_both_drivers
-async def test_a_message_larger_than_the_bound_comes_all_the_same(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url, max_pending_bytes=1000) as nc:
+async def test_a_message_larger_than_the_bound_comes_all_the_same(driver: Driver, url: str) -> None:
+    async with driver.connect(url, max_pending_bytes=1000) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         sizes = [10, 5000, 10, 10, 900, 5000, 5000, 400, 400, 10]
@@ -180,8 +172,8 @@ class _Losing(Proxy):
 
 @on_both_drivers
 @pytest.mark.parametrize("lost", [4, pytest.param(9, marks=pytest.mark.slow)])  # the last is missed by its heartbeat
-async def test_a_message_lost_on_the_way_is_fetched_again(driver: Driver, js_server: NatsServer, lost: int) -> None:
-    async with _Losing(js_server.port) as proxy, driver.connect(js_server.url) as other:
+async def test_a_message_lost_on_the_way_is_fetched_again(driver: Driver, own: NatsServer, lost: int) -> None:
+    async with _Losing(own.port) as proxy, driver.connect(own.url) as other:
         js = other.jetstream()
         await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         async with driver.connect(proxy.url, ignore_discovered_servers=True) as nc:
@@ -194,8 +186,8 @@ async def test_a_message_lost_on_the_way_is_fetched_again(driver: Driver, js_ser
 
 
 @on_both_drivers
-async def test_a_deleted_consumer_is_replaced_at_once(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_deleted_consumer_is_replaced_at_once(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         messages = stream.ordered_consumer().messages()
@@ -209,9 +201,9 @@ async def test_a_deleted_consumer_is_replaced_at_once(driver: Driver, js_server:
 
 
 @on_both_drivers
-async def test_a_request_waits_at_the_server_whenever_the_reader_does(driver: Driver, js_server: NatsServer) -> None:
+async def test_a_request_waits_at_the_server_whenever_the_reader_does(driver: Driver, url: str) -> None:
     """So that a single change is delivered when it is made. With time-outs shorter than the silence between them."""
-    async with driver.connect(js_server.url) as nc:
+    async with driver.connect(url) as nc:
         js = nc.jetstream(timeout=0.5)
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         messages = stream.ordered_consumer().messages()
@@ -265,8 +257,8 @@ async def test_rights_can_be_limited_to_a_filter(driver: Driver) -> None:
 
 
 @on_both_drivers
-async def test_closing_the_connection_ends_the_iteration(driver: Driver, js_server: NatsServer) -> None:
-    nc = await driver.connect(js_server.url)
+async def test_closing_the_connection_ends_the_iteration(driver: Driver, url: str) -> None:
+    nc = await driver.connect(url)
     js = nc.jetstream()
     stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
     await _fill(js, 0, 3)
@@ -311,14 +303,12 @@ async def _readers(js: jetspark.JetStream) -> dict[str, AsyncIterator[Any]]:
 
 @on_both_drivers
 @pytest.mark.parametrize("is_made_again", [True, False])
-async def test_a_reader_whose_stream_was_deleted_says_so(
-    driver: Driver, js_server: NatsServer, is_made_again: bool
-) -> None:
+async def test_a_reader_whose_stream_was_deleted_says_so(driver: Driver, own: NatsServer, is_made_again: bool) -> None:
     """Asked to go on after its last sequence, the new stream would be silent until it has as many messages."""
     options: dict[str, Any] = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01}
     async with (
-        Proxy(js_server.port) as proxy,
-        driver.connect(js_server.url) as other,
+        Proxy(own.port) as proxy,
+        driver.connect(own.url) as other,
         driver.connect(proxy.url, **options) as nc,
         asyncio.timeout(40),
     ):
@@ -342,8 +332,8 @@ async def test_a_reader_whose_stream_was_deleted_says_so(
 
 @pytest.mark.slow
 @on_both_drivers
-async def test_silence_alone_shows_that_the_stream_is_another(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_silence_alone_shows_that_the_stream_is_another(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         readers = await _readers(js)
         for reader in readers.values():
@@ -362,9 +352,9 @@ async def test_silence_alone_shows_that_the_stream_is_another(driver: Driver, js
 
 
 @on_both_drivers
-async def test_a_purged_stream_is_still_the_same(driver: Driver, js_server: NatsServer) -> None:
+async def test_a_purged_stream_is_still_the_same(driver: Driver, own: NatsServer) -> None:
     """It keeps its sequences, so a reader goes on behind what was purged."""
-    async with Proxy(js_server.port) as proxy, driver.connect(js_server.url) as other:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as other:
         js = other.jetstream()
         await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         await _fill(js, 0, 20)
@@ -381,8 +371,8 @@ async def test_a_purged_stream_is_still_the_same(driver: Driver, js_server: Nats
 
 
 @on_both_drivers
-async def test_pull_and_push_readers_hear_that_their_stream_was_deleted(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_pull_and_push_readers_hear_that_their_stream_was_deleted(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
         pull = await stream.create_consumer(ConsumerConfig(durable_name="pull"))

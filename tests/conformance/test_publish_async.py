@@ -8,7 +8,6 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,24 +19,6 @@ import jetspark.blocking.publisher
 from jetspark.errors import JetStreamUnavailable, WindowFull, WrongLastSequence
 from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer, Permissions, User
-
-
-@pytest.fixture(scope="module")
-def jetstream_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    """For tests that kill it."""
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(jetstream_server: NatsServer) -> str:
-    return jetstream_server.url
 
 
 def publisher_of(driver: Driver, nc: jetspark.Client, **options: Any) -> Any:
@@ -518,9 +499,9 @@ async def test_a_publish_cancelled_while_it_waits_for_room_is_not_sent(driver: D
 
 
 @on_both_drivers
-async def test_after_a_crash_every_message_is_acknowledged_or_in_doubt(driver: Driver, server: NatsServer) -> None:
+async def test_after_a_crash_every_message_is_acknowledged_or_in_doubt(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         await create_stream(nc, "crash")
         publisher = publisher_of(driver, nc)
 
@@ -532,15 +513,15 @@ async def test_after_a_crash_every_message_is_acknowledged_or_in_doubt(driver: D
         before = await publish(range(300))
         await publisher.complete(10)
         await nc.flush()  # an ack settles its future; what the connection has in doubt is settled by a PONG
-        await asyncio.to_thread(server.pause)
+        await asyncio.to_thread(own.pause)
         doubtful = await publish(range(300, 600))
         await until(lambda: nc.buffered_bytes == 0)
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         await events.wait_for(jetspark.Disconnected)
         await until(lambda: all(is_done(future) for future in doubtful))
         while_down = await publish(range(600, 900))
         assert publisher.outstanding == 300
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own.start)
         await publisher.complete(20)
 
         assert all(isinstance(entry, PubAck) for entry in await outcomes(before))
@@ -556,18 +537,18 @@ async def test_after_a_crash_every_message_is_acknowledged_or_in_doubt(driver: D
 
 @on_both_drivers
 async def test_a_crash_under_load_leaves_no_future_open_and_stores_nothing_twice(
-    driver: Driver, server: NatsServer
+    driver: Driver, own: NatsServer
 ) -> None:
     total = 6_000
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         await create_stream(nc, "load")
         publisher = publisher_of(driver, nc, max_outstanding=1_000)
 
         async def crash() -> None:
-            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(own.kill)
             await events.wait_for(jetspark.Disconnected)
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own.start)
 
         messages = [("load.x", b"x" * 200, {"Nats-Msg-Id": str(number)}) for number in range(total)]
         futures = await publish_all(publisher, messages[: total // 3])

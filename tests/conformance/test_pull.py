@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,19 +16,6 @@ from support.drivers import Driver, Recorder, on_both_drivers, until
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
 from jetspark.server import NatsCluster, NatsServer
-
-
-@pytest.fixture(scope="module")
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer(jetstream=True) as server:
-        yield server
-
-
-@pytest.fixture
-def killable() -> Iterator[NatsServer]:
-    with NatsServer(jetstream=True) as server:
-        yield server
-
 
 _names = iter(range(1_000_000))
 
@@ -77,8 +64,8 @@ def numbers(messages: list[Any]) -> list[int]:
 
 
 @on_both_drivers
-async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 25))
         started = time.monotonic()
         assert numbers(await consumer.fetch(10, timeout=20)) == list(range(10))
@@ -88,8 +75,8 @@ async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, js_server:
 
 
 @on_both_drivers
-async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         started = time.monotonic()
         assert numbers(await consumer.fetch(10, timeout=1)) == [0, 1, 2]
@@ -100,8 +87,8 @@ async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver,
 
 
 @on_both_drivers
-async def test_no_wait_takes_only_what_is_there(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_no_wait_takes_only_what_is_there(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         started = time.monotonic()
         assert numbers(await consumer.fetch(10, timeout=20, no_wait=True)) == [0, 1, 2]
@@ -110,8 +97,8 @@ async def test_no_wait_takes_only_what_is_there(driver: Driver, js_server: NatsS
 
 
 @on_both_drivers
-async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_ack_pending=2)
         [first, second] = await consumer.fetch(2)
         assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
@@ -121,8 +108,8 @@ async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, js_se
 
 
 @on_both_drivers
-async def test_max_bytes_bounds_a_fetch(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_max_bytes_bounds_a_fetch(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 20, b"x" * 1000))
         started = time.monotonic()
         assert len(await consumer.fetch(20, timeout=20, max_bytes=5000)) == 4
@@ -134,8 +121,8 @@ async def test_max_bytes_bounds_a_fetch(driver: Driver, js_server: NatsServer) -
 
 
 @on_both_drivers
-async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 100))
         batches = await asyncio.gather(*(consumer.fetch(10, timeout=10) for _ in range(10)))
         assert [len(batch) for batch in batches] == [10] * 10
@@ -143,8 +130,8 @@ async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, js_se
 
 
 @on_both_drivers
-async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc)
         consumer = await consumer_of(stream)
         for number in range(30):
@@ -268,9 +255,9 @@ async def poll_with_short_timeouts(
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
 async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
-    driver: Driver, js_server: NatsServer, distance_s: float
+    driver: Driver, shared: NatsServer, distance_s: float
 ) -> None:
-    await poll_with_short_timeouts(driver, js_server, 100, distance_s)
+    await poll_with_short_timeouts(driver, shared, 100, distance_s)
 
 
 @pytest.mark.slow
@@ -279,16 +266,16 @@ async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
 async def test_not_one_of_a_thousand_messages_is_kept_waiting_by_an_earlier_fetch(
-    driver: Driver, js_server: NatsServer, distance_s: float
+    driver: Driver, shared: NatsServer, distance_s: float
 ) -> None:
     # Eight at once, each with a connection and a stream of its own: almost all of the time is spent waiting.
-    polls = (poll_with_short_timeouts(driver, js_server, 125, distance_s, seed) for seed in range(8))
+    polls = (poll_with_short_timeouts(driver, shared, 125, distance_s, seed) for seed in range(8))
     await asyncio.gather(*polls)
 
 
 @on_both_drivers
-async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 5)
         consumer = await consumer_of(stream)
         late = await consumer.fetch(5)
@@ -310,8 +297,8 @@ async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver,
 
 
 @on_both_drivers
-async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc))
         fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
         await asyncio.sleep(0.1)
@@ -326,8 +313,8 @@ async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, js
 
 
 @on_both_drivers
-async def test_limits_of_the_consumer_are_named(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_limits_of_the_consumer_are_named(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_batch=2, max_expires_s=1.0, max_batch_bytes=1000)
         started = time.monotonic()
         with pytest.raises(jetspark.ConfigError, match="MaxRequestBatch of 2"):
@@ -341,8 +328,8 @@ async def test_limits_of_the_consumer_are_named(driver: Driver, js_server: NatsS
 
 
 @on_both_drivers
-async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc))
         wrong: dict[str, Any]
         for wrong in ({"n": 0}, {"timeout": 0}, {"max_bytes": 0}, {"priority": 3}, {"group": "g", "priority": 10}):
@@ -354,8 +341,8 @@ async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, js_
 
 
 @on_both_drivers
-async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, js_server: NatsServer) -> None:
-    nc = await driver.connect(js_server.url)
+async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, shared: NatsServer) -> None:
+    nc = await driver.connect(shared.url)
     consumer = await consumer_of(await stream_of(nc))
     fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
     await asyncio.sleep(0.1)
@@ -370,8 +357,8 @@ async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, js
 
 
 @on_both_drivers
-async def test_metadata(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_metadata(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 3)
         consumer = await consumer_of(stream, start_sequence=2, deliver_policy="by_start_sequence")
         message = await consumer.next()
@@ -384,8 +371,8 @@ async def test_metadata(driver: Driver, js_server: NatsServer) -> None:
 
 
 @on_both_drivers
-async def test_headers_arrive(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_headers_arrive(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc)
         await nc.publish(f"{stream.name}.x", b"body", headers={"A": "1"})
         message = await (await consumer_of(stream)).next()
@@ -393,8 +380,8 @@ async def test_headers_arrive(driver: Driver, js_server: NatsServer) -> None:
 
 
 @on_both_drivers
-async def test_acked_messages_do_not_come_again(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_acked_messages_do_not_come_again(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 10), ack_wait_s=0.3)
         for message in await consumer.fetch(10):
             await message.ack()
@@ -403,8 +390,8 @@ async def test_acked_messages_do_not_come_again(driver: Driver, js_server: NatsS
 
 
 @on_both_drivers
-async def test_ack_sync_returns_when_the_server_knows(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_ack_sync_returns_when_the_server_knows(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5))
         for message in await consumer.fetch(5):
             await message.ack_sync(timeout=5)
@@ -413,8 +400,8 @@ async def test_ack_sync_returns_when_the_server_knows(driver: Driver, js_server:
 
 
 @on_both_drivers
-async def test_a_nak_delivers_again_now_or_later(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_nak_delivers_again_now_or_later(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 2))
         first, second = await consumer.fetch(2)
         before = time.monotonic()
@@ -428,8 +415,8 @@ async def test_a_nak_delivers_again_now_or_later(driver: Driver, js_server: Nats
 
 
 @on_both_drivers
-async def test_a_terminated_message_never_comes_again(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_terminated_message_never_comes_again(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 2)
         advisories = await nc.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{stream.name}.c")
         consumer = await consumer_of(stream, ack_wait_s=0.3)
@@ -442,8 +429,8 @@ async def test_a_terminated_message_never_comes_again(driver: Driver, js_server:
 
 
 @on_both_drivers
-async def test_in_progress_extends_the_time_to_ack(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_in_progress_extends_the_time_to_ack(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 1), ack_wait_s=0.5)
         [message] = await consumer.fetch(1)
         for _ in range(5):
@@ -456,8 +443,8 @@ async def test_in_progress_extends_the_time_to_ack(driver: Driver, js_server: Na
 
 
 @on_both_drivers
-async def test_a_message_is_answered_once(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_message_is_answered_once(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 4))
         messages = await consumer.fetch(4)
         for message, name in zip(messages, ("ack", "ack_sync", "nak", "term"), strict=True):
@@ -472,9 +459,9 @@ async def test_a_message_is_answered_once(driver: Driver, js_server: NatsServer)
 
 
 @on_both_drivers
-async def test_messages_gives_everything_once_and_in_order(driver: Driver, js_server: NatsServer) -> None:
+async def test_messages_gives_everything_once_and_in_order(driver: Driver, shared: NatsServer) -> None:
     count = 3_000 if driver.name == "blocking" else 10_000  # there, each step of the test is a thread's
-    async with driver.connect(js_server.url) as nc:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, count))
         expected = 0
         async for message in consumer.messages():
@@ -489,8 +476,8 @@ async def test_messages_gives_everything_once_and_in_order(driver: Driver, js_se
 
 
 @on_both_drivers
-async def test_messages_waits_for_what_comes_later(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_messages_waits_for_what_comes_later(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc)
         consumer = await consumer_of(stream)
         async with consumer.messages(expires=0.2) as messages:
@@ -504,8 +491,8 @@ async def test_messages_waits_for_what_comes_later(driver: Driver, js_server: Na
 
 
 @on_both_drivers
-async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 300)
         consumer = await consumer_of(stream)
         async with consumer.messages(max_messages=100) as messages:
@@ -524,8 +511,8 @@ async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Drive
 
 
 @on_both_drivers
-async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 50)
         consumer = await consumer_of(stream)
         async for message in consumer.messages():
@@ -540,8 +527,8 @@ async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, js_serv
 
 
 @on_both_drivers
-async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 20))
         found = []
         async with consumer.messages() as messages:
@@ -555,8 +542,8 @@ async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, js_server: N
 
 
 @on_both_drivers
-async def test_bytes_bound_what_is_received_ahead(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_bytes_bound_what_is_received_ahead(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 60, b"x" * 1000))
         found = 0
         async with consumer.messages(max_bytes=5000) as messages:
@@ -574,8 +561,8 @@ async def test_bytes_bound_what_is_received_ahead(driver: Driver, js_server: Nat
 
 
 @on_both_drivers
-async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         found: list[int] = []
         reading = asyncio.ensure_future(read(consumer.messages(), found))
@@ -587,8 +574,8 @@ async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, js
 
 
 @on_both_drivers
-async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 1)
         found: list[int] = []
         reading = asyncio.ensure_future(read((await consumer_of(stream)).messages(), found))
@@ -599,8 +586,8 @@ async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, js_s
 
 
 @on_both_drivers
-async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         await consumer.pause(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60))
         assert await consumer.fetch(1, timeout=0.3) == []
@@ -613,10 +600,10 @@ async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, js_server:
 
 
 @on_both_drivers
-async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, killable: NatsServer) -> None:
+async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, own: NatsServer) -> None:
     count = 2_000
     events = Recorder()
-    async with driver.connect(killable.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         stream = await stream_of(nc, count, storage="file")
         consumer = await consumer_of(stream, ack_wait_s=2.0)
         seen: dict[int, list[int]] = {}
@@ -626,8 +613,8 @@ async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, 
                 seen.setdefault(int(message.data), []).append(message.metadata.delivered)
                 await message.ack()
                 if len(seen) == count // 2 and restarting is None:
-                    await asyncio.to_thread(killable.kill)
-                    restarting = asyncio.ensure_future(asyncio.to_thread(killable.start))
+                    await asyncio.to_thread(own.kill)
+                    restarting = asyncio.ensure_future(asyncio.to_thread(own.start))
                 if len(seen) == count:
                     break
         assert restarting is not None
@@ -644,16 +631,16 @@ async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, 
 
 
 @on_both_drivers
-async def test_a_fetch_goes_on_after_a_restart(driver: Driver, killable: NatsServer) -> None:
+async def test_a_fetch_goes_on_after_a_restart(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(killable.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         stream = await stream_of(nc, 3, storage="file")
         consumer = await consumer_of(stream)
         assert len(await consumer.fetch(3)) == 3
         fetching = asyncio.ensure_future(consumer.fetch(1, timeout=30))
         await asyncio.sleep(0.1)
-        await asyncio.to_thread(killable.kill)
-        await asyncio.to_thread(killable.start)
+        await asyncio.to_thread(own.kill)
+        await asyncio.to_thread(own.start)
         await events.wait_for(jetspark.Reconnected)
         await nc.publish(f"{stream.name}.x", b"3")
         started = time.monotonic()
@@ -669,8 +656,8 @@ async def test_a_fetch_goes_on_after_a_restart(driver: Driver, killable: NatsSer
 
 
 @on_both_drivers
-async def test_overflow_delivers_only_above_the_minimum(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_overflow_delivers_only_above_the_minimum(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 5)
         consumer = await consumer_of(stream, priority_policy="overflow", priority_groups=["g"])
         assert await consumer.fetch(1, timeout=0.3, group="g", min_pending=10) == []
@@ -680,8 +667,8 @@ async def test_overflow_delivers_only_above_the_minimum(driver: Driver, js_serve
 
 
 @on_both_drivers
-async def test_a_pinned_client_keeps_its_pin_until_it_is_taken_away(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_pinned_client_keeps_its_pin_until_it_is_taken_away(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 30)
         consumer = await consumer_of(
             stream, priority_policy="pinned_client", priority_groups=["g"], priority_timeout_s=30.0
@@ -711,20 +698,29 @@ def test_leaders_may_change_while_messages_flow() -> None:
 
 
 async def _follow_leaders(driver: Driver, cluster: NatsCluster) -> None:
-    count = 3_000
     async with driver.connect(cluster.urls) as nc, driver.connect(cluster.urls) as other:
         stream = await stream_of(nc, replicas=3, storage="file")
         consumer = await consumer_of(stream, ack_wait_s=5.0)
         js = other.jetstream()
+        stepping = asyncio.Event()
 
-        async def publish_all() -> None:
-            for number in range(count):
-                while True:
-                    try:
-                        await js.publish(f"{stream.name}.x", b"%d" % number, msg_id=str(number), timeout=2)
-                        break
-                    except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
-                        continue  # the same id, so that it is stored once
+        async def publish(number: int, data: bytes) -> None:
+            while True:
+                try:
+                    await js.publish(f"{stream.name}.x", data, msg_id=str(number), timeout=2)
+                    return
+                except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
+                    continue  # the same id, so that it is stored once
+
+        async def publish_all() -> int:
+            """Before, while and after leaders change; the last one says so."""
+            number = 0
+            while not stepping.is_set() or number < 300:
+                await publish(number, b"%d" % number)
+                number += 1
+                await asyncio.sleep(0.002)
+            await publish(number, b"%d last" % number)
+            return number + 1
 
         async def step_down() -> None:
             for _ in range(3):
@@ -734,16 +730,22 @@ async def _follow_leaders(driver: Driver, cluster: NatsCluster) -> None:
                         await step()
                     except (jetspark.ServerError, jetspark.RequestTimeout, jetspark.JetStreamUnavailable):
                         continue  # an election is under way already
+            stepping.set()
 
-        background = [asyncio.ensure_future(publish_all()), asyncio.ensure_future(step_down())]
+        publishing, changing = asyncio.ensure_future(publish_all()), asyncio.ensure_future(step_down())
         seen: dict[int, list[int]] = {}
+        last: int | None = None
         async with asyncio.timeout(80), consumer.messages(max_messages=100) as messages:
             async for message in messages:
-                seen.setdefault(int(message.data), []).append(message.metadata.delivered)
+                number, is_last, _ = message.data.partition(b" ")
+                seen.setdefault(int(number), []).append(message.metadata.delivered)
+                last = int(number) if is_last else last
                 await message.ack()
-                if len(seen) == count:
+                if last is not None and len(seen) == last + 1:
                     break
-        await asyncio.gather(*background)
+        await changing
+        count = await publishing
+        assert count >= 300
         assert sorted(seen) == list(range(count))
         # Whatever came twice says so itself.
         assert all(counts == sorted(set(counts)) for counts in seen.values())
@@ -760,8 +762,8 @@ async def _count_when_there_is_a_leader(stream: Any) -> int:
 
 
 @on_both_drivers
-async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, shared: NatsServer) -> None:
+    async with driver.connect(shared.url) as nc:
         stream = await stream_of(nc, 20)
         await consumer_of(stream)
         for number in range(20):

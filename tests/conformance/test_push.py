@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers
@@ -11,12 +11,6 @@ from support.drivers import Driver, Recorder, on_both_drivers
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
 from jetspark.server import NatsServer
-
-
-@pytest.fixture
-def js_server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 async def _stream(nc: jetspark.Client, count: int) -> jetspark.Stream:
@@ -39,8 +33,8 @@ async def _take(messages: AsyncIterable[jetspark.JetStreamMessage], count: int) 
 
 
 @on_both_drivers
-async def test_messages_are_pushed_and_acknowledged(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_messages_are_pushed_and_acknowledged(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         stream = await _stream(nc, 200)
         consumer = await stream.create_consumer(
             ConsumerConfig(durable_name="c", deliver_subject="to.us", flow_control=True, idle_heartbeat_s=1)
@@ -53,8 +47,8 @@ async def test_messages_are_pushed_and_acknowledged(driver: Driver, js_server: N
 
 
 @on_both_drivers
-async def test_what_was_pushed_and_not_read_is_given_back(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_what_was_pushed_and_not_read_is_given_back(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         stream = await _stream(nc, 10)
         consumer = await stream.create_consumer(
             ConsumerConfig(durable_name="c", deliver_subject="to.us", ack_wait_s=60, idle_heartbeat_s=1)
@@ -77,8 +71,8 @@ async def test_what_was_pushed_and_not_read_is_given_back(driver: Driver, js_ser
 
 
 @on_both_drivers
-async def test_a_group_shares_the_messages(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc, driver.connect(js_server.url) as other:
+async def test_a_group_shares_the_messages(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc, driver.connect(url) as other:
         stream = await _stream(nc, 0)
         config = ConsumerConfig(durable_name="c", deliver_subject="to.us", deliver_group="workers")
         consumer = await stream.create_consumer(config)
@@ -108,9 +102,9 @@ async def test_a_group_shares_the_messages(driver: Driver, js_server: NatsServer
 
 
 @on_both_drivers
-async def test_a_push_consumer_lives_through_a_restart(driver: Driver, js_server: NatsServer) -> None:
+async def test_a_push_consumer_lives_through_a_restart(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(js_server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         stream = await _stream(nc, 50)
         consumer = await stream.create_consumer(
             ConsumerConfig(durable_name="c", deliver_subject="to.us", ack_wait_s=1, idle_heartbeat_s=0.5)
@@ -126,7 +120,7 @@ async def test_a_push_consumer_lives_through_a_restart(driver: Driver, js_server
                     done.set()
 
         reading = asyncio.ensure_future(read())
-        await asyncio.to_thread(js_server.restart)
+        await asyncio.to_thread(own.restart)
         await events.wait_for(jetspark.Reconnected)
         js = nc.jetstream(timeout=10)
         for number in range(50, 100):
@@ -139,8 +133,8 @@ async def test_a_push_consumer_lives_through_a_restart(driver: Driver, js_server
 
 
 @on_both_drivers
-async def test_a_deleted_consumer_ends_the_iteration_with_an_error(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_deleted_consumer_ends_the_iteration_with_an_error(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         stream = await _stream(nc, 0)
         consumer = await stream.create_consumer(
             ConsumerConfig(durable_name="c", deliver_subject="to.us", idle_heartbeat_s=0.2)
@@ -153,8 +147,8 @@ async def test_a_deleted_consumer_ends_the_iteration_with_an_error(driver: Drive
 
 
 @on_both_drivers
-async def test_a_pull_consumer_does_not_push(driver: Driver, js_server: NatsServer) -> None:
-    async with driver.connect(js_server.url) as nc:
+async def test_a_pull_consumer_does_not_push(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
         stream = await _stream(nc, 0)
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
         with pytest.raises(jetspark.UsageError, match="use messages"):

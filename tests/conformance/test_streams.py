@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ import jetspark
 from jetspark import ConsumerConfig, Expect, StreamConfig
 from jetspark.jetstream.config import ConsumerLimits, Placement, Republish, StreamSource, SubjectTransform
 from jetspark.server import NatsServer
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    # A server for each test: nats-server 2.15 may give a stream that is created right after another of the same name
-    # was deleted the old one's messages, or lose its subscriptions.
-    with NatsServer() as server:
-        yield server.url
 
 
 async def _until_it_holds(stream: jetspark.Stream, messages: int) -> None:

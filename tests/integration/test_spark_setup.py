@@ -20,6 +20,9 @@ from jetspark.jetstream.kv import KVConfig
 from jetspark.server import NatsServer
 from jetspark.spark.session import _major, check_java
 
+# As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
+WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 READ_AND_WRITE = """
@@ -59,12 +62,12 @@ def servers() -> Iterator[str]:
         assert js.stream("COPY").info().state.messages == 10
 
 
-def run(program: str, servers: str, *, workers_python: str | None = sys.executable) -> str:
+def run(program: str, servers: str, *, finds_python: bool = False) -> str:
     """What the program wrote to stderr."""
     code = READ_AND_WRITE + program
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
-    if workers_python is not None:
-        environment["PYSPARK_PYTHON"] = workers_python
+    if not finds_python:
+        environment["PYSPARK_PYTHON"] = WORKER_PYTHON
     finished = subprocess.run(
         [sys.executable, "-c", code, servers],
         capture_output=True,
@@ -149,7 +152,7 @@ assert orders.count() == 100
 print("done")
 """,
         servers,
-        workers_python=None,  # `session` finds it
+        finds_python=True,  # by `session`; the others are told, as Spark's own sessions have to be
     )
 
 

@@ -1,10 +1,12 @@
-"""What programs that use JetSpark are tested with: a model of nats-server's publishing, in memory, and a network with
-faults around it, in virtual time."""
+"""What programs that use JetSpark are tested with: a real nats-server that tests share, a model of its publishing in
+memory, and a network with faults around it, in virtual time. The pytest fixtures are in :mod:`pytest_jetspark`."""
 
 from jetspark.testing.clock import FakeClock
 from jetspark.testing.model import BatchLimits, Delivery, ModelMessage, ModelServer, OpenFastBatch
 from jetspark.testing.network import Front, Network, VirtualClock, Wire
+from jetspark.testing.servers import SharedNatsServer
 from jetspark.testing.simulation import Fault, FaultPlan, Faults, SimulatedLink
+from jetspark.testing.virtual_loop import VirtualLoop, model_network, run_in_virtual_time
 
 __all__ = [
     "BatchLimits",
@@ -18,7 +20,11 @@ __all__ = [
     "ModelServer",
     "Network",
     "OpenFastBatch",
+    "SharedNatsServer",
     "SimulatedLink",
     "VirtualClock",
+    "VirtualLoop",
     "Wire",
+    "model_network",
+    "run_in_virtual_time",
 ]
