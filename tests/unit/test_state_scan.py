@@ -222,7 +222,7 @@ def test_a_head_is_where_a_stream_begins_and_ends(
 
 def test_a_stream_that_is_consumed_by_reading_is_read_by_direct_get() -> None:
     for retention in (None, "limits"):
-        assert scan._is_consumed(StreamConfig(name="S", retention=retention)) is False  # type: ignore[arg-type]
+        assert scan._is_consumed(StreamConfig(name="S", retention=retention)) is False
     assert scan._is_consumed(StreamConfig(name="S", retention="workqueue", allow_direct=True)) is True
     with pytest.raises(ConfigError, match=r"interest retention.*set allow_direct"):
         scan._is_consumed(StreamConfig(name="S", retention="interest"))
