@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import io
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -621,3 +622,17 @@ def test_an_upload_begins_empty() -> None:
     upload = Upload("N1", 4)
     assert (upload.size_bytes, upload.chunks, upload.replaced_nuid) == (0, 0, "")
     assert [Upload("N1", size, 10).block_bytes for size in (3, 10, 20)] == [9, 10, 20]
+
+
+def test_a_view_of_larger_items_is_cut_by_its_bytes() -> None:
+    upload = Upload("N1", 4)
+    numbers = array("I", [1, 2, 3])
+    assert b"".join(upload.feed(memoryview(numbers))) == numbers.tobytes()
+    assert (upload.chunks, upload.size_bytes) == (12 // 4, 12)
+
+
+@pytest.mark.parametrize("fields", [{"description": 5}, {"metadata": {"a": 1}}, {"options": {"max_chunk_size": "x"}}])
+def test_metadata_with_values_of_other_types_is_an_error(fields: dict[str, Any]) -> None:
+    data = json.dumps(json.loads(_info().encode()) | fields).encode()
+    with pytest.raises(ProtocolError, match="object metadata we cannot read"):
+        ObjectInfo.decode(data, NOW, 1)
