@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import random
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 from support.procedures import MemoryStream
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConsumerNotFound, DataLoss, RequestTimeout, StreamRecreated, UsageError
+from jetspark.errors import ConfigError, ConsumerNotFound, DataLoss, RequestTimeout, StreamRecreated, UsageError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.jetstream.pull import Ask, Puller, Wait
-from jetspark.publish.steps import Pull
+from jetspark.publish.steps import AskMany, Pull
 from jetspark.state import scan
 from jetspark.state.scan import REQUEST_MESSAGES, SILENCE_S, SLACK, Range, RangeScan, Sweep
 
@@ -193,3 +197,141 @@ def test_a_server_that_is_silent_is_given_up_in_time() -> None:
         stream.read(RangeScan(part(10, 50), timeout_s=5.0))
     assert 5.0 <= stream.now < 7.0
     assert stream.open == 0
+
+
+# ---- the head of a stream ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "size", "expected"),
+    [
+        (0, 0, 0, (1, 1, 0.0)),  # never had a message
+        (8, 7, 0, (8, 8, 0.0)),  # purged
+        (5, 5, 70, (5, 6, 70.0)),
+        (11, 20, 1000, (11, 21, 100.0)),
+    ],
+)
+def test_a_head_is_where_a_stream_begins_and_ends(
+    first: int, last: int, size: int, expected: tuple[int, int, float]
+) -> None:
+    state = StreamState(messages=1, bytes=size, first_sequence=first, last_sequence=last, consumers=0)
+    head = scan.head_of(StreamInfo(config=StreamConfig(name="S"), state=state, created=NOW))
+    assert (head.stream, head.created) == ("S", "2026-01-01T00:00:00Z")
+    assert (head.first, head.next, head.bytes_per_sequence) == expected
+
+
+def test_a_stream_that_is_consumed_by_reading_is_read_by_direct_get() -> None:
+    for retention in (None, "limits"):
+        assert scan._is_consumed(StreamConfig(name="S", retention=retention)) is False
+    assert scan._is_consumed(StreamConfig(name="S", retention="workqueue", allow_direct=True)) is True
+    with pytest.raises(ConfigError, match=r"interest retention.*set allow_direct"):
+        scan._is_consumed(StreamConfig(name="S", retention="interest"))
+
+
+# ---- direct gets ---------------------------------------------------------------------------------------------------
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def stored(sequence: int, before: int, subject: str = "s.1") -> CoreMessage:
+    block = (
+        f"Nats-Stream: S\r\nNats-Subject: {subject}\r\nNats-Sequence: {sequence}\r\nNats-Last-Sequence: {before}\r\n"
+    )
+    block += "Nats-Time-Stamp: 2026-01-01T00:00:00Z\r\nNats-Num-Pending: 5\r\n"
+    return CoreMessage("_INBOX", b"x", None, f"NATS/1.0\r\n{block}\r\n".encode(), None)
+
+
+def ended(before: int, pending: int = 0) -> CoreMessage:
+    block = f"NATS/1.0 204 EOB\r\nNats-Num-Pending: {pending}\r\nNats-Last-Sequence: {before}\r\n\r\n"
+    return CoreMessage("_INBOX", b"", None, block.encode(), None)
+
+
+def answered(direct: scan.DirectReading, *answers: CoreMessage) -> tuple[list[int] | None, dict[str, Any]]:
+    """The sequences that one request finds, and the request. Without an end its answers are lost."""
+    reading = direct.next()
+    try:
+        step = next(reading)
+        assert isinstance(step, AskMany)
+        request = json.loads(direct.request().data)
+        was_over = direct.is_over
+        for answer in answers:
+            direct.accept(answer)
+        if not direct.is_over:
+            direct.lost()
+        assert (was_over, direct.is_over) == (False, True)
+        reading.send(None)
+    except StopIteration as finished:
+        found = finished.value
+        return (None if found is None else [each.sequence for each in found]), request
+    raise AssertionError("one request was to be enough")
+
+
+def reading_of(*subjects: str, bytes_per_sequence: float = 100.0) -> scan.DirectReading:
+    return scan.DirectReading("$JS.API", part(10, 50, subjects=subjects), 10, bytes_per_sequence)
+
+
+def test_messages_are_read_from_the_last_one_on_until_the_stream_ends() -> None:
+    direct = reading_of("s.1")
+    found, request = answered(direct, stored(11, 0), stored(14, 11), ended(14, pending=7))
+    assert (found, direct.next_sequence) == ([11, 14], 15)
+    assert request == {"batch": 1000, "seq": 10, "next_by_subj": "s.1"}
+    found, request = answered(direct, stored(20, 0), ended(20))
+    assert (found, request["seq"], direct.next_sequence) == ([20], 15, 21)
+    with pytest.raises(StopIteration) as over:
+        next(direct.next())
+    assert over.value.value is None
+
+
+def test_an_empty_answer_is_the_end_and_a_lost_one_is_not() -> None:
+    direct = reading_of()
+    nothing = CoreMessage("_INBOX", b"", None, b"NATS/1.0 404 Message Not Found\r\n\r\n", None)
+    assert answered(direct, nothing)[0] is None
+    direct = reading_of()
+    with pytest.raises(scan.Interrupted, match="from sequence 10 on were lost"):
+        answered(direct)
+    assert answered(direct, stored(10, 0), ended(10))[0] == [10]
+
+
+def test_several_filters_are_applied_here_because_the_server_takes_one() -> None:
+    direct = reading_of("s.1", "s.2")
+    answers = [stored(10, 0, "s.1"), stored(11, 10, "s.3"), stored(12, 11, "s.2"), stored(13, 12, "s.3")]
+    found, request = answered(direct, *answers, ended(13, pending=3))
+    assert (found, direct.next_sequence, "next_by_subj" in request) == ([10, 12], 14, False)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_sequence", "batch"), [(0.0, 1000), (4194.0, 1000), (8192.0, 512), (4e6, 1), (1e9, 1)]
+)
+def test_a_request_is_for_as_many_as_fit(bytes_per_sequence: float, batch: int) -> None:
+    direct = reading_of(bytes_per_sequence=bytes_per_sequence)
+    assert json.loads(direct.request().data)["batch"] == batch
+
+
+# ---- pieces and losses ---------------------------------------------------------------------------------------------
+
+
+def test_a_piece_ends_when_it_has_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, reading = MemoryStream(200), RangeScan(part(1, 201))
+    whole = stream.run(RangeScan(part(1, 201)).next())
+    size = len(whole[0].data)
+    assert len(whole) == 200
+    assert size > 0
+    monkeypatch.setattr(scan, "PIECE_BYTES", 50 * size)
+    sizes = []
+    while (piece := stream.run(reading.next())) is not None:
+        sizes.append(len(piece))
+    assert sum(sizes) == 200
+    assert all(50 <= each < 90 for each in sizes[:-1])
+
+
+def test_a_loss_that_is_allowed_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    stream = MemoryStream(100)
+    stream.first = 31
+    with caplog.at_level("INFO", "jetspark.state"):
+        allowed = RangeScan(part(10, 50), fail_on_loss=False)
+        assert stream.read(allowed) == list(range(31, 50))
+        assert allowed.lost_sequences == 21
+        assert ["21 sequences from 10 on are gone" in each.getMessage() for each in caplog.records] == [True]
+        caplog.clear()
+        stream.read(RangeScan(part(10, 50, is_earliest=True)))
+        assert ["evicted before it was read: 21 from 10 on" in each.getMessage() for each in caplog.records] == [True]
