@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import class_archive, packing, seeds
+from support import bytecode, class_archive, packing, seeds
 
 # pytest has it by its entry point, too, save in an environment that is older than that.
 pytest_plugins = ["pytest_jetspark"]
@@ -32,10 +32,15 @@ _archiving: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """The whole suite starts many Sparks: the process that hands out its tests has their classes parsed meanwhile."""
-    is_handing_out = session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput")
-    if is_handing_out and (process := class_archive.begin()):
+    """The process that hands out tests prepares what all others need: Spark's classes, parsed, and the tests, compiled.
+
+    This comes before xdist starts the others. The classes are parsed while they run their first tests.
+    """
+    if not session.config.getoption("numprocesses", None) or hasattr(session.config, "workerinput"):
+        return
+    if process := class_archive.begin():
         _archiving.append(process)
+    bytecode.write()
 
 
 def pytest_sessionfinish() -> None:
