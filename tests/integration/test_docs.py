@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.zygote import Zygote
 
 import jetspark
 from jetspark.server import NatsServer
@@ -54,10 +55,17 @@ def url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("jetspark.aio.client", "jetspark.batcher", "jetspark.batcher.blocking", "jetspark.server") as running:
+        yield running
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
-def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_path: Path) -> None:
-    _run([sys.executable, "-W", "error", "-c", _at(url, BLOCKS[name])], tmp_path)
+def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_path: Path, zygote: Zygote) -> None:
+    result = zygote.run(_at(url, BLOCKS[name]), folder=tmp_path, timeout=110)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow

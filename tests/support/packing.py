@@ -39,7 +39,7 @@ _sharing = _sharing_spark()
 SESSION = "session of Spark"
 SESSIONS = [_sharing[0::4] + _sharing[3::4], _sharing[1::4] + _sharing[2::4]]
 
-# Nothing that takes long to make is shared by the functions of these files, or by the cases of a function.
+# Nothing that takes long to make is shared by the functions of these files, or, below, by the cases of a function.
 BY_FUNCTION = {
     "conformance/test_atomic.py",
     "conformance/test_batcher_sinks.py",
@@ -51,15 +51,15 @@ BY_FUNCTION = {
     "conformance/test_pull.py",
     "conformance/test_reconnect.py",
     "conformance/test_replicated.py",
+    "integration/test_bench.py",
     "integration/test_cluster.py",
+    "integration/test_docs.py",
     "integration/test_embedded_server.py",
     "integration/test_spark_deaths.py",
 }
 BY_CASE = {
     "conformance/test_js_stopped_server.py",
     "conformance/test_unresponsive.py",
-    "integration/test_bench.py",
-    "integration/test_docs.py",
     "integration/test_spark_setup.py",
     "simulation/test_batcher.py",
     "simulation/test_batches.py",

@@ -27,7 +27,7 @@ def test_files_that_share_a_session_of_spark_go_to_two_processes() -> None:
 def test_a_case_a_function_or_a_file_is_a_part() -> None:
     assert packing.part_of("tests/unit/test_pull.py::test_a[1]") == "unit/test_pull.py"
     assert packing.part_of("tests/conformance/test_pull.py::test_a[1]") == "conformance/test_pull.py::test_a"
-    assert packing.part_of("tests/integration/test_bench.py::test_a[1]") == "integration/test_bench.py::test_a[1]"
+    assert packing.part_of("tests/integration/test_spark_setup.py::test_a[1]").endswith("test_a[1]")
     interrupted = "conformance/test_interrupts.py"
     assert packing.part_of(f"tests/{interrupted}::test_a[fetch-uvloop]") == f"{interrupted} uvloop"
     assert packing.part_of("tests/integration/test_spark_kv.py::test_a[1]").startswith(packing.SESSION)
