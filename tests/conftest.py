@@ -29,6 +29,9 @@ for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
     os.environ.setdefault(variable, str(Path(__file__).parent / "support" / "worker_python.sh"))
 
 
+# Fixtures with which a test is slow, whatever it does: a Spark takes seconds to start.
+NEEDS_SPARK = {"spark", "drivers"}
+
 _archiving: list[subprocess.Popen[bytes]] = []
 
 
@@ -64,7 +67,11 @@ def pytest_configure() -> None:
     seeds.draw()  # before processes are started, which have to draw the same
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEEDS_SPARK.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: packing.rank(item.nodeid))
 
 

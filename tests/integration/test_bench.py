@@ -60,7 +60,9 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else []) for name in WORKLOADS]
+)
 @pytest.mark.usefixtures("_measures_cheaply")
 def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
     pytest.importorskip("nats")

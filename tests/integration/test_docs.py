@@ -84,7 +84,15 @@ def _at(url: str, code: str) -> str:
 
 
 @pytest.mark.timeout(240)  # two of them start a Spark
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(
+            path, id=path.name, marks=[pytest.mark.slow] if "jetspark.spark" in path.read_text("utf-8") else []
+        )
+        for path in EXAMPLES
+    ],
+)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=230)
 
