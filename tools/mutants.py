@@ -32,6 +32,8 @@ ARGUED = REPOSITORY / "tools" / "mutants.argued"
 MODULES = {
     "core/reconnect.py": ["tests/unit/test_reconnect.py", "tests/unit/test_lifecycle.py"],
     "core/subscription.py": ["tests/unit/test_subscription.py", "tests/unit/test_connection.py"],
+    "jetstream/kv.py": ["tests/unit/test_js_kv.py"],
+    "jetstream/objects.py": ["tests/unit/test_objects.py"],
     "jetstream/ordered.py": ["tests/unit/test_js_ordered.py"],
     "jetstream/pull.py": ["tests/unit/test_pull.py"],
     "publish/atomic.py": ["tests/unit/test_atomic.py"],

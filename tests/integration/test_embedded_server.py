@@ -289,7 +289,7 @@ def test_a_store_of_ones_own_survives_and_nothing_else_does(tmp_path: Path) -> N
         store_messages(server, 7)
         folder = server._folder
     assert folder is not None
-    assert not folder.exists()
+    assert not folder.path.exists()
     with NatsServer(store_dir=tmp_path / "deep" / "store") as again:
         assert stored_messages(again) == 7
 
@@ -430,8 +430,8 @@ def test_the_server_ends_when_the_program_forgets_it(rest: str) -> None:
 
 
 def test_the_server_ends_when_its_watchdog_is_killed(server: NatsServer) -> None:
-    assert server._watchdog is not None
-    server._watchdog.kill()
+    assert server._run is not None
+    server._run.child.watchdog.kill()
     assert eventually(lambda: not process_exists(server.pid))
     server.start()
     assert server.is_healthy()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 from typing import Any
 
@@ -7,16 +8,21 @@ import pytest
 
 from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, Conflict, KeyExists
-from jetspark.jetstream.config import StreamSource
+from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound
+from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.config import External, StreamSource, SubjectTransform
+from jetspark.jetstream.features import ServerFacts
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.kv import (
     Bucket,
     KeyWrite,
     KVConfig,
+    KVEntry,
     Writes,
     check_filter,
     check_key,
+    create_bucket,
+    entry_of_delivery,
     key_of,
     operation_of,
     watch_options,
@@ -28,7 +34,7 @@ def bucket(**config: Any) -> Bucket:
     return Bucket.of(Api(), KVConfig(bucket="b", **config).to_stream(api_level=5))
 
 
-def run(operation: Operation[Any], *replies: dict[str, Any]) -> tuple[Any, list[Request]]:
+def run(operation: Operation[Any], *replies: dict[str, Any] | CoreMessage) -> tuple[Any, list[Request]]:
     """The result, and what was asked."""
     waiting = iter(replies)
     requests = []
@@ -38,7 +44,9 @@ def run(operation: Operation[Any], *replies: dict[str, Any]) -> tuple[Any, list[
             assert isinstance(request, Request)
             requests.append(request)
             reply = {} if request.is_silent else next(waiting)
-            request = operation.send(CoreMessage("inbox", json.dumps(reply).encode(), None, None, None))
+            if not isinstance(reply, CoreMessage):
+                reply = CoreMessage("inbox", json.dumps(reply).encode(), None, None, None)
+            request = operation.send(reply)
     except StopIteration as finished:
         return finished.value, requests
 
@@ -60,6 +68,28 @@ def found(sequence: int, block: str = "") -> dict[str, Any]:
     return {"message": message}
 
 
+def direct(key: str, sequence: int, value: bytes = b"v", block: str = "") -> CoreMessage:
+    """What a replica answers."""
+    headers = f"NATS/1.0\r\nNats-Stream: KV_b\r\nNats-Subject: $KV.b.{key}\r\nNats-Sequence: {sequence}\r\n"
+    headers += f"Nats-Time-Stamp: 2026-01-01T00:00:00Z\r\n{block}\r\n"
+    return CoreMessage("inbox", value, None, headers.encode(), None)
+
+
+def headers_of(request: Request) -> dict[str, Any]:
+    return dict(request.headers or {})
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    return dict(json.loads(request.data))
+
+
+def stream_info(**config: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {"messages": 7, "bytes": 700, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
+    state |= {"first_ts": "2026-01-01T00:00:00Z", "last_ts": "2026-01-01T00:00:00Z"}
+    described: dict[str, Any] = {"name": "KV_b", "subjects": ["$KV.b.>"]} | config
+    return {"config": described, "state": state, "created": "2026-01-01T00:00:00Z"}
+
+
 @pytest.mark.parametrize("key", ["a", "a.b", "order.1", "a/b=c_d-e", "A.9"])
 def test_keys_of_the_ecosystem_are_keys(key: str) -> None:
     assert check_key(key) == key
@@ -76,12 +106,15 @@ def test_keys_of_the_ecosystem_are_keys(key: str) -> None:
         (".", None),
         ("a..b", None),
         ("a.*", None),
+        ("@a..b@", None),
+        ("a:", "'a'"),
     ],
 )
 def test_other_keys_are_refused_with_the_spelling_that_works(key: str, hint: str | None) -> None:
     with pytest.raises(ConfigError) as refused:
         check_key(key)
-    assert (f"{hint} would do" in str(refused.value)) == (hint is not None)
+    assert ("would do" in str(refused.value)) == (hint is not None)
+    assert hint is None or f"{hint} would do" in str(refused.value)
 
 
 @pytest.mark.parametrize("text", [">", "*", "a.*", "a.>", "*.b.>"])
@@ -110,6 +143,208 @@ def test_a_bucket_is_the_stream_every_client_makes() -> None:
     assert mirror.mirror is not None
     assert (mirror.mirror.name, mirror.subjects, mirror.allow_atomic) == ("KV_b", None, None)
     assert Bucket.of(Api(), mirror).origin == "b"
+
+
+def test_what_a_bucket_does_not_mention_its_stream_does_not_either() -> None:
+    plain = KVConfig(bucket="b").to_stream()
+    assert plain.max_messages_per_subject == 1
+    assert (plain.allow_atomic, plain.allow_batched) == (None, None)  # nothing is known of the server
+    assert (plain.mirror_direct, plain.allow_message_ttl, plain.duplicate_window_s) == (None, None, None)
+    marked = KVConfig(bucket="b", limit_marker_ttl_s=1).to_stream()
+    assert (marked.allow_message_ttl, marked.subject_delete_marker_ttl_s) == (True, 1)
+    mirror = KVConfig(bucket="m", mirror=StreamSource(name="KV_b")).to_stream(api_level=5)
+    assert mirror.mirror == StreamSource(name="KV_b")
+    assert (mirror.mirror_direct, mirror.allow_batched) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("history", 1, 64),
+        ("limit_marker_ttl_s", 1, None),
+        ("max_bytes", -1, None),
+        ("max_value_bytes", -1, 2**31 - 1),
+        ("replicas", 1, 5),
+    ],
+)
+def test_numbers_of_a_bucket_have_bounds(field: str, least: int, most: int | None) -> None:
+    for value in (least, most):
+        fine: dict[str, Any] = {field: value}
+        assert getattr(KVConfig(bucket="b", **fine), field) == value
+    for value in (least - 1, None if most is None else most + 1):
+        if value is not None:
+            wrong: dict[str, Any] = {field: value}
+            with pytest.raises(ConfigError, match=f"{field}={value}: expected"):
+                KVConfig(bucket="b", **wrong)
+
+
+def test_a_bucket_may_be_given_by_its_name() -> None:
+    assert KVConfig.of("b") == KVConfig(bucket="b")
+    config = KVConfig(bucket="b", history=3)
+    assert KVConfig.of(config) is config
+    for wrong in ("", "a.b", "a b"):
+        with pytest.raises(ConfigError, match=f"bucket={wrong!r}"):
+            KVConfig.of(wrong)
+    for wrong_name in ("", 5):
+        with pytest.raises(ConfigError, match=f"bucket={wrong_name!r}: expected a name"):
+            Bucket(Api(), wrong_name, "b", direct=True, atomic=True)  # type: ignore[arg-type]
+
+
+def test_keys_of_gathered_buckets_become_keys_of_this_one() -> None:
+    transform = SubjectTransform(source="$KV.x.>", destination="$KV.y.>")
+    sources = [
+        StreamSource(name="a"),
+        StreamSource(name="KV_c"),
+        StreamSource(name="b"),  # of another account, say: the keys are right already
+        StreamSource(name="d", subject_transforms=[transform]),
+        StreamSource(name="e", external=External(api_prefix="$JS.hub.API")),
+    ]
+    gathered = KVConfig(bucket="b", sources=sources).to_stream().sources
+    assert gathered is not None
+    assert [source.name for source in gathered] == ["KV_a", "KV_c", "KV_b", "KV_d", "KV_e"]
+    assert [source.subject_transforms for source in gathered] == [
+        [SubjectTransform(source="$KV.a.>", destination="$KV.b.>")],
+        [SubjectTransform(source="$KV.c.>", destination="$KV.b.>")],
+        None,
+        [transform],
+        None,
+    ]
+
+
+def test_a_bucket_is_created_as_the_server_allows() -> None:
+    """What a context knows of its server comes from the server's greeting, or from one question."""
+    info, requests = run(create_bucket(Api(), KVConfig(bucket="b")), stream_info())
+    assert info.config.name == "KV_b"
+    [request] = requests
+    assert request.subject == "$JS.API.STREAM.CREATE.KV_b"
+    assert "allow_atomic" not in body_of(request)
+
+    class Known(Api):
+        def known(self) -> ServerFacts:
+            return ServerFacts(2, "2.12.0")
+
+    _, [request] = run(create_bucket(Known(), KVConfig(bucket="b")), stream_info())
+    assert body_of(request)["allow_atomic"] is True
+    assert "allow_batched" not in body_of(request)
+
+
+def test_an_entry_is_the_last_value_of_a_key_or_a_revision_of_it() -> None:
+    entry, [request] = run(bucket().get("k", None), direct("k", 7))
+    assert (request.subject, body_of(request)) == ("$JS.API.DIRECT.GET.KV_b", {"last_by_subj": "$KV.b.k"})
+    created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    assert entry == KVEntry(bucket="b", key="k", value=b"v", revision=7, created=created)
+    assert (entry.operation, entry.pending) == ("put", 0)
+    _, [request] = run(bucket().get("k", 7), direct("k", 7))
+    assert body_of(request) == {"seq": 7}
+    for answer in (direct("other", 7), direct("k", 7, block="KV-Operation: DEL\r\n"), message_status("404 Not Found")):
+        with pytest.raises(KeyNotFound):
+            run(bucket().get("k", 7), answer)
+    with pytest.raises(ConfigError, match="revision=0"):
+        run(bucket().get("k", 0))
+    with pytest.raises(ConfigError, match="key='a b'"):
+        run(bucket().get("a b", None))
+
+
+def message_status(line: str) -> CoreMessage:
+    return CoreMessage("inbox", b"", None, f"NATS/1.0 {line}\r\n\r\n".encode(), None)
+
+
+def test_a_bucket_without_direct_access_is_read_at_its_leader() -> None:
+    leader = Bucket(Api(), "b", "b", direct=False, atomic=False)
+    entry, [request] = run(leader.get("k", None), found(7))
+    assert (request.subject, entry.revision) == ("$JS.API.STREAM.MSG.GET.KV_b", 7)
+
+
+def test_an_entry_of_a_watch_says_how_many_are_still_to_come() -> None:
+    def delivered(block: bytes | None) -> KVEntry:
+        reply = b"$JS.ACK.KV_b.c.1.9.3.1767225600000000000.4"
+        return entry_of_delivery("b", AckableMessage("$KV.b.k", b"v", reply, block, None))
+
+    created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    expected = KVEntry(bucket="b", key="k", value=b"v", revision=9, created=created, pending=4)
+    assert delivered(None) == delivered(b"NATS/1.0\r\nOwn: 1\r\n\r\n") == expected
+    assert delivered(b"NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n").operation == "purge"
+
+
+def test_a_status_is_what_the_stream_says() -> None:
+    status, [request] = run(bucket().status(), stream_info(max_msgs_per_subject=5, max_age=60_000_000_000))
+    assert (request.subject, status.bucket) == ("$JS.API.STREAM.INFO.KV_b", "b")
+    assert (status.values, status.bytes, status.history, status.ttl_s) == (7, 700, 5, 60.0)
+    status, _ = run(bucket().status(), stream_info())
+    assert (status.history, status.ttl_s) == (1, 0.0)
+
+
+def test_a_snapshot_is_not_taken_beyond_the_end_of_the_stream() -> None:
+    sequence, [request] = run(bucket().snapshot_sequence(8), stream_info())
+    assert (sequence, request.subject) == (8, "$JS.API.STREAM.INFO.KV_b")
+    assert run(bucket().snapshot_sequence(10), stream_info())[0] == 9
+
+
+def test_filters_become_subjects_of_the_bucket_that_takes_the_writes() -> None:
+    mirror = Bucket.of(Api(), KVConfig(bucket="m", mirror=StreamSource(name="b")).to_stream())
+    assert mirror.subjects(["a", "x.*"]) == ["$KV.b.a", "$KV.b.x.*"]
+    with pytest.raises(ConfigError, match="filters='abc': expected a list"):
+        mirror.subjects("abc")
+
+
+def test_writes_to_a_mirror_in_another_domain_are_part_of_its_api() -> None:
+    def mirror(api: Api, prefix: str) -> Bucket:
+        source = StreamSource(name="b", external=External(api_prefix=prefix))
+        return Bucket.of(api, KVConfig(bucket="m", mirror=source).to_stream())
+
+    assert bucket().write_subject("k") == "$KV.b.k"
+    assert mirror(Api(), "$JS.hub.API").write_subject("k") == "$JS.hub.API.$KV.b.k"
+    assert mirror(Api("$JS.leaf.API"), "$JS.hub.API").write_subject("k") == "$JS.hub.API.$KV.b.k"
+    assert Bucket.of(Api("$JS.leaf.API"), KVConfig(bucket="b").to_stream()).write_subject("k") == "$JS.leaf.API.$KV.b.k"
+
+
+def test_a_ttl_below_that_of_the_markers_is_refused_where_the_server_would_raise_it() -> None:
+    kept = bucket(history=2, limit_marker_ttl_s=30)
+    with pytest.raises(ConfigError, match="ttl=29: expected at least limit_marker_ttl_s=30"):
+        run(kept.put("k", b"", ttl_s=29))
+    _, [request] = run(kept.put("k", b"", ttl_s=30), ack(1))
+    assert headers_of(request) == {"Nats-TTL": "30s"}
+    # With one revision, or in a mirror, of which nobody knows, the server is asked.
+    source = StreamSource(name="o")
+    for other in (
+        bucket(limit_marker_ttl_s=30),
+        bucket(history=2),
+        Bucket.of(Api(), KVConfig(bucket="b", history=2, limit_marker_ttl_s=30, mirror=source).to_stream()),
+        Bucket(Api(), "b", "b", direct=True, atomic=True),
+    ):
+        assert run(other.put("k", b"", ttl_s=1), ack(1))[0] == 1
+
+
+def test_a_marker_may_depend_on_a_revision() -> None:
+    _, [request] = run(bucket().mark("k", "delete", None, None), ack(1))
+    assert (request.subject, headers_of(request)) == ("$KV.b.k", {"KV-Operation": "DEL"})
+    _, [request] = run(bucket().mark("k", "purge", 3, None), ack(1))
+    purge = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-Expected-Last-Subject-Sequence": "3"}
+    assert headers_of(request) == purge
+    with pytest.raises(Conflict):
+        run(bucket().mark("k", "delete", 3, None), WRONG)
+    with pytest.raises(ConfigError, match="revision=-1"):
+        run(bucket().mark("k", "delete", -1, None))
+
+
+def test_revision_0_says_that_there_is_no_value() -> None:
+    _, [request] = run(bucket().update("k", b"", 0, None), ack(1))
+    assert headers_of(request) == {"Nats-Expected-Last-Subject-Sequence": "0"}
+    _, [request] = run(bucket().create("k", b"", None), ack(1))
+    assert headers_of(request) == {"Nats-Expected-Last-Subject-Sequence": "0"}
+    writes = Writes(bucket())
+    writes.update("a", b"1", 0)
+    writes.put("c", b"2", 0)
+    assert [expected_by(each) for each in writes.messages()] == [(None, 0), (None, 0)]
+    with pytest.raises(ConfigError, match="revision=None"):
+        writes.update("d", b"", None)  # type: ignore[arg-type]
+    for wrong in (-1, 1.5):
+        with pytest.raises(ConfigError, match=f"revision={wrong}"):
+            writes.put("d", b"", wrong)  # type: ignore[arg-type]
+
+
+def test_a_key_that_never_was_is_vacant_at_revision_0() -> None:
+    assert run(bucket().vacant_revision("k"), NOTHING)[0] == 0
 
 
 def test_markers_say_what_happened() -> None:
@@ -145,9 +380,14 @@ def test_a_watch_has_one_beginning() -> None:
     assert watch_options("b", ()).filter_subjects == ("$KV.b.>",)
     assert watch_options("b", ("x", "y.*")).filter_subjects == ("$KV.b.x", "$KV.b.y.*")
     assert watch_options("b", ()).deliver_policy == "last_per_subject"
+    assert [watch_options("b", (), meta_only=each).headers_only for each in (False, True)] == [False, True]
+    assert not watch_options("b", ()).headers_only
     assert watch_options("b", (), include_history=True).deliver_policy == "all"
     assert watch_options("b", (), updates_only=True).deliver_policy == "new"
     assert watch_options("b", (), from_revision=4).start_sequence == 4
+    for wrong in (0, 2.5, "4"):
+        with pytest.raises(ConfigError, match="from_revision"):
+            watch_options("b", (), from_revision=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="include_history with from_revision"):
         watch_options("b", (), include_history=True, from_revision=4)
 
@@ -175,6 +415,7 @@ def test_a_transaction_is_one_batch_in_order() -> None:
     assert messages[2].headers == {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
     ack = PubAck(stream="KV_b", sequence=12, batch="id", batch_size=3)
     assert writes.revisions(ack) == {"a": 10, "c": 11, "z": 12}
+    assert writes.revisions(PubAck(stream="KV_b", sequence=12)) == {"a": 10, "c": 11, "z": 12}
     assert Writes(bucket()).messages() == []
 
 

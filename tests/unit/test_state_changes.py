@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from jetspark.errors import ConfigError
-from jetspark.state.changes import Change, Current, Outcome, Stored, header_fields, is_written, newer, newest
+from jetspark.state.changes import (
+    Change,
+    Current,
+    Outcome,
+    Stored,
+    header_fields,
+    is_unchanged,
+    is_written,
+    newer,
+    newest,
+)
 
 
 def test_of_two_changes_of_a_key_the_newer_stays_and_of_equals_the_later() -> None:
@@ -13,6 +23,8 @@ def test_of_two_changes_of_a_key_the_newer_stays_and_of_equals_the_later() -> No
     assert [change.value for change in newest(given).values()] == [b"2", b"2"]
     same = [Change("a", b"1", sequence=2), Change("a", b"2", sequence=2)]
     assert newest(same)["a"].value == b"2"
+    without = [Change("a", b"1", sequence=1), Change("a", b"2")]
+    assert newest(without)["a"].value == b"1"
 
 
 def test_only_what_is_newer_is_wanted_and_it_expects_what_was_loaded() -> None:
@@ -60,6 +72,14 @@ def test_a_refused_change_is_known_again_if_it_had_been_written(
     change: Change, stored: Stored | None, is_ours: bool
 ) -> None:
     assert is_written(change, stored, "job") is is_ours
+
+
+def test_a_key_that_looks_as_expected_is_unchanged() -> None:
+    stored = Stored("s", 9, b"1", "put", None, None)
+    assert is_unchanged(Change("a", revision=9), stored) is True
+    assert is_unchanged(Change("a", revision=8), stored) is False
+    assert is_unchanged(Change("a", revision=0), None) is True
+    assert is_unchanged(Change("a", revision=1), None) is False
 
 
 def test_outcomes_add_up() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from jetspark.errors import UsageError
 from jetspark.state.changes import Change, Current
-from jetspark.state.fold import DELETE, POINT, PRIME, Stamp, States
+from jetspark.state.fold import DELETE, POINT, PRIME, Stamp, States, some_keys
 
 
 class Sum:
@@ -55,6 +55,22 @@ def test_several_events_of_one_message_are_all_applied() -> None:
     assert states.changes() == [Change("k", b"4", "put", 5, 1)]
 
 
+def test_keys_are_counted_and_named_in_order() -> None:
+    states = States(Sum())
+    states.add(["b", "a"], {})
+    assert (len(states), states.names()) == (2, ["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1, "key '0'"), (2, "keys '0', '1'"), (5, "keys '0', '1', '2', '3', '4'"), (7, "'3', '4' and 2 more")],
+)
+def test_an_error_names_some_keys_and_counts_the_rest(count: int, text: str) -> None:
+    named = some_keys([str(number) for number in range(count)])
+    assert named.endswith(text)
+    assert ("more" in named) == (count > 5)
+
+
 def test_the_same_state_is_the_same_bytes() -> None:
     class Unordered:
         def apply(self, state: Any, event: Any, sequence: int) -> Any:
@@ -70,6 +86,12 @@ def test_the_same_state_is_the_same_bytes() -> None:
 
 def after(change: Change) -> Current:
     return Current(change.value, change.sequence or 0, 5, change.stamp)
+
+
+def test_a_checksum_is_the_same_for_ever() -> None:
+    """It is stored in buckets: a value of today is compared with one of any later version."""
+    [change], _ = changes(None, 1, 2, 3, start=1 << 40, batch="q:0")
+    assert change.stamp == "q:0:3:2159264219911758214"
 
 
 def test_a_batch_that_comes_again_changes_nothing_and_another_one_goes_on() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import pytest
 
+from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
-from jetspark.errors import JetStreamUnavailable, ServerError
+from jetspark.errors import JetStreamUnavailable, ProtocolError, ServerError
+from jetspark.jetstream.info import StoredMessage
 from jetspark.state.changes import Stored
-from jetspark.state.lookup import Lookup, lookup_requests
+from jetspark.state.lookup import Lookup, lookup_requests, stored_of
 
 
 def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
@@ -18,6 +21,14 @@ def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
     long = ["$KV.b." + "x" * 100_000 + str(number) for number in range(5)]
     assert list(map(len, lookup_requests(long))) == [2, 2, 1]
     assert list(lookup_requests([])) == []
+
+
+def test_a_request_is_full_to_the_byte() -> None:
+    """Each subject takes its length and three more: the quotes and the comma."""
+    first, second = "x" * 1000, "y" * ((256 << 10) - 1003)
+    assert list(map(len, lookup_requests([first, second]))) == [2]
+    assert list(map(len, lookup_requests([first, second + "y"]))) == [1, 1]
+    assert list(map(len, lookup_requests(["z" * (256 << 10), first, second]))) == [1, 2]
 
 
 # ---- the last messages of many keys ----------------------------------------------------------------------------------
@@ -42,6 +53,7 @@ def status(line: str) -> CoreMessage:
 
 def test_answers_are_read_from_the_few_headers_that_matter() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c"])
+    assert not lookup.is_over
     request = lookup.request()
     assert request.subject == "$JS.API.DIRECT.GET.KV_b"
     assert json.loads(request.data) == {"multi_last": ["a", "b", "c"]}
@@ -66,9 +78,10 @@ def test_what_a_large_answer_leaves_is_asked_for_next() -> None:
     lookup.accept(end(3, left=1))
     assert (lookup.is_over, lookup.left) == (True, ["a", "never"])
     assert json.loads(lookup.request().data) == {"multi_last": ["a", "never"]}
+    was_over = lookup.is_over
     lookup.accept(answer("a", 5, 0))
     lookup.accept(end(5))
-    assert lookup.left == []
+    assert (was_over, lookup.is_over, lookup.left) == (False, True, [])
     assert [each.subject for each in lookup.found] == ["b", "a"]
 
 
@@ -82,6 +95,50 @@ def test_an_answer_with_a_hole_counts_for_nothing(lost: int) -> None:
     lookup.accept(end(6))
     assert lookup.is_over
     assert (lookup.left, lookup.found) == (["a", "b", "c"], [])
+
+
+def test_an_answer_whose_rest_is_lost_is_over_and_counts_for_nothing() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "b"])
+    lookup.request()
+    lookup.accept(answer("a", 3, 0))
+    lookup.lost()
+    assert (lookup.is_over, lookup.left, lookup.found) == (True, ["a", "b"], [])
+
+
+def test_markers_of_the_server_and_headers_without_a_blank_are_understood() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "b"])
+    lookup.request()
+    lookup.accept(answer("a", 3, 0, b"Nats-Marker-Reason: MaxAge\r\n", b""))
+    lookup.accept(answer("b", 4, 3, b"JetSpark-Sequence:12\r\nJetSpark-Batch:q:0:1:5\r\n"))
+    lookup.accept(end(4))
+    assert lookup.found == [Stored("a", 3, b"", "purge", None, None), Stored("b", 4, b"v", "put", 12, None, "q:0:1:5")]
+
+
+def test_an_end_that_says_nothing_more_ends_an_empty_answer() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a"])
+    lookup.request()
+    lookup.accept(status("204 EOB"))
+    assert (lookup.is_over, lookup.left, lookup.found) == (True, [], [])
+
+
+@pytest.mark.parametrize("missing", [b"Nats-Subject", b"Nats-Sequence"])
+def test_a_message_that_does_not_say_where_it_was_is_an_error(missing: bytes) -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a"])
+    lookup.request()
+    whole = answer("a", 3, 0)
+    assert whole.raw_headers is not None
+    raw = whole.raw_headers.replace(missing + b":", b"Other:")
+    with pytest.raises(ProtocolError, match="does not say where it was"):
+        lookup.accept(CoreMessage("_INBOX.x", b"v", None, raw, None))
+
+
+def test_a_message_of_the_leader_says_the_same() -> None:
+    headers = Headers(
+        {"JetSpark-Sequence": "12", "JetSpark-Writer": "job", "JetSpark-Batch": "q", "KV-Operation": "DEL"}
+    )
+    now = datetime.datetime(2026, 3, 20, tzinfo=datetime.UTC)
+    message = StoredMessage(stream="KV_b", subject="a", sequence=3, timestamp=now, data=b"v", headers=headers)
+    assert stored_of(message) == Stored("a", 3, b"v", "delete", 12, "job", "q")
 
 
 def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:

@@ -10,12 +10,26 @@ import pytest
 from support.folds import Chain
 from support.procedures import MemoryBucket
 
-from jetspark.errors import ConfigError, Conflict, ConnectionLost, RequestTimeout, ServerError, UsageError
+from jetspark.core.message import CoreMessage
+from jetspark.errors import (
+    BatchInDoubt,
+    ConfigError,
+    Conflict,
+    ConnectionLost,
+    JetSparkError,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServerError,
+    UsageError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.operations import Pause, Request
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.steps import AskMany, IngestAll, IngestReport, PublishEach
 from jetspark.state.apply import MAX_ROUNDS, Folding, fold_into, store_values
 from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.fold import Applied, Piece
+from jetspark.state.lookup import Lookup
 from jetspark.state.store import load, store, store_newest
 
 SEEDS = range(200)
@@ -122,6 +136,263 @@ def test_answers_that_are_lost_again_and_again_are_asked_for_until_the_patience_
         bucket.run(load("b", ["a"], patience_s=1.0))
 
 
+class Watched(MemoryBucket):
+    """Notes the steps, and gives what a script says in place of the answers about many keys, as long as it lasts."""
+
+    def __init__(self, *script: str, is_batched: bool = True) -> None:
+        super().__init__(is_batched=is_batched)
+        self.script = list(script)
+        self.steps: list[str] = []
+        self.takes_s = 0.0
+        self.config: dict[str, Any] = {}
+
+    def _perform(self, step: Any) -> Any:
+        self.steps.append(type(step).__name__)
+        if isinstance(step, IngestAll | PublishEach):
+            self.now += self.takes_s
+            assert self.now < 100, "it never gives up"
+        return super()._perform(step)
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        answer = super()._answer(request)
+        if "config" in answer:
+            answer["config"] |= self.config
+        return answer
+
+    def _give(self, answers: Any) -> None:
+        what = self.script.pop(0) if self.script else "all"
+        if what == "all":
+            super()._give(answers)
+            return
+        answers.request()
+        if what == "lost":
+            answers.lost()
+        elif what == "nothing":
+            answers.accept(CoreMessage("_INBOX", b"", None, b"NATS/1.0 404 No Results\r\n\r\n", None))
+        else:
+            [message, _] = self._messages([self.last(f"$KV.b.{what}")])
+            answers.accept(message)
+            end = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 1\r\nNats-Last-Sequence: %d\r\n\r\n"
+            answers.accept(CoreMessage("_INBOX", b"", None, end % self.last(f"$KV.b.{what}"), None))
+
+
+def test_an_answer_that_is_lost_three_times_is_given_up_unless_some_of_it_came() -> None:
+    bucket = Watched(*["lost"] * 9)
+    with pytest.raises(ConnectionLost):
+        bucket.run(load("b", ["a"], patience_s=0.0))
+    assert bucket.steps.count("AskMany") == 3
+    bucket = Watched("lost", "lost", "a", "lost", "lost")
+    for key in ("a", "c"):
+        bucket.put(key, b"1")
+    assert set(bucket.run(load("b", ["a", "c"], patience_s=0.0))) == {"a", "c"}
+    assert bucket.run(load("b", [], patience_s=0.0)) == {}
+    bucket = Watched("lost", "lost", "nothing")
+    assert bucket.run(load("b", ["a"], patience_s=0.0)) == {}
+
+
+def test_every_attempt_asks_for_the_connection() -> None:
+    bucket = Watched()
+    bucket.run(load("b", ["a"]))
+    assert bucket.steps.count("Connect") == 2
+    bucket.steps.clear()
+    bucket.run(store("b", [Change("a", b"1")]))
+    assert (bucket.steps.count("Connect"), bucket.steps.count("RandomPause")) == (2, 0)
+
+
+def test_a_mirror_is_read_and_not_written() -> None:
+    bucket = Watched()
+    bucket.config = {"mirror": {"name": "KV_o"}}
+    assert bucket.run(load("b", ["a"])) == {}
+    for procedure in (store("b", [Change("a")]), store_newest("b", [Change("a", sequence=1)])):
+        with pytest.raises(ConfigError, match="a mirror of 'o'; write to that one"):
+            bucket.run(procedure)
+
+
+def test_many_changes_are_sent_twenty_thousand_at_a_time() -> None:
+    bucket = Watched()
+    sizes: list[int] = []
+
+    def ingest(items: list[Any]) -> IngestReport:
+        sizes.append(len(items))
+        return IngestReport(len(items), (), ())
+
+    bucket._ingest = ingest  # type: ignore[method-assign]
+    assert bucket.run(store("b", (Change(str(number)) for number in range(20_001)))) == Outcome(written=20_001)
+    assert sizes == [20_000, 1]
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_the_time_begins_anew_with_every_change_that_is_stored(is_batched: bool) -> None:
+    """One of them goes through in each round, and a round takes half of the patience."""
+    bucket = Watched(is_batched=is_batched)
+    bucket.takes_s = 0.5
+
+    def ingest(items: list[Any]) -> IngestReport:
+        bucket._store(*items[0])
+        return IngestReport(len(items), tuple(range(n, n + 1) for n in range(2, len(items) + 1)), ())
+
+    def publish_one(subject: str, value: bytes, headers: Any) -> Exception | None:
+        if bucket.steps[-1] == "done":
+            return ConnectionLost("its answer is lost")
+        bucket.steps.append("done")
+        return bucket._store(subject, value, headers)
+
+    bucket._ingest, bucket._publish_one = ingest, publish_one  # type: ignore[method-assign]
+    changes = [Change(str(number), b"1") for number in range(12)]
+    assert bucket.run(store("b", changes, patience_s=1.0)) == Outcome(written=12)
+    assert bucket.steps.count("RandomPause") == 11
+    assert len(bucket.log) == 12
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+@pytest.mark.parametrize("stored", [0, 1])
+def test_changes_that_get_nowhere_are_given_up_with_the_reason(is_batched: bool, stored: int) -> None:
+    bucket = Watched(is_batched=is_batched)
+    bucket.takes_s = 0.3
+    sent = 0
+
+    def is_through() -> bool:
+        nonlocal sent
+        sent += 1
+        return sent <= stored
+
+    def ingest(items: list[Any]) -> IngestReport:
+        first = 2 if is_through() else 1
+        return IngestReport(len(items), (range(first, len(items) + 1),), ())
+
+    def publish_one(subject: str, value: bytes, headers: Any) -> Exception | None:
+        return None if is_through() else ConnectionLost("its answer is lost")
+
+    bucket._ingest, bucket._publish_one = ingest, publish_one  # type: ignore[method-assign]
+    with pytest.raises(JetSparkError, match="messages were lost" if is_batched else "its answer is lost") as raised:
+        bucket.run(store("b", [Change("a"), Change("c")], patience_s=2.0))
+    assert 2.0 <= bucket.now < 5.0
+    if is_batched:
+        assert isinstance(raised.value, BatchInDoubt)
+        assert raised.value.stored == 0
+
+
+def test_what_a_broken_batch_has_acknowledged_is_not_sent_again() -> None:
+    bucket = Watched()
+    sizes: list[int] = []
+    reports = [IngestReport(2, (), (), BatchInDoubt("", "the connection was lost", 2)), IngestReport(1, (), ())]
+
+    def ingest(items: list[Any]) -> IngestReport:
+        sizes.append(len(items))
+        return reports.pop(0)
+
+    bucket._ingest = ingest  # type: ignore[method-assign]
+    assert bucket.run(store("b", [Change("a"), Change("c"), Change("d")])) == Outcome(written=3)
+    assert sizes == [3, 1]
+
+
+def test_a_driver_answers_for_every_change() -> None:
+    bucket = Watched(is_batched=False)
+    real = bucket._perform
+    bucket._perform = lambda step: [None] if isinstance(step, PublishEach) else real(step)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="shorter"):
+        bucket.run(store("b", [Change("a"), Change("c")]))
+
+
+def test_a_value_too_large_for_the_server_is_named_by_its_key() -> None:
+    bucket = Watched()
+
+    def too_large(step: Any) -> None:
+        if isinstance(step, IngestAll):
+            raise PayloadTooLarge(2000, 1000)
+
+    bucket.before_step = too_large
+    with pytest.raises(ConfigError, match="key 'c': "):
+        bucket.run(store("b", [Change("a", b"1"), Change("c", b"22"), Change("d", b"3")]))
+
+
+def test_a_refusal_that_is_not_about_the_revision_is_an_error_of_a_change_with_one_too() -> None:
+    bucket = Watched()
+    full = Refusal(1, ServerError(400, 10054, "message size exceeds maximum allowed"))
+    bucket._ingest = lambda items: IngestReport(1, (), (full,))  # type: ignore[method-assign]
+    with pytest.raises(ServerError, match="key 'a': message size"):
+        bucket.run(store("b", [Change("a", b"1", sequence=1, revision=0)]))
+    bucket._ingest = lambda items: IngestReport(1, (), (Refusal(1, WRONG),))  # type: ignore[method-assign]
+    with pytest.raises(ServerError, match="key 'a': wrong last sequence"):
+        bucket.run(store("b", [Change("a", b"1", sequence=1)]))
+
+
+# ---- replicas that are behind ----------------------------------------------------------------------------------------
+
+WRONG = WrongLastSequence(400, 10071, "wrong last sequence: 9")
+
+
+def refuse_once(bucket: MemoryBucket) -> None:
+    """As a leader does that knows more than the replica that is read."""
+    real = bucket._ingest
+    answers = [lambda items: IngestReport(1, (), (Refusal(1, WRONG),))]
+    bucket._ingest = lambda items: answers.pop()(items) if answers else real(items)  # type: ignore[method-assign]
+
+
+def test_a_change_that_is_refused_though_the_key_looks_as_expected_is_sent_again() -> None:
+    bucket = Watched()
+    bucket.put("a", b"0")
+    refuse_once(bucket)
+    assert bucket.run(store("b", [Change("a", b"1", sequence=1, revision=1)])) == Outcome(written=1)
+    assert (bucket.steps.count("IngestAll"), bucket.steps.count("RandomPause")) == (2, 1)
+    assert not any("MSG.GET" in request for request in bucket.requests)  # the replica will have it in a moment
+
+
+def test_what_the_leader_has_counts_where_a_replica_is_behind() -> None:
+    bucket = Watched("nothing")
+    bucket.put("a", b"1", {"JetSpark-Sequence": "5"})
+    refuse_once(bucket)
+    assert bucket.run(store("b", [Change("a", b"1", sequence=5, revision=1)])) == Outcome(written=1)
+    assert bucket.requests[-1].endswith("STREAM.MSG.GET.KV_b")
+    assert len(bucket.log) == 1
+
+
+def test_what_a_replica_still_has_and_the_leader_has_not_is_gone() -> None:
+    bucket = Watched()
+    bucket.put("a", b"1", {"JetSpark-Sequence": "5"})
+    refuse_once(bucket)
+    real = bucket._answer
+
+    def answer(request: Request) -> dict[str, Any]:
+        gone = {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
+        found = real(request)
+        return gone if "message" in found else found
+
+    bucket._answer = answer  # type: ignore[method-assign]
+    assert bucket.run(store("b", [Change("a", b"1", sequence=5, revision=7)])) == Outcome(conflicts=("a",))
+
+
+# ---- the newest ------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_are_written_and_the_others_counted_over_all_rounds() -> None:
+    bucket = Watched()
+    for key, sequence in (("old", 1), ("same", 5), ("raced", 1), ("beyond", 1)):
+        bucket.put(key, b"0", {"JetSpark-Sequence": str(sequence)})
+    current = bucket.run(load("b", ["old", "same", "raced", "beyond"]))
+    bucket.steps.clear()
+
+    def meddle(step: Any) -> None:
+        if isinstance(step, IngestAll) and bucket.steps.count("IngestAll") == 1:
+            bucket.put("raced", b"0", {"JetSpark-Sequence": "2"})
+            bucket.put("beyond", b"0", {"JetSpark-Sequence": "9"})
+
+    bucket.before_step = meddle
+    changes = [Change(key, b"1", sequence=5) for key in ("old", "same", "raced", "beyond", "new")]
+    assert bucket.run(store_newest("b", changes, current=current)) == Outcome(written=3, dropped=2)
+    assert bucket.table() == {
+        "old": (b"1", 5),
+        "same": (b"0", 5),
+        "raced": (b"1", 5),
+        "beyond": (b"0", 9),
+        "new": (b"1", 5),
+    }
+    sending = [step for step in bucket.steps if step in ("IngestAll", "RandomPause")]
+    assert sending == ["IngestAll", "RandomPause", "IngestAll"]
+    # What was known is not asked for; after the lost race it is: once for the conflict, once for the next round.
+    assert bucket.steps.count("AskMany") == 2
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +476,40 @@ def test_a_fold_that_loses_every_race_gives_up() -> None:
     bucket.before_step = win
     with pytest.raises(Conflict, match="'a'"):
         bucket.run(fold_into("b", Chain(), {"a": [Applied(1, {"number": 1})]}))
-    assert rounds == MAX_ROUNDS
+    assert rounds == MAX_ROUNDS == 20
+
+
+def test_a_fold_that_loses_one_race_folds_that_key_again_and_counts_everything_once() -> None:
+    bucket = MemoryBucket()
+    for key in ("a", "b"):
+        bucket.put(key, json.dumps(folded([1])).encode(), {"JetSpark-Sequence": "1"})
+    asked: list[list[str]] = []
+    pauses: list[float] = []
+    wins = 3
+
+    def meddle(step: Any) -> None:
+        nonlocal wins
+        if isinstance(step, AskMany):
+            assert isinstance(step.answers, Lookup)
+            asked.append(list(step.answers.left))
+        if isinstance(step, Pause):
+            pauses.append(step.seconds)
+        if isinstance(step, IngestAll) and wins:
+            wins -= 1
+            bucket.put("b", json.dumps(folded([1])).encode(), {"JetSpark-Sequence": "1"})
+
+    bucket.before_step = meddle
+    events = {key: [Applied(number, {"number": number}) for number in (1, 2)] for key in ("a", "b")}
+    assert bucket.run(fold_into("b", Chain(), events)) == Outcome(written=2, dropped=2)
+    # After a lost race the conflict is looked up, and then that key alone is loaded again.
+    assert asked == [["$KV.b.a", "$KV.b.b"], *[["$KV.b.b"]] * 6]
+    assert pauses == pytest.approx([0.01, 0.02, 0.03])
+    assert {key: json.loads(value) for key, (value, _) in bucket.table().items()} == dict.fromkeys("ab", folded([1, 2]))
+
+
+def test_a_piece_has_as_many_sequences_and_events_as_keys() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        MemoryBucket().run(Folding("b", Chain()).fold([Piece(["a", "a"], [1], ['{"number": 1}'] * 2)]))
 
 
 def test_keys_are_counted_before_they_are_loaded() -> None:
@@ -229,6 +533,12 @@ def test_values_without_their_events_are_stored_dropped_or_in_conflict() -> None
     bucket.put("behind", b"", {"JetSpark-Sequence": "1"})
     new, beyond, behind = (Change(key, b"1", sequence=5, revision=0) for key in ("new", "beyond", "behind"))
     assert bucket.run(store_values("b", [new, beyond])) == Outcome(written=1, dropped=1)
+    assert bucket.run(store_values("b", [Change("newer", b"1", sequence=5, revision=0)])) == Outcome(written=1)
+    # Who is at the same event is not behind; a key that is gone is.
+    bucket.put("level", b"", {"JetSpark-Sequence": "5"})
+    assert bucket.run(store_values("b", [Change("level", b"1", sequence=5, revision=0)])) == Outcome(dropped=1)
+    with pytest.raises(Conflict, match="'never'"):
+        bucket.run(store_values("b", [Change("never", b"1", sequence=1, revision=99)]))
     with pytest.raises(Conflict, match="'behind'"):
         bucket.run(store_values("b", [new, behind]))
     bucket.put("same", b"", {"JetSpark-Sequence": "9", "JetSpark-Batch": "q:1:2:7"})

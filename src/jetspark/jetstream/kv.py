@@ -236,8 +236,9 @@ def check_key(key: str) -> str:
         ConfigError: With the spelling that works, where one is obvious.
     """
     if not _is_key(key):
-        better = re.sub(r"[^-/_=.a-zA-Z0-9]+", ".", key).strip(".")
-        hint = f"; {better!r} would do" if better and better != key and _is_key(better) else ""
+        # Who writes a pattern means many keys: no single one would do.
+        better = "" if set(key) & set("*>") else re.sub(r"[^-/_=.a-zA-Z0-9]+", ".", key).strip(".")
+        hint = f"; {better!r} would do" if _is_key(better) else ""
         raise ConfigError(f"key={key!r}: expected tokens of letters, digits and -/_= joined by dots{hint}")
     return key
 
@@ -368,6 +369,7 @@ class Bucket:
         external = None if config.mirror is None else config.mirror.external
         # nats-server 2.15 does so where it keeps more than one revision.
         raises_ttls = origin == name and config.max_messages_per_subject != 1
+        least_ttl_s = (config.subject_delete_marker_ttl_s or 0) if raises_ttls else 0
         # Some clients make buckets without direct access; reading those asks the leader.
         return cls(
             api,
@@ -376,7 +378,7 @@ class Bucket:
             direct=bool(config.allow_direct),
             atomic=bool(config.allow_atomic),
             write_prefix=api.prefix if external is None else external.api_prefix or api.prefix,
-            least_ttl_s=(config.subject_delete_marker_ttl_s or 0) if raises_ttls else 0,
+            least_ttl_s=least_ttl_s,
         )
 
     def subjects(self, filters: Sequence[str]) -> list[str]:
@@ -604,7 +606,7 @@ class Writes:
 
     def revisions(self, ack: PubAck) -> dict[str, int]:
         """Of each key, from the acknowledgement of the batch: it was stored in one piece."""
-        size = ack.batch_size or 0
+        size = ack.batch_size or len(self._writes)
         first = ack.sequence - size + 1
         revisions = {key: first + index for index, key in enumerate(self._writes)}
         if size > len(self._writes):  # the last write was repeated
