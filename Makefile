@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-quick check coverage format bench docs mutants lock clean
+.PHONY: help setup demo test test-quick check coverage format generate bench docs mutants lock clean
 
 help:
 	@echo "make setup       create $(VENV) and install the locked dependencies"
 	@echo "make demo        the order pipeline end to end: nats-server, Spark, key-value state, and a check"
 	@echo "make test        the whole test suite (test-quick leaves out what is marked slow)"
-	@echo "make check       ruff, format check, mypy strict, the layer test"
+	@echo "make check       ruff, format check, the generated half of the blocking driver, mypy strict, the layer test"
 	@echo "make coverage    which lines and branches the tests without Spark run, by module; writes docs/coverage.md"
+	@echo "make generate    write the blocking driver's twins of asyncio modules"
 	@echo "make bench       our numbers next to our peers', in one interleaved run"
 	@echo "make mutants     plant mistakes in the pure modules, and list those no unit test notices"
 	@echo "make docs        regenerate the generated pages and run every example"
@@ -42,6 +43,7 @@ test-quick: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/unasync.py --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
@@ -59,6 +61,9 @@ coverage: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+generate: setup
+	$(BIN)/python tools/unasync.py
 
 bench: setup
 	$(BIN)/jetspark bench

@@ -64,7 +64,7 @@ class Publisher:
         self._link = SimulatedLink(network, name=name)
         self._clock = network.clock
         self._item = (f"events.{name}", b"x" * 128)
-        self.batch = FastMachine(self._link.machine, self._wake, FastBatchOptions())
+        self.batch = FastMachine(self._link.machine, self, FastBatchOptions())
         self._link.listeners.append(self._on_event)
         self._link.open()
 
@@ -73,7 +73,12 @@ class Publisher:
             self.batch.start(self._item, self._clock.now)
             self._link.schedule_flush()
 
-    def _wake(self) -> None:
+    pending_messages = 0
+
+    def read_up(self, deadline: float) -> bool:
+        return True
+
+    def wake(self) -> None:
         self.batch.on_replies(self._clock.now)
         if room := self.batch.room:
             self.batch.add_many([self._item] * room, self._clock.now)

@@ -65,10 +65,13 @@
 of every retry. Whether to repeat it is *safe* is another one: a publish that timed out may be stored.
 
 Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
-between processes, and ``args`` alone must rebuild them.
+between processes. ``args`` alone must rebuild them; a cause that is one of these errors travels along, because whether
+the end of a batch may pass is for its cause to say.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from jetspark.codes import Code
 
@@ -145,13 +148,26 @@ class JetSparkError(Exception):
         """
         return False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python leaves causes behind. Those of other kinds it may not be able to carry, and nothing asks for them.
+        reduced = super().__reduce__()
+        assert isinstance(reduced, tuple)
+        cls, args, *rest = reduced
+        state = dict(rest[0] or {}) if rest else {}
+        if isinstance(self.__cause__, JetSparkError):
+            state["__cause__"] = self.__cause__
+        return (cls, args, state) if state else (cls, args)
+
 
 class CallerError(JetSparkError):
     """The program has to change: a value or a call that cannot work."""
 
 
 class NetworkError(JetSparkError):
-    """The other side is away or too slow right now: server, network, or a batcher's sink. It may pass."""
+    """The other side is away or too slow right now: server, network, or a batcher's sink.
+
+    It may pass, but for :class:`DroppedOnShutdown`, and for a :class:`BatchInDoubt` whose cause may not.
+    """
 
     @property
     def may_pass(self) -> bool:
@@ -308,7 +324,7 @@ class BufferFull(NetworkError):
     def __str__(self) -> str:
         return (
             f"{self.buffered_bytes} of {self.limit_bytes} bytes wait for the network: the message was not accepted; "
-            " wait for room or raise send_buffer_bytes"
+            "wait for room or raise send_buffer_bytes"
         )
 
 
@@ -380,13 +396,20 @@ class ServerRefused(ServerFault):
 class ServerError(ServerFault):
     """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own.
 
-    ``stream`` and ``consumer`` are the names of those the request was about; empty where it was about none.
+    ``stream`` and ``consumer`` are the names of those the request was about; empty where it was about none, and where
+    the server does not say: of a message that it refuses in the middle of a fast batch it names no stream.
     """
 
     def __init__(self, code: int, err_code: int, description: str, stream: str = "", consumer: str = "") -> None:
         super().__init__(code, err_code, description, stream, consumer)
         self.code, self.err_code, self.description = code, err_code, description
         self.stream, self.consumer = stream, consumer
+
+    @property
+    def bucket(self) -> str:
+        """The name of the key-value bucket or object store whose stream this is about; empty if it is neither."""
+        kind, _, name = self.stream.partition("_")
+        return name if kind in ("KV", "OBJ") else ""
 
     def __str__(self) -> str:
         about = f"{self._about}: " if self._about else ""
@@ -412,12 +435,6 @@ class ServerError(ServerFault):
 
 class StreamNotFound(ServerError):
     """There is no stream of that name; ``stream`` is the name. Of a bucket or object store, ``bucket`` is its own."""
-
-    @property
-    def bucket(self) -> str:
-        """The name of the key-value bucket or object store whose stream this would be; empty if it is neither."""
-        kind, _, name = self.stream.partition("_")
-        return name if kind in ("KV", "OBJ") else ""
 
     def __str__(self) -> str:
         if not self.stream:
@@ -678,18 +695,21 @@ class JetStreamUnavailable(NetworkError):
 
 
 class DataLoss(DataError):
-    """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged."""
+    """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged.
 
-    def __init__(self, stream: str, wanted: int, first: int) -> None:
-        super().__init__(stream, wanted, first)
-        self.stream, self.wanted, self.first = stream, wanted, first
+    ``remedy`` says what helps where they are read; it may be empty.
+    """
+
+    def __init__(self, stream: str, wanted: int, first: int, remedy: str = "") -> None:
+        super().__init__(stream, wanted, first, remedy)
+        self.stream, self.wanted, self.first, self.remedy = stream, wanted, first, remedy
 
     def __str__(self) -> str:
-        return (
+        lost = (
             f"stream {self.stream!r}: sequence {self.wanted} is wanted and the first there is is {self.first}, "
-            f"so {self.first - self.wanted} sequences are gone (limits, a purge, or deletes); "
-            "set failOnDataLoss=false to go on with what is left"
+            f"so {self.first - self.wanted} sequences are gone (limits, a purge, or deletes)"
         )
+        return f"{lost}; {self.remedy}" if self.remedy else lost
 
 
 class StreamRecreated(DataError):

@@ -1430,13 +1430,13 @@ class _Nothing:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, None])
 def test_C1_max_batch_size_is_positive(size: Any) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"max_batch_size={size!r}: expected 1 or more")):
+    with pytest.raises(ConfigError, match=rf"max_batch_size={size!r}: expected (a whole number, )?1 or more"):
         _configured(max_batch_size=size)
 
 
 @pytest.mark.parametrize("delay", [0, -0.1, float("nan"), float("inf"), "1", None])
 def test_C2_max_batch_delay_is_positive(delay: Any) -> None:
-    with pytest.raises(ConfigError, match=r"max_batch_delay=.*expected a positive number of seconds"):
+    with pytest.raises(ConfigError, match=r"max_batch_delay=.*expected seconds above 0"):
         _configured(max_batch_delay=delay)
 
 

@@ -27,12 +27,13 @@ import jetspark
 import jetspark.blocking
 from jetspark import ConnectionLost, ConsumerConfig, KVConfig, ObjectStoreConfig, RequestTimeout, StreamConfig
 from jetspark.aio.consumer import Consumer
-from jetspark.aio.jetstream import JetStream, Stream
+from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue, Transaction
 from jetspark.aio.objects import ObjectStore
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.aio.pull import Messages
 from jetspark.aio.push import PushMessages
+from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.blocking import consumer as blocking_consumer
 from jetspark.blocking import jetstream as blocking_jetstream
@@ -41,6 +42,7 @@ from jetspark.blocking import objects as blocking_objects
 from jetspark.blocking import ordered as blocking_ordered
 from jetspark.blocking import pull as blocking_pull
 from jetspark.blocking import push as blocking_push
+from jetspark.blocking import stream as blocking_stream
 from jetspark.blocking import stream_message as blocking_message
 from jetspark.server import NatsServer
 
@@ -55,7 +57,7 @@ END_WITH_THE_CONNECTION = ("js.publish_async_complete", "store.put")
 
 CLASSES: dict[str, tuple[type, type]] = {
     "js": (JetStream, blocking_jetstream.JetStream),
-    "stream": (Stream, blocking_jetstream.Stream),
+    "stream": (Stream, blocking_stream.Stream),
     "consumer": (Consumer, blocking_consumer.Consumer),
     "ordered": (OrderedConsumer, blocking_ordered.OrderedConsumer),
     "kv": (KeyValue, blocking_kv.KeyValue),

@@ -309,10 +309,21 @@ async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, shared: 
 class _Broken:
     """A reader with a mistake in it."""
 
-    def _wake(self) -> None:
+    pending_messages = 0
+
+    def wake(self) -> None:
         raise AssertionError("a mistake")
 
-    def _on_event(self, event: Any) -> None:
+    def read_up(self, deadline: float) -> Any:
+        raise AssertionError("a mistake")
+
+    def on_event(self, event: Any) -> None:
+        raise AssertionError("a mistake")
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def on_time(self, now: float) -> None:
         raise AssertionError("a mistake")
 
 
@@ -324,15 +335,15 @@ async def test_one_readers_mistake_does_not_end_the_connection_of_the_others(
     async with driver.connect(url, on_event=events) as nc:
         client = getattr(nc, "_target", nc)
         broken = _Broken()
-        client._machine.subscribe("news", handle=broken)
-        client._listeners.insert(0, broken._on_event)
+        client._machine.subscribe("news", reader=broken)
+        client._link.attach(broken)
         good = await nc.subscribe("news")
         for number in range(3):
             await nc.publish("news", b"%d" % number)
         await nc.flush()
         for number in range(3):
             assert (await good.next(timeout=5)).data == b"%d" % number
-        client._report(jetspark.JetSparkError("something else"))
+        client._link.report(jetspark.JetSparkError("something else"))
         assert not events.of(Disconnected)
         assert {str(event.error) for event in events.of(jetspark.ErrorReported)} == {"a mistake", "something else"}
         assert "a mistake" in caplog.text
@@ -371,7 +382,7 @@ async def test_a_mistake_in_a_publisher_is_told_to_whoever_waits(
         async with js.fast_batch() as untouched:
             await untouched.add(f"{stream.name}.a", b"1")
             publisher = js.fast_publisher()
-            endless = getattr(publisher, "_target", publisher)._endless
+            endless = getattr(publisher, "_target", publisher)._publisher
 
             def fail(*_: Any) -> None:
                 raise AssertionError("a mistake")

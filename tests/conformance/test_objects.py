@@ -130,7 +130,7 @@ async def test_no_more_than_the_window_waits_for_acknowledgements(driver: Driver
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "plain")
-        publisher = getattr(js, "_target", js)._client._windowed_publisher()
+        publisher = getattr(js, "_target", js)._context.publisher
         waiting = []
 
         def pieces() -> Iterator[bytes]:
@@ -143,17 +143,19 @@ async def test_no_more_than_the_window_waits_for_acknowledgements(driver: Driver
 
 
 @on_both_drivers
-async def test_over_fast_ingest_no_more_than_the_window_is_kept(driver: Driver, url: str) -> None:
+async def test_over_fast_ingest_no_more_than_the_window_is_kept(
+    driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
-        ours = inside(js)
+        ours = sys.modules[f"{type(inside(store)).__module__.rpartition('.')[0]}.object_sending"]
         publishers: list[Any] = []
-        make = ours.fast_publisher
+        make = ours.FastPublisher
         waiting = [0]
 
-        def fast_publisher(**options: Any) -> Any:
-            publishers.append(make(**options))
+        def fast_publisher(*args: Any) -> Any:
+            publishers.append(make(*args))
             return publishers[0]
 
         def pieces() -> Iterator[bytes]:
@@ -161,7 +163,7 @@ async def test_over_fast_ingest_no_more_than_the_window_is_kept(driver: Driver, 
                 waiting.append(publishers[0].pending if publishers else 0)
                 yield bytes(64 << 10)
 
-        ours.fast_publisher = fast_publisher
+        monkeypatch.setattr(ours, "FastPublisher", fast_publisher)
         await store.put("a", pieces(), chunk_bytes=64 << 10)
         assert 1 < max(waiting) <= WINDOW_BYTES // (64 << 10)
         assert publishers[0].batches == 1
@@ -618,8 +620,8 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
 
 @on_both_drivers
 async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.aio.objects.FLUSH_EVERY_S", 0.2)
-    monkeypatch.setattr("jetspark.blocking.objects.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.aio.object_sending.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.blocking.object_sending.FLUSH_EVERY_S", 0.2)
 
     def pieces() -> Iterator[bytes]:
         for _ in range(25):

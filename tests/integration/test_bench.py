@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from jetspark.bench.peers import Peer
 from jetspark.bench.runner import Plan, contenders_of, run
 from jetspark.bench.sample import UVLOOP_SUFFIX
 from jetspark.bench.workloads import WORKLOADS
+from jetspark.blocking import connect
 from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.server import NatsServer
 
 COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.bench import bench; typer.run(bench)"]
@@ -85,7 +88,9 @@ def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
             continue
         assert {*contender.spreads} == {metric.name for metric in WORKLOADS[name].metrics}
         assert all(spread.min > 0 for spread in contender.spreads.values())
-    assert all(verdict.value is not None and verdict.is_met is None for verdict in result.verdicts)
+    for verdict in result.verdicts:
+        assert verdict.is_met is None
+        assert (verdict.value is None) is (verdict.bar.baseline in skipped)
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
@@ -110,7 +115,11 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     def median_ratio(name: str) -> Any:
         return pytest.approx(statistics.median(map(truediv, rates[name], rates["bare"])))
 
-    ratios = {(ratio["contender"], ratio["baseline"]): ratio["ratio"] for ratio in workload["ratios"]}
+    ratios = {
+        (ratio["contender"], ratio["baseline"]): ratio["ratio"]
+        for ratio in workload["ratios"]
+        if ratio["metric"] == "messages_per_s"
+    }
     assert ratios == {
         ("jetspark", "bare"): median_ratio("jetspark"),
         ("jetspark-blocking", "bare"): median_ratio("jetspark-blocking"),
@@ -155,6 +164,60 @@ def test_a_peer_that_is_not_installed_is_skipped_with_the_reason(
     assert "nats-jetstream-extra cannot be run" in skipped["nats-jetstream"]
     _, skipped = contenders_of(workload, Plan(has_peers=False))
     assert skipped["nats.js"] == skipped["nats-jetstream"] == "left out by request"
+
+
+@pytest.fixture
+def c_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the C client is compiled into."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        peers.NATS_C.command_from_env()
+    except ConfigError as error:
+        pytest.skip(str(error))  # libnats is not installed
+    return tmp_path / "jetspark"
+
+
+def test_the_c_client_is_compiled_once(c_client: Path) -> None:
+    [program] = c_client.iterdir()
+    compiled = program.stat().st_mtime_ns
+    assert peers.NATS_C.command_from_env() == [str(program)]
+    assert [(entry, entry.stat().st_mtime_ns) for entry in c_client.iterdir()] == [(program, compiled)]
+    assert peers.NATS_C.version()[0].isdigit()
+
+
+@pytest.mark.usefixtures("c_client")
+def test_the_c_client_checks_what_it_receives_and_what_is_stored() -> None:
+    with NatsServer() as server, connect(server.url) as client:
+        stream = client.jetstream().create_stream(StreamConfig(name="S", subjects=["s"]))
+        stream.create_consumer(ConsumerConfig(durable_name="c", ack_policy="none"))
+        job = {"url": server.url, "subject": "s", "warmup": 1, "count": 3, "payload_bytes": 10}
+        work = peers.NATS_C.measure(job | {"work": "publish-async", "window": 10})
+        assert {*work} == {"messages_per_s", "cpu_s_per_million"}
+        assert stream.info().state.messages == 4
+        pull = job | {"work": "pull", "stream": "S", "consumer": "c", "batch": 2}
+        assert {*peers.NATS_C.measure(pull)} == {"messages_per_s", "cpu_s_per_million"}
+        with pytest.raises(JetSparkError, match=r"^libnats: a message was refused$"):
+            peers.NATS_C.measure(job | {"work": "publish-async", "window": 10, "subject": "nowhere"})
+        client.jetstream().publish("s", b"another size")
+        with pytest.raises(JetSparkError, match=r"^libnats: a message has another size$"):
+            peers.NATS_C.measure(pull)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        (None, "gcc is not on the PATH: apt install gcc libnats-dev"),
+        ("false", "libnats is not installed: apt install gcc libnats-dev"),
+    ],
+)
+def test_without_the_c_client_its_row_says_how_to_install_it(
+    compiler: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shutil.which(compiler) if compiler else None
+    monkeypatch.setattr("shutil.which", lambda name: found)
+    for name in ("core-publish", "core-subscribe", "js-publish-async", "js-pull", "js-pull-ack"):
+        _, skipped = contenders_of(WORKLOADS[name], Plan())
+        assert skipped == {"nats.c": reason}
 
 
 def test_a_peer_answers_through_a_process_and_its_last_words_are_the_reason_of_a_failure(tmp_path: Path) -> None:

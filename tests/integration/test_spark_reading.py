@@ -35,6 +35,7 @@ from jetspark import (
     StreamNotFound,
 )
 from jetspark.blocking import JetStream, Stream, connect
+from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer
 from jetspark.spark import connections, following
@@ -619,15 +620,15 @@ def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: Jet
     js.publish_async_complete()
     time.sleep(following.POLL_S)
     before = js.account_info().api["total"]
-    pulls = js._client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
-    js._client.flush()
+    pulls = context_of(js).client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
+    context_of(js).client.flush()
     end = reader.latestOffset(start, ReadAllAvailable())
     reader.reportLatestOffset()
     parts = reader.partitions(start, end)
     assert len(parts) == 2
     rows = sum(batch.num_rows for part in parts for batch in reader.read(part))
     assert rows == (333 if kind == "filtered" else 1_000)
-    js._client.flush()
+    context_of(js).client.flush()
     asked = js.account_info().api["total"] - before - 1 + pulls.pending_messages
     assert asked <= most
 

@@ -61,7 +61,7 @@ class FrontWithApi(Front):
         for watch in self.watchers:
             watch(message)
         is_parted, model = self.is_parted(message.client), self.model_of(message.client)
-        stream = model._stream(STREAM)
+        stream = model.stream(STREAM)
         self.say(model.on_time(self.clock.now), by=model)
         self._asked += 1
         if message.subject == _DIRECT:

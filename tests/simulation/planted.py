@@ -333,7 +333,7 @@ class ConfirmsEarly(Connection):
 class DeliversTwice(Connection):
     def receive_data(self, data: bytes) -> None:
         super().receive_data(data)
-        for subscription in self._routes.values():
+        for subscription in self.subscriptions:
             if len(subscription.pending) == 3:
                 subscription.pending.append(subscription.pending[-1])
 

@@ -200,6 +200,11 @@ class Run:
         self.paced.on_replies(self.clock.now)
         self.settle()
 
+    pending_messages = 0
+
+    def read_up(self, deadline: float) -> bool:
+        return True
+
     def on_event(self, event: ConnectionEvent) -> None:
         if isinstance(event, Disconnected):
             self.disconnections += 1
@@ -281,7 +286,7 @@ class BatchRun(Run):
     ) -> None:
         super().__init__(world, name, bursts, link=link)
         self.options = options
-        self.paced = self.batch = machine(self.link.machine, self.wake, options)
+        self.paced = self.batch = machine(self.link.machine, self, options)
         self.heard: list[tuple[int, int]] = []
         """Progress and messages for each ack, as the server told them since a checker last looked."""
         self._progress = self._msgs_per_ack = 0
@@ -450,7 +455,7 @@ class EndlessRun(Run):
 
     def set_machine(self, machine: type[FastPublisherMachine]) -> None:
         """Begin with a machine of this kind, and with the present options."""
-        self.paced = self.endless = machine(self.link.machine, self.wake, self.options, now=self.clock.now)
+        self.paced = self.endless = machine(self.link.machine, self, self.options, now=self.clock.now)
 
     def leave_after(self, seconds: float) -> None:
         """Go before the end, without waiting for anything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import re
@@ -729,7 +730,7 @@ def test_a_batch_that_still_waited_for_its_commit_is_not_stored() -> None:
     bench = in_doubt()
     assert bench.run(bench.batch.resolve(5.0), INCOMPLETE) == "not stored"
     [fence] = bench.asked
-    assert (fence.subject, fence.is_silent) == ("a.3", False)
+    assert (fence.subject, fence.is_silent, fence.may_be_leaderless) == ("a.3", False, True)
     assert headers_of(fence) == {
         "Nats-Batch-Id": "id",
         "Nats-Batch-Sequence": "1",
@@ -814,6 +815,46 @@ def test_what_the_stream_no_longer_has_stays_in_doubt(stream: dict[str, Any]) ->
     assert bench.run(bench.batch.resolve(5.0), WRONG, stream, stored(5), stored(7, "id", 1)) == "stored"
 
 
+@pytest.mark.parametrize(
+    ("limit", "outcome"), [(-1, "not stored"), (0, "not stored"), (3, "not stored"), (2, "unknown")]
+)
+def test_a_subject_with_room_for_more_than_others_wrote_would_still_have_it(limit: int, outcome: str) -> None:
+    bench = in_doubt(size=1)
+    answers = [stored(5), stored(30), stored(8), stored(30), NOT_FOUND]
+    resolving = bench.batch.resolve(5.0)
+    with contextlib.suppress(BatchInDoubt):
+        bench.run(resolving, WRONG, info(last=30, max_msgs_per_subject=limit), *answers)
+    assert bench.batch.outcome == outcome
+
+
+def test_a_subject_that_keeps_one_message_may_have_lost_ours_to_a_single_other() -> None:
+    bench = in_doubt(size=1)
+    with pytest.raises(BatchInDoubt, match="no longer has all"):
+        bench.run(
+            bench.batch.resolve(5.0),
+            *[WRONG, info(last=30, max_msgs_per_subject=1), stored(5), stored(30), stored(30), NOT_FOUND],
+        )
+
+
+@pytest.mark.parametrize(
+    ("first", "since", "outcome"), [(1, 1, "not stored"), (3, 5, "not stored"), (0, 1, "not stored"), (2, 2, "unknown")]
+)
+def test_absence_proves_something_where_the_stream_has_what_came_before(first: int, since: int, outcome: str) -> None:
+    bench = in_doubt()
+    answers = [stored(since), *[NOT_FOUND] * (1 if outcome == "not stored" else 3)]
+    with contextlib.suppress(BatchInDoubt):
+        bench.run(bench.batch.resolve(5.0), WRONG, info(first=first), *answers)
+    assert bench.batch.outcome == outcome
+
+
+def test_the_first_message_since_may_be_ours() -> None:
+    bench = in_doubt(size=1)
+    assert bench.run(bench.batch.resolve(5.0), WRONG, info(), stored(5), stored(5, "id", 1)) == "stored"
+    # It may come after the stream was asked how far it is: then nothing is there since, and a moment later it is.
+    bench = in_doubt()
+    assert bench.run(bench.batch.resolve(5.0), WRONG, info(), NOT_FOUND, stored(8, "id", 3)) == "stored"
+
+
 def test_a_rollup_may_have_removed_it() -> None:
     bench = in_doubt(size=1)
     answers = [stored(5), stored(30), stored(30, "other", more="Nats-Rollup: sub\r\n"), NOT_FOUND]
@@ -844,6 +885,10 @@ def test_reading_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [stored(number) for number in range(6, 9)]
     with pytest.raises(BatchInDoubt, match="too many to look at"):
         bench.run(bench.batch.resolve(5.0), WRONG, info(last=30), stored(5), stored(30), *others)
+    assert len(bodies(bench)) == 5
+    bench = in_doubt(size=1)
+    assert bench.run(bench.batch.resolve(5.0), *[WRONG, info(last=30), stored(5), stored(30), *others[1:], NOT_FOUND])
+    assert (len(bodies(bench)), bench.batch.outcome) == (5, "not stored")
 
 
 def test_a_replicated_stream_is_believed_once_its_leader_has_applied_all_and_heard_from_a_majority() -> None:
@@ -860,6 +905,27 @@ def test_a_replicated_stream_is_believed_once_its_leader_has_applied_all_and_hea
         == "not stored"
     )
     assert bench.paused_s == [atomic_resolve.SETTLE_PAUSE_S] * 3
+
+
+@pytest.mark.parametrize(("replicas", "heard"), [(2, 0), (4, 1), (5, 1)])
+def test_half_of_the_replicas_or_fewer_are_no_majority(replicas: int, heard: int) -> None:
+    bench = in_doubt()
+    some = info(replicas=replicas, active_ns=10_000_000_000)
+    more = info(replicas=replicas, active_ns=10_000_000_000)
+    for each in some["cluster"]["replicas"][:heard] + more["cluster"]["replicas"][: heard + 1]:
+        each["active"] = 50_000_000
+    # What a leader does not say of a replica, it has not heard.
+    del some["cluster"]["replicas"][-1]["active"]
+    answers = [WRONG, some, WRONG, some, some, more, stored(5), NOT_FOUND, more]
+    assert bench.run(bench.batch.resolve(5.0), *answers) == "not stored"
+    assert len(bench.paused_s) == 2
+
+
+def test_a_stream_that_says_nothing_of_replicas_has_none() -> None:
+    bench = in_doubt()
+    alone = info()
+    del alone["config"]["num_replicas"], alone["cluster"]
+    assert bench.run(bench.batch.resolve(5.0), WRONG, alone, stored(5), NOT_FOUND) == "not stored"
 
 
 def test_a_new_leader_is_asked_from_the_beginning() -> None:
@@ -958,12 +1024,22 @@ def test_a_stream_that_takes_no_batches_any_more_is_read_all_the_same() -> None:
     bench = in_doubt()
     disabled = error(400, 10174, "atomic publish is disabled")
     assert bench.run(bench.batch.resolve(5.0), disabled, info(), stored(5), stored(7, "id", 3)) == "stored"
+    bench = in_doubt()
+    assert bench.run(bench.batch.resolve(5.0), disabled, info(last=0, first=0), NOT_FOUND, NOT_FOUND) == "not stored"
 
 
 def test_the_fence_waits_for_a_place_too() -> None:
     bench = in_doubt()
     assert bench.run(bench.batch.resolve(5.0), TOO_MANY, TOO_MANY, INCOMPLETE) == "not stored"
     assert len(bench.paused_s) == 2
+
+
+@pytest.mark.parametrize(("timeout_s", "pauses"), [(0.1, 1), (0.25, 3)])
+def test_the_fence_does_not_wait_for_a_place_for_ever(timeout_s: float, pauses: int) -> None:
+    bench = in_doubt(timeout_s=timeout_s)
+    with pytest.raises(BatchInDoubt, match="no account of itself"):
+        bench.run(bench.batch.resolve(5.0), *[TOO_MANY] * 20)
+    assert len(bench.paused_s) == pauses
 
 
 def test_there_is_nothing_to_resolve_in_an_open_batch() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import errno
+import inspect
 import itertools
 import json
 import logging
 import math
 import os
+import re
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +23,13 @@ from typing import Any
 
 import pytest
 
+import jetspark.batcher.aio.jetstream as aio_jetstream
 import jetspark.batcher.aio.sinks as aio
+import jetspark.batcher.blocking.jetstream as blocking_jetstream
 import jetspark.batcher.blocking.sinks as blocking
 from jetspark.batcher.blocking.jetstream import FairLock
 from jetspark.batcher.circuit import Circuit
+from jetspark.batcher.config import BatcherConfig
 from jetspark.batcher.dead_letters import DeadLetter
 from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, ItemMessages, check_publisher
 from jetspark.batcher.metered import Written
@@ -1196,8 +1203,8 @@ class FakeBatches:
         self.commits, self.probes, self.resolve = list(commits), itertools.cycle(probes), resolve
         self.stored: list[list[bytes]] = []
         self.opened = self.probed = self.resolved = self.discarded = 0
-        self._client = self._machine = self.info = self
-        self.fields, self.max_payload_bytes = {"api_lvl": 4}, 1 << 20
+        self.info = self
+        self.fields, self.version, self.max_payload_bytes = {"api_lvl": 4}, "2.14.0", 1 << 20
 
     def address(self, subject: str) -> bytes:
         return subject.encode()
@@ -1249,6 +1256,10 @@ class FakeBatches:
         return Batch()
 
 
+def _connection(js: FakeBatches) -> Any:
+    return js
+
+
 def _outcome(future: Exception) -> None:
     raise future
 
@@ -1256,7 +1267,7 @@ def _outcome(future: Exception) -> None:
 def _write_atomic(js: FakeBatches, items: list[bytes], clock: JumpingClock, **options: Any) -> None:
     options = {"max_messages": 1_000, "timeout_s": None, "doubt_s": 30.0} | options
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
-    blocking.Runner(None, clock).run(Atomic(js, messages, _outcome, **options).write(items))
+    blocking.Runner(None, clock).run(Atomic(js, _connection, messages, _outcome, **options).write(items))
 
 
 DUPLICATE, WRONG = DuplicateMessageId(400, 10201, "x"), WrongLastSequence(400, 10071, "x")
@@ -1294,7 +1305,7 @@ def test_an_answer_that_cannot_be_is_no_reason_to_believe_anything() -> None:
         _write_atomic(js, [b"1"], JumpingClock())
     messages: ItemMessages[bytes] = ItemMessages("s", None, bytes.decode)
     js = FakeBatches(DUPLICATE, probes=[WRONG])
-    atomic = Atomic(js, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
+    atomic = Atomic(js, _connection, messages, lambda _: None, max_messages=9, timeout_s=1, doubt_s=1)
     with pytest.raises(ProtocolError, match="expected what cannot be"):
         blocking.Runner(None).run(atomic.write([b"1"]))
     assert js.stored == []
@@ -1402,3 +1413,59 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+NUMERIC = {"int", "float", "int | None", "float | None"}
+NO_NUMBERS: list[Any] = ["5", b"5", True, False, math.nan, [5], object(), 5j, datetime.timedelta(seconds=5)]
+OUT_OF_RANGE: list[Any] = [-1, math.inf, -math.inf, 10**30, 10**400]
+
+
+def _numbers_of(make: Any) -> list[tuple[str, str]]:
+    """Parameters that are numbers, with their annotation."""
+    found = inspect.signature(make).parameters.values()
+    return [(each.name, each.annotation) for each in found if each.annotation in NUMERIC]
+
+
+SINKS = ["RetrySink", "CircuitBreakerSink", "RateLimitSink", "FastIngestSink", "AtomicSink"]
+SINK_NUMBERS = [
+    (sink, name, kind)
+    for sink in SINKS
+    for name, kind in _numbers_of(getattr(aio, sink, None) or getattr(aio_jetstream, sink))
+]
+
+
+def _make_sink(world: World, sink: str, options: dict[str, Any]) -> Any:
+    if sink in ("FastIngestSink", "AtomicSink"):
+        js = types.SimpleNamespace(_context=types.SimpleNamespace(connection=None))
+        return getattr(aio_jetstream if world.is_aio else blocking_jetstream, sink)(js, "s", **options)
+    return getattr(world.sinks, sink)(
+        world.sink(Scripted()), **({"items_per_s": 5.0} if sink == "RateLimitSink" else {}) | options
+    )
+
+
+def test_the_sinks_have_numbers() -> None:
+    assert len(SINK_NUMBERS) == 13
+
+
+@pytest.mark.parametrize(("sink", "name", "kind"), SINK_NUMBERS, ids=lambda value: str(value))
+def test_every_number_of_a_sink_is_checked(world: World, sink: str, name: str, kind: str) -> None:
+    _make_sink(world, sink, {name: 1})
+    for value in [*NO_NUMBERS, *OUT_OF_RANGE, *([] if "None" in kind else [None]), *([1.5] if "int" in kind else [])]:
+        with pytest.raises(ConfigError, match=re.escape(f"{name}={value!r}: expected ")):
+            _make_sink(world, sink, {name: value})
+
+
+# Of these, zero or less stands for the default.
+MAY_BE_ANY = {"queue_depth", "flush_timeout"}
+
+
+@pytest.mark.parametrize(("name", "kind"), _numbers_of(BatcherConfig))
+def test_every_number_of_a_batcher_is_checked(name: str, kind: str) -> None:
+    settings = {"sink": World("blocking").sink(Scripted()), "max_batch_size": 1, "max_batch_delay": 1.0}
+    BatcherConfig(**settings | {name: 1})
+    out_of_range = [each for each in OUT_OF_RANGE if name not in MAY_BE_ANY or each > 0]
+    for value in [*NO_NUMBERS, *out_of_range, *([] if "None" in kind else [None]), *([1.5] if "int" in kind else [])]:
+        with pytest.raises(ConfigError, match=re.escape(f"{name}={value!r}: expected ")):
+            BatcherConfig(**settings | {name: value})

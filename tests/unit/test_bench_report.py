@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Mapping
 
 import pytest
 
 from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
 from jetspark.bench.runner import Plan, contenders_of, total_samples
-from jetspark.bench.workload import Bar, Contender, Job, Metric, Values, Workload, payload_of, percentile
+from jetspark.bench.workload import Bar, Contender, Job, Metric, Stopwatch, Values, Workload, payload_of, percentile
 from jetspark.bench.workloads import WORKLOADS, choose
 from jetspark.errors import ConfigError
 
@@ -210,19 +212,35 @@ def test_peers_and_uvloop_twins_come_and_go_with_the_plan() -> None:
         "bare",
         "nats-py",
         "nats-py-uvloop",
+        "nats.c",
         "jetspark",
         "jetspark-uvloop",
         "jetspark-blocking",
     ]
-    assert skipped["nats-py"] == skipped["nats-py-uvloop"] == "left out by request"
+    assert skipped["nats-py"] == skipped["nats-py-uvloop"] == skipped["nats.c"] == "left out by request"
     assert total_samples(Plan(workloads=("core-publish",), has_peers=False, repeats=4)) == 12
 
 
 def test_a_missing_package_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     _, skipped = contenders_of(WORKLOADS["core-publish"], Plan(has_uvloop=True))
     assert skipped == {
         "nats-py": "nats-py is not installed",
         "nats-py-uvloop": "nats-py, uvloop is not installed",
+        "nats.c": "gcc is not on the PATH: apt install gcc libnats-dev",
         "jetspark-uvloop": "uvloop is not installed",
     }
+
+
+def test_a_stopwatch_counts_the_processor_time_of_all_threads_and_no_waiting() -> None:
+    watch = Stopwatch()
+    worker = threading.Thread(target=lambda: sum(range(300_000)))
+    worker.start()
+    worker.join()
+    time.sleep(0.05)
+    watch.stop()
+    assert 0 < watch.cpu_s <= watch.elapsed_s - 0.04
+    values = watch.values(500_000)
+    assert values["cpu_s_per_million"] == pytest.approx(watch.cpu_s * 2)
+    assert values["messages_per_s"] == pytest.approx(500_000 / watch.elapsed_s)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.interrupts import Interrupt, count_places
+from support.readers import SilentReader
 
 from jetspark.core import connection as connection_module
+from jetspark.core import outbox
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready, State
 from jetspark.core.events import (
@@ -26,6 +30,7 @@ from jetspark.core.events import (
     SlowConsumer,
 )
 from jetspark.core.info import ServerInfo
+from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.core.subjects import ApiSubject
@@ -49,6 +54,7 @@ from jetspark.errors import (
 
 A = Server("a", 4222)
 URL = "nats://a:4222"
+READER = SilentReader()
 INBOX = "_INBOX.me"
 
 
@@ -602,7 +608,7 @@ def test_a_subscription_drained_while_the_server_is_left_is_drained() -> None:
 
 def test_answers_to_pings_that_are_not_taken_are_bounded() -> None:
     connection = connected(send_buffer_bytes=1000)
-    limit = connection_module.MIN_CONTROL_ROOM_BYTES
+    limit = outbox.MIN_CONTROL_ROOM_BYTES
     with pytest.raises(ConnectionLost, match="sends PINGs and takes no answers"):
         connection.receive_data(b"PING\r\n" * (limit // 6 + 10))
     assert limit < connection.out_bytes <= limit + 6
@@ -620,7 +626,7 @@ def test_subscriptions_and_flushes_that_are_not_taken_are_bounded() -> None:
             connection.unsubscribe(connection.subscribe("a"))
             subscribed += 1
     assert subscribed < 1 << 20
-    assert connection.out_bytes <= connection_module.MIN_CONTROL_ROOM_BYTES + 100
+    assert connection.out_bytes <= outbox.MIN_CONTROL_ROOM_BYTES + 100
     before = len(connection.subscriptions)
     with pytest.raises(BufferFull):
         connection.subscribe("a")
@@ -864,10 +870,10 @@ def test_every_batch_has_an_id_and_a_prefix_that_are_nobody_elses() -> None:
 def test_the_memory_of_subjects_is_bounded() -> None:
     connection = connected(send_buffer_bytes=1 << 30)
     largest = 0
-    for number in range(2 * connection_module.MAX_KNOWN_ADDRESSES + 3):
+    for number in range(2 * outbox.MAX_KNOWN_ADDRESSES + 3):
         connection.publish(f"s.{number}")
         largest = max(largest, len(connection._addresses))
-    assert largest == connection_module.MAX_KNOWN_ADDRESSES
+    assert largest == outbox.MAX_KNOWN_ADDRESSES
     connection.data_to_send()
     connection.publish("s.1", b"x")
     assert connection.data_to_send() == b"PUB s.1 1\r\nx\r\n"
@@ -1036,14 +1042,50 @@ def test_only_publishes_wait_for_the_next_session() -> None:
 
 def test_subscribing_sends_the_frame_and_messages_arrive() -> None:
     connection = connected()
-    first = connection.subscribe("a.*", handle="mine")
+    first = connection.subscribe("a.*", reader=READER)
     second = connection.subscribe("b.>", "workers")
     assert connection.data_to_send() == b"SUB a.* 1\r\nSUB b.> workers 2\r\n"
     assert connection.subscriptions == [first, second]
-    assert first.handle == "mine"
+    assert first.reader is READER
     connection.receive_data(message(1, b"1", "a.x") + message(2, b"2", "b.x") + message(1, b"3", "a.x"))
     assert {id(each) for each in ready(connection.events())} == {id(first), id(second)}
     assert (unread(first), unread(second)) == ([b"1", b"3"], [b"2"])
+
+
+def test_a_subscription_is_of_the_kind_it_was_asked_for() -> None:
+    class Special(CoreMessage):
+        __slots__ = ()
+
+    connection = connected()
+    plain = connection.subscribe("a")
+    special = connection.subscribe("b", reader=READER, message_class=Special, is_inbox=True, follows_sessions=True)
+    assert (plain.reader, plain.message_class, plain.is_inbox, plain.follows_sessions) == (None, None, False, False)
+    assert (special.reader, special.is_inbox, special.follows_sessions) == (READER, True, True)
+    connection.receive_data(message(special.sid, b"1", "b") + message(plain.sid, b"2", "a"))
+    assert [type(each.take()) for each in (special, plain)] == [Special, CoreMessage]
+
+
+def test_an_unbounded_subscription_drops_nothing() -> None:
+    connection = connected(max_pending_messages=2, max_pending_bytes=10)
+    bounded, unbounded = connection.subscribe("a"), connection.subscribe("b", is_unbounded=True)
+    for subscription in (bounded, unbounded):
+        connection.receive_data(b"".join(message(subscription.sid, b"x" * 100) for _ in range(5)))
+    assert (bounded.dropped, unbounded.dropped, len(unbounded.pending)) == (5, 0, 5)
+
+
+def test_a_subscription_that_ends_with_its_session_is_over_when_the_next_begins() -> None:
+    connection = connected()
+    answers = connection.subscribe("answers", ends_with_session=True)
+    others = connection.subscribe("others")
+    connection.receive_data(message(answers.sid, b"1", "answers"))
+    connection.events()
+    connection.end("gone")
+    assert (answers.is_finished, ready(connection.events())) == (False, [])
+    log_in(connection)
+    assert ready(connection.events()) == [answers]
+    assert (answers.is_finished, answers.error, unread(answers)) == (True, None, [b"1"])
+    assert connection.subscriptions == [others]
+    assert connection.data_to_send() == b"SUB others 2\r\n"
 
 
 @pytest.mark.parametrize(
@@ -1378,7 +1420,7 @@ def test_a_late_answer_is_dropped() -> None:
     connection.forget(token)
     connection.receive_data(answer(token) + answer("unknown"))
     assert connection.events() == []
-    assert connection._requests == {}
+    assert len(connection._requests) == 0
 
 
 def test_a_request_that_was_not_accepted_leaves_nothing_behind() -> None:
@@ -1388,7 +1430,7 @@ def test_a_request_that_was_not_accepted_leaves_nothing_behind() -> None:
         connection.request("request", "svc", b"", None)
     with pytest.raises(InvalidSubject):
         connection.request("request", "s v c", b"", None)
-    assert connection._requests == {}
+    assert len(connection._requests) == 0
 
 
 def test_a_request_survives_a_reconnect_on_the_same_inbox() -> None:
@@ -1706,7 +1748,7 @@ def test_a_request_after_close_on_a_connection_that_made_one_before_is_refused()
     connection.close()
     with pytest.raises(ConnectionClosed):
         connection.request("after", "a", b"", None)
-    assert connection._requests == {}
+    assert len(connection._requests) == 0
 
 
 def test_a_chunk_after_close_is_ignored() -> None:
@@ -1901,7 +1943,7 @@ def test_messages_that_are_handed_over_are_never_forgotten() -> None:
 def test_a_close_that_was_interrupted_is_completed_by_the_next() -> None:
     def prepared() -> Connection:
         connection = connected()
-        connection.subscribe("a", handle="reader")
+        connection.subscribe("a", reader=READER)
         connection.request("asking", "b", b"", None)
         connection.flush("flushing")
         return connection
@@ -1913,7 +1955,7 @@ def test_a_close_that_was_interrupted_is_completed_by_the_next() -> None:
         connection.close()
         events = connection.events()
         assert {event.handle for event in events if isinstance(event, Failed)} == {"asking", "flushing"}
-        assert "reader" in [event.subscription.handle for event in events if isinstance(event, Ready)]
+        assert READER in [event.subscription.reader for event in events if isinstance(event, Ready)]
         assert len([event for event in events if isinstance(event, Closed)]) >= 1
         assert connection.is_closed
 
@@ -1927,12 +1969,41 @@ def test_a_request_after_one_that_was_interrupted_is_answered() -> None:
         with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
             request(connection)
         token = connection.request("second", "a", b"", None)
-        assert connection._replies is not None
-        inboxes = [route for route in connection._routes.values() if route.subject == f"{INBOX}.*"]
-        assert inboxes == [connection._replies]
-        sid = connection._replies.sid
+        assert connection._requests.replies is not None
+        inboxes = [route for route in connection.subscriptions if route.subject == f"{INBOX}.*"]
+        assert inboxes == [connection._requests.replies]
+        sid = connection._requests.replies.sid
         connection.receive_data(b"MSG %b.%b %d 1\r\nx\r\n" % (INBOX.encode(), token.encode(), sid))
         assert "second" in [event.handle for event in connection.events() if isinstance(event, Done)]
+
+
+@pytest.mark.parametrize("again", ["unsubscribe", "end"])
+def test_a_subscription_whose_end_was_interrupted_is_ended_by_the_next_step(again: str) -> None:
+    """By whoever unsubscribes once more, or by the end of the session, which is given up after an interrupt."""
+
+    def drained(connection: Connection, subscription: SubscriptionState) -> None:
+        connection.drain(subscription, "draining")
+        connection.receive_data(b"PONG\r\n")
+
+    def prepared() -> tuple[Connection, SubscriptionState]:
+        connection = connected()
+        return connection, connection.subscribe("a", reader=SilentReader())
+
+    works: list[Callable[[Connection, SubscriptionState], None]] = [Connection.unsubscribe, drained]
+    for work in works:
+        for number in range(count_places(functools.partial(work, *prepared()), at="any")):
+            connection, subscription = prepared()
+            with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+                work(connection, subscription)
+            if again == "unsubscribe":
+                connection.unsubscribe(subscription)
+            else:
+                was_ending = subscription.is_finished
+                connection.end("interrupted")
+                if not was_ending:
+                    continue
+            assert list(connection.subscriptions) == []
+            assert subscription in [event.subscription for event in connection.events() if isinstance(event, Ready)]
 
 
 def test_events_that_are_put_back_come_first() -> None:

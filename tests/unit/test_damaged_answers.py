@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
-from jetspark.errors import ConfigError, JetSparkError, KeyExists, StreamNotFound
+from jetspark.errors import ConfigError, ConnectionClosed, JetSparkError, KeyExists, StreamNotFound
 from jetspark.jetstream.acks import AckableMessage, parse_metadata
 from jetspark.jetstream.advisories import BatchAbandoned
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -35,7 +36,9 @@ from jetspark.jetstream.ordered import OrderedOptions, OrderedPuller, OrderedRea
 from jetspark.jetstream.publishing import publish
 from jetspark.jetstream.pull import Fetch, Puller
 from jetspark.publish.fast import FastMachine
-from jetspark.publish.fast_options import FastBatchOptions
+from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, GapMode
+from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.outgoing import Item
 
 SEED = 20261116
 STAMP = "2026-11-15T10:25:48.893408446Z"
@@ -443,39 +446,110 @@ def test_a_damaged_advisory_is_an_error_of_ours() -> None:
 # ---- fast batches ----------------------------------------------------------------------------------------------------
 
 
-def _opened() -> tuple[Connection, FastMachine]:
+def _connected() -> Connection:
     connection = Connection(ConnectOptions(), parse_servers("a"), inbox="_INBOX.me", jitter=lambda: 0.0)
     connection.begin(connection.pool.next()[0])
     connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
     connection.login(None)
     connection.data_to_send()
     connection.receive_data(b"PONG\r\n")
-    batch = FastMachine(connection, object(), FastBatchOptions())
+    return connection
+
+
+def _say(connection: Connection, batch: FastMachine, answer: Any) -> None:
+    assert batch.inbox is not None
+    data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    subject = batch.inbox.subject.removesuffix(">") + "500.fail.1.0.$FI"
+    connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), batch.inbox.sid, len(data), data))
+
+
+def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
+    """A batch of one message that is not answered yet; one of three that is open; one of three that is ended."""
+    connection = _connected()
+    batch = FastMachine(connection, SilentReader(), FastBatchOptions(gap=gap))
     batch.start(("s.a", b"1"), 0.0)
+    if stage != "opening":
+        _say(connection, batch, FAST_ANSWERS["ack"])
+        batch.on_replies(0.0)
+        batch.add_many([("s.a", b"2"), ("s.a", b"3")], 0.0)
+    if stage == "ended":
+        batch.end(0.0)
     return connection, batch
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"type": "ack", "seq": 0, "msgs": 10},
-        {"type": "gap", "last_seq": 1, "seq": 2},
-        {"type": "err", "seq": 1, "error": {"code": 400, "err_code": 10071, "description": "no"}},
-        {"stream": "S", "seq": 5, "batch": "b", "count": 1},
-        {"error": {"code": 400, "err_code": 10206, "description": "no"}, "stream": "S", "seq": 0},
-    ],
-    ids=["ack", "gap", "err", "final", "error"],
-)
-def test_a_damaged_answer_ends_a_fast_batch_with_an_error_of_ours_or_is_passed_over(
-    answer: dict[str, Any],
-) -> None:
+FAST_ANSWERS = {
+    "ack": {"type": "ack", "seq": 0, "msgs": 10},
+    "gap": {"type": "gap", "last_seq": 1, "seq": 2},
+    "err": {"type": "err", "seq": 1, "error": {"code": 400, "err_code": 10071, "description": "no"}},
+    "final": {"stream": "S", "seq": 5, "batch": "b", "count": 1},
+    "error": {"error": {"code": 400, "err_code": 10206, "description": "no"}, "stream": "S", "seq": 0},
+}
+
+
+def _damaged_fast_answers(kind: str) -> list[Any]:
     rng = random.Random(SEED)
-    for damaged in [*_damaged(answer), *_scrambled(answer, rng)]:
-        connection, batch = _opened()
-        assert batch.inbox is not None
-        data = damaged if isinstance(damaged, bytes) else json.dumps(damaged).encode()
-        subject = batch.inbox.subject.removesuffix(">") + "500.fail.1.0.$FI"
-        frame = b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), batch.inbox.sid, len(data), data)
-        connection.receive_data(frame)
+    return [*_damaged(FAST_ANSWERS[kind]), *_scrambled(FAST_ANSWERS[kind], rng)]
+
+
+@pytest.mark.parametrize("gap", ["fail", "ok"])
+@pytest.mark.parametrize("stage", ["opening", "open", "ended"])
+@pytest.mark.parametrize("kind", sorted(FAST_ANSWERS))
+def test_a_damaged_answer_ends_a_fast_batch_with_an_error_of_ours_or_is_passed_over(
+    kind: str, stage: str, gap: GapMode
+) -> None:
+    for damaged in _damaged_fast_answers(kind):
+        connection, batch = _batch_at(stage, gap)
+        _say(connection, batch, damaged)
         assert _complaint(lambda: batch.on_replies(1.0), damaged) is None  # noqa: B023
         assert batch.failure is None or isinstance(batch.failure, JetSparkError)
+        assert 0 <= batch.stored <= batch.messages, damaged
+        assert 0 <= batch.acknowledged <= batch.messages, damaged
+        assert batch.room <= 3 * HIGHEST_FLOW, damaged  # two acknowledgements, and what may come early
+        assert all(1 <= sequence <= batch.messages for sequence in _reported(batch)), damaged
+        assert batch.doubts == [], damaged
+
+
+def _reported(batch: FastMachine) -> list[int]:
+    return [*(each for gap in batch.gaps for each in (gap.start, gap.stop - 1)), *(each[0] for each in batch.errors)]
+
+
+@pytest.mark.parametrize("message_ids", [False, True])
+@pytest.mark.parametrize("stage", ["opening", "open", "ended", "sent again"])
+@pytest.mark.parametrize("kind", sorted(FAST_ANSWERS))
+def test_a_damaged_answer_loses_no_message_of_a_fast_publisher(kind: str, stage: str, message_ids: bool) -> None:
+    items: list[Item] = [("s.a", b"1"), ("s.a", b"2"), ("s.a", b"3")]
+    for damaged in _damaged_fast_answers(kind):
+        connection = _connected()
+        options = FastPublisherOptions(message_ids=message_ids, on_refused=lambda _: None)
+        publisher = FastPublisherMachine(connection, SilentReader(), options, now=0.0)
+        publisher.accept(items, 0.0)
+        now = _drive(publisher, connection, stage)
+        assert publisher.batch is not None
+        _say(connection, publisher.batch, damaged)
+        assert _complaint(lambda: publisher.on_replies(now), damaged) is None  # noqa: B023
+        assert publisher.failure is None or isinstance(publisher.failure, JetSparkError)
+        assert publisher.published + len(publisher.unpublished()) == 3, damaged
+        left = items[publisher.published :]
+        assert [each[:2] for each in publisher.unpublished()] == left, damaged
+
+
+def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) -> float:
+    """Bring a publisher's batch to a stage; "sent again" is the next one, after one that ended in doubt."""
+    now = 0.0
+    if stage == "sent again":
+        now = _drive(publisher, connection, "open")
+        assert publisher.batch is not None
+        publisher.batch.fail(ConnectionClosed("cut"))
+        publisher.on_replies(now)
+        now += 10.0
+    publisher.pump(now)
+    if stage == "opening":
+        return now
+    assert publisher.batch is not None
+    _say(connection, publisher.batch, FAST_ANSWERS["ack"])
+    publisher.on_replies(now)
+    if stage == "ended":
+        publisher.flush()
+    while publisher.pump(now):
+        pass
+    return now

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection, Failed
 from jetspark.core.ending import INTERRUPTED_S, AwaitAcks, Confirm, Ending, ReadUp, Step, close, drain, leaving_s, lost
@@ -25,11 +25,6 @@ from jetspark.errors import (
 )
 
 A = Server("a", 4222)
-
-
-@dataclass
-class Reader:
-    pending_messages: int = 0
 
 
 def connected(publishes: int = 0) -> Connection:
@@ -164,23 +159,21 @@ def test_a_close_waits_for_acknowledgements_also_when_the_confirmation_failed() 
 
 def test_a_drain_lets_the_readers_finish_and_then_closes() -> None:
     machine = connected(1)
-    readers = [Reader(), Reader()]
-    for reader in readers:
-        machine.subscribe("a", handle=reader)
-    assert run(drain(machine, 5.0), {ReadUp: True}) == [ReadUp(readers), Confirm(), AwaitAcks()]
+    subscriptions = [machine.subscribe("a", reader=SilentReader()) for _ in range(2)]
+    assert run(drain(machine, 5.0), {ReadUp: True}) == [ReadUp(subscriptions), Confirm(), AwaitAcks()]
 
 
 def test_a_drain_leaves_inboxes_and_subscriptions_without_a_reader_alone() -> None:
     machine = connected()
     machine.subscribe("a")
-    machine.subscribe("b", handle=Reader()).is_inbox = True
+    machine.subscribe("b", reader=SilentReader(), is_inbox=True)
     assert run(drain(machine, 5.0), {ReadUp: True}) == [ReadUp([]), AwaitAcks()]
 
 
 def test_readers_that_do_not_finish_are_told_after_everything_is_confirmed() -> None:
     machine = connected(1)
-    machine.subscribe("a", handle=Reader(3))
-    machine.subscribe("b", handle=Reader(4))
+    machine.subscribe("a", reader=SilentReader(3))
+    machine.subscribe("b", reader=SilentReader(4))
     asked = drain(machine, 5.0)
     assert isinstance(asked.send(None), ReadUp)
     assert asked.send(False) == Confirm()
@@ -194,7 +187,7 @@ def test_readers_that_do_not_finish_are_told_after_everything_is_confirmed() -> 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_a_drain_that_is_not_confirmed_in_time_says_what_is_unread_and_in_doubt(is_read: bool) -> None:
     machine = connected(2)
-    machine.subscribe("a", handle=Reader(3))
+    machine.subscribe("a", reader=SilentReader(3))
     failure = failure_of(drain(machine, 5.0), {ReadUp: is_read, Confirm: RequestTimeout("close", 1)})
     assert isinstance(failure, RequestTimeout)
     assert failure.timeout_s == 5.0

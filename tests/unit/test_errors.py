@@ -52,7 +52,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.AtomicPublishDisabled(400, 10174, "atomic publish is disabled"),
     errors.BatchPublishDisabled(400, 10205, "batch publish is disabled"),
     errors.BatchUnknown(400, 10208, "batch publish ID unknown"),
-    errors.DataLoss("ORDERS", 5, 10),
+    errors.DataLoss("ORDERS", 5, 10, "read on from sequence 10"),
     errors.StreamRecreated("ORDERS", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"),
     errors.StreamWentBack("ORDERS", 10, 5),
     errors.BatchCutShort("b1", 7, "message 8 was lost"),
@@ -140,6 +140,31 @@ def test_an_error_survives_the_way_between_processes(
     assert str(rebuilt) == str(error) != ""
 
 
+@pytest.mark.parametrize("duplicate", [_pickled, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_keeps_its_cause_and_may_pass_or_not_as_before(
+    error: JetSparkError, duplicate: Callable[[JetSparkError], JetSparkError]
+) -> None:
+    for cause in (errors.PermissionDenied("publish", "a"), errors.TooManyBatches(429, 10211, "too many inflight")):
+        caused = duplicate(error)
+        caused.__cause__ = cause
+        rebuilt = duplicate(caused)
+        assert rebuilt.may_pass is caused.may_pass
+        assert type(rebuilt.__cause__) is type(cause)
+        assert str(rebuilt.__cause__) == str(cause)
+        assert (rebuilt.args, vars(rebuilt)) == (error.args, vars(error))
+
+
+def test_a_cause_that_other_processes_may_not_know_stays_behind() -> None:
+    class Unpicklable(Exception):
+        pass
+
+    error = errors.BatchInDoubt("b1", "the callback raised", 7)
+    error.__cause__ = Unpicklable(lambda: None)
+    rebuilt = _pickled(error)
+    assert (rebuilt.__cause__, rebuilt.may_pass) == (None, error.may_pass)
+
+
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_the_message_shows_every_fact(error: JetSparkError) -> None:
     for fact in vars(error).values():
@@ -149,6 +174,25 @@ def test_the_message_shows_every_fact(error: JetSparkError) -> None:
         if isinstance(fact, bool):
             continue  # told in words
         assert all(str(part) in str(error) for part in parts)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_the_message_is_one_sentence_without_gaps(error: JetSparkError) -> None:
+    assert re.search(r"  |^\s|\s$| [;,.:]", str(error)) is None
+
+
+def test_lost_data_tells_the_remedy_of_the_one_who_reads() -> None:
+    lost = "stream 'S': sequence 5 is wanted and the first there is is 9, so 4 sequences are gone"
+    assert str(errors.DataLoss("S", 5, 9)) == f"{lost} (limits, a purge, or deletes)"
+    assert str(errors.DataLoss("S", 5, 9, "be quicker")) == f"{lost} (limits, a purge, or deletes); be quicker"
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in CLASSES if issubclass(cls, errors.ServerError)], ids=lambda cls: cls.__name__
+)
+def test_every_answer_of_the_server_names_the_bucket_behind_its_stream(cls: type[errors.ServerError]) -> None:
+    found = {name: cls(400, 10001, "no", name).bucket for name in ("KV_state", "OBJ_files", "ORDERS", "")}
+    assert found == {"KV_state": "state", "OBJ_files": "files", "ORDERS": "", "": ""}
 
 
 def test_a_timeout_before_anything_was_sent_says_so() -> None:

@@ -7,6 +7,7 @@ import re
 from typing import Any, cast
 
 import pytest
+from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, Reconnected
@@ -21,6 +22,7 @@ from jetspark.errors import (
     InvalidSubject,
     JetStreamUnavailable,
     PayloadTooLarge,
+    ServerError,
     UsageError,
     WrongLastSequence,
 )
@@ -52,7 +54,7 @@ class Peer:
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
         self.connection.events()
-        self.endless = FastPublisherMachine(self.connection, self, FastPublisherOptions(**options), now=NOW)
+        self.endless = FastPublisherMachine(self.connection, SilentReader(), FastPublisherOptions(**options), now=NOW)
 
     def accept(self, *numbers: int, now: float = NOW) -> None:
         self.endless.accept([item(number) for number in numbers], now)
@@ -483,7 +485,7 @@ def test_a_publisher_that_never_found_a_stream_soon_says_so_and_keeps_what_it_wa
 def test_a_stream_that_is_there_for_sure_is_waited_for_as_long_as_the_caller_says() -> None:
     peer = Peer(wait_for_stream_s=20.0, batch_timeout_s=5.0)
     peer.accept(1)
-    assert NOW + 18.0 < _nobody_listens(peer, NOW, NOW + 60.0) <= NOW + 20.0
+    assert _nobody_listens(peer, NOW, NOW + 60.0) == pytest.approx(NOW + 20.0, abs=0.1)
     assert isinstance(peer.endless.failure, JetStreamUnavailable)
 
 
@@ -491,6 +493,27 @@ def test_patience_that_ends_before_a_stream_was_found_leaves_no_doubt() -> None:
     peer = Peer(wait_for_stream_s=1000.0, patience_s=10.0)
     peer.accept(1)
     assert _nobody_listens(peer, NOW, NOW + 60.0) <= NOW + 10.1
+    assert isinstance(peer.endless.failure, JetStreamUnavailable)
+
+
+def test_a_first_message_that_is_sent_again_and_not_answered_may_be_stored() -> None:
+    peer = Peer(wait_for_stream_s=1000.0, patience_s=10.0, batch_timeout_s=100.0)
+    peer.accept(1)
+    _nobody_listens(peer, NOW, NOW)
+    assert peer.pump(NOW + 1.0) == [(1, 0, b"m1")]
+    peer.endless.on_time(NOW + 11.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+
+
+def test_a_stream_that_refused_the_first_message_for_now_is_one_that_answered() -> None:
+    peer = Peer(patience_s=60.0, wait_for_stream_s=1.0, batch_timeout_s=5.0)
+    peer.accept(1)
+    peer.pump()
+    peer.say(error(10211), place=(1, 0))
+    _nobody_listens(peer, NOW + 0.05, NOW + 50.0)
+    assert peer.endless.failure is None
+    _nobody_listens(peer, NOW + 50.0, NOW + 70.0)
+    # Every attempt was answered, so nothing is in doubt.
     assert isinstance(peer.endless.failure, JetStreamUnavailable)
 
 
@@ -508,6 +531,22 @@ def test_after_an_answer_nobody_listening_is_a_leader_being_elected(answer: dict
     assert early is None
     assert isinstance(peer.endless.failure, BatchInDoubt)
     assert "nobody answers on 's.a'" in str(peer.endless.failure)
+
+
+@pytest.mark.parametrize(("err_code", "may_pass"), [(10185, False), (10208, True)], ids=["too old", "restarted"])
+def test_a_publisher_that_gave_up_says_what_went_wrong_last_and_whether_it_may_pass(
+    err_code: int, may_pass: bool
+) -> None:
+    peer = Peer(patience_s=10.0)
+    peer.accept(1, 2)
+    peer.open()
+    peer.say(error(err_code))
+    peer.endless.on_time(NOW + 10.0)
+    failure = peer.endless.failure
+    assert isinstance(failure, BatchInDoubt)
+    assert isinstance(failure.__cause__, BatchInDoubt)
+    assert isinstance(failure.__cause__.__cause__, ServerError)
+    assert failure.may_pass is may_pass
 
 
 # ---- time and the connection -----------------------------------------------------------------------------------------

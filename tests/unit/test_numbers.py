@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from jetspark.core.numbers import MAX_SECONDS, seconds, seconds_above_0, timeout_of, whole
+from jetspark.core.numbers import MAX_SECONDS, rate, seconds, seconds_above_0, share, timeout_of, whole
 from jetspark.errors import ConfigError
 
 
@@ -82,3 +82,25 @@ def test_a_timeout_that_is_not_given_is_the_default() -> None:
     assert (timeout_of(None, 5.0), timeout_of(2, 5.0)) == (5.0, 2)
     with pytest.raises(ConfigError, match="timeout='2'"):
         timeout_of("2", 5.0)
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, numpy.float64(0.25), fractions.Fraction(1, 3)])
+def test_a_share_is_a_number_from_0_to_1(value: Any) -> None:
+    assert share("jitter", value) == float(value)
+
+
+@pytest.mark.parametrize("value", ["0.5", True, None, math.nan, math.inf, -0.1, 1.1])
+def test_what_is_no_share_is_refused_with_its_value(value: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        share("jitter", value)
+    assert str(raised.value) == f"jitter={value!r}: expected a number from 0 to 1"
+
+
+def test_a_rate_is_a_number_above_0_that_can_be_counted() -> None:
+    assert [rate("r", value) for value in (1, 0.001, numpy.int64(5), 2**63 - 1)] == [1, 0.001, 5, 2**63 - 1]
+    for value in ("5", True, None, math.nan, 0, -1):
+        with pytest.raises(ConfigError, match=r"^r=.*: expected a number above 0$"):
+            rate("r", value)
+    for value in (math.inf, 10**400):
+        with pytest.raises(ConfigError, match=r"^r=.*: expected a number above 0, and at most 9223372036854775807$"):
+            rate("r", value)

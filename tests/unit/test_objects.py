@@ -14,6 +14,8 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
+    Conflict,
+    ConnectionLost,
     DigestMismatch,
     KeyExists,
     ObjectNotFound,
@@ -21,7 +23,9 @@ from jetspark.errors import (
     RequestTimeout,
     ServerError,
 )
+from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.features import ServerFacts
 from jetspark.jetstream.objects import (
     FAST_WINDOW_BYTES,
     MAX_LINKS,
@@ -34,11 +38,14 @@ from jetspark.jetstream.objects import (
     ObjectStoreConfig,
     Progress,
     Upload,
+    create_bucket,
     fast_options,
+    info_of_delivery,
     lag_pauses,
     link_to,
     meta_subject,
     next_link,
+    resolve,
     steps,
     watch_options,
     write_chunks,
@@ -436,3 +443,181 @@ def test_renaming_takes_a_free_name_and_removes_the_old_one_as_far_as_it_was_see
     renamed = server.run(objects.update_meta("a", ObjectMeta(name="c", description="d")))
     assert (renamed.name, renamed.nuid, renamed.description) == ("c", "N1", "d")
     assert server.purged == [{"filter": meta_subject("files", "a"), "seq": 2}]
+
+
+class _Scripted:
+    """Answers one request after the other."""
+
+    def __init__(self, *replies: dict[str, Any]) -> None:
+        self._replies = list(replies)
+        self.asked: list[Request] = []
+
+    def run(self, operation: Operation[Any]) -> Any:
+        try:
+            request = next(operation)
+            while True:
+                assert isinstance(request, Request)
+                self.asked.append(request)
+                reply = json.dumps(self._replies.pop(0)).encode()
+                request = operation.send(CoreMessage("", reply, None, None, None))
+        except StopIteration as finished:
+            return finished.value
+
+
+NO_MESSAGE = {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
+WRONG_SEQUENCE = {"error": {"code": 400, "err_code": 10071, "description": "wrong last sequence: 9"}}
+NAME_IN_USE = {"error": {"code": 400, "err_code": 10058, "description": "stream name already in use"}}
+
+
+def _described(name: str = "OBJ_files", subjects: dict[str, int] | None = None, **config: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {"messages": 3, "bytes": 300, "first_seq": 1, "last_seq": 3, "consumer_count": 0}
+    state |= {"first_ts": "2026-01-01T00:00:00Z", "last_ts": "2026-01-01T00:00:00Z"}
+    state |= {} if subjects is None else {"subjects": subjects}
+    return {"config": {"name": name} | config, "state": state, "created": "2026-01-01T00:00:00Z"}
+
+
+def _metadata(sequence: int = 1, **fields: Any) -> dict[str, Any]:
+    data = base64.b64encode(_info(**fields).encode()).decode()
+    return {"message": {"seq": sequence, "data": data, "subject": "s", "time": "2026-01-01T00:00:00Z"}}
+
+
+def test_metadata_of_a_watch_has_the_place_and_the_time_of_its_message() -> None:
+    reply = b"$JS.ACK.OBJ_files.c.1.9.3.1767225600000000000.0"
+    info = info_of_delivery(AckableMessage("$O.files.M.x", _info().encode(), reply, None, None))
+    assert (info.nuid, info.sequence, info.mtime) == ("N1", 9, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
+
+
+def test_what_its_owner_says_about_an_object_can_be_taken_and_given_back() -> None:
+    info = _info(description="d", headers=Headers({"A": "1"}), metadata={"m": "1"})
+    assert info.meta == ObjectMeta(name="report.pdf", description="d", headers=Headers({"A": "1"}), metadata={"m": "1"})
+    assert info.with_meta(info.meta) == info
+
+
+def test_a_status_is_what_the_stream_says(objects: Objects) -> None:
+    server = _Scripted(_described(max_age=60_000_000_000, sealed=True), _described())
+    status = server.run(objects.status())
+    assert (status.bucket, status.bytes, status.ttl_s, status.is_sealed) == ("files", 300, 60.0, True)
+    status = server.run(objects.status())
+    assert (status.ttl_s, status.is_sealed) == (0.0, False)
+
+
+def test_a_store_that_another_client_made_is_as_good() -> None:
+    class Known(Api):
+        def known(self) -> ServerFacts:
+            return ServerFacts(4, "2.14.0")
+
+    server = _Scripted(NAME_IN_USE, _described())
+    info = server.run(create_bucket(Known(), ObjectStoreConfig(bucket="files")))
+    assert info.config.name == "OBJ_files"
+    assert [json.loads(request.data).get("allow_batched") for request in server.asked] == [True, None]
+    server = _Scripted(_described())
+    assert server.run(create_bucket(Api(), ObjectStoreConfig(bucket="files"))).config.name == "OBJ_files"
+    assert "allow_batched" not in json.loads(server.asked[0].data)
+
+
+def test_links_are_followed_from_bucket_to_bucket(objects: Objects) -> None:
+    server = _Scripted(_metadata())
+    assert server.run(resolve(objects, "a")) == (None, _info(mtime=MTIME, sequence=1))
+    here = _metadata(link=ObjectLink(bucket="files", name="b"))
+    there = _metadata(link=ObjectLink(bucket="other", name="c"))
+    server = _Scripted(here, there, _described("OBJ_other"), _metadata(5, bucket="other"))
+    stream, info = server.run(resolve(objects, "a"))
+    assert (stream.config.name, info.bucket, info.sequence) == ("OBJ_other", "other", 5)
+    assert [request.subject for request in server.asked] == [
+        "$JS.API.STREAM.MSG.GET.OBJ_files",
+        "$JS.API.STREAM.MSG.GET.OBJ_files",
+        "$JS.API.STREAM.INFO.OBJ_other",
+        "$JS.API.STREAM.MSG.GET.OBJ_other",
+    ]
+    assert [json.loads(server.asked[number].data)["last_by_subj"] for number in (0, 1, 3)] == [
+        meta_subject("files", "a"),
+        meta_subject("files", "b"),
+        meta_subject("other", "c"),
+    ]
+    server = _Scripted(*[here] * 8, _metadata())
+    assert server.run(resolve(objects, "a"))[1].link is None
+    server = _Scripted(*[here] * 9)
+    with pytest.raises(ConfigError, match="more than 8 links in a row"):
+        server.run(resolve(objects, "a"))
+
+
+MTIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(("stored", "message"), [(3, "became 3 when"), (1, "became 1 before"), (0, "became 0 before")])
+def test_chunks_are_counted_where_their_ids_may_be_forgotten(objects: Objects, stored: int, message: str) -> None:
+    upload = Upload("N1", 4)
+    upload.feed(b"12345678")
+    subjects = {"$O.files.C.N1": stored} if stored else {}
+    server = _Scripted(_described(subjects=subjects))
+    with pytest.raises(ConnectionLost, match=f"2 chunks {message}"):
+        server.run(objects.check_chunks(upload))
+    assert json.loads(server.asked[0].data)["subjects_filter"] == "$O.files.C.N1"
+    assert _Scripted(_described(subjects={"$O.files.C.N1": 2})).run(objects.check_chunks(upload)) is None
+
+
+def test_whoever_never_wins_gives_up_after_twenty_attempts(objects: Objects) -> None:
+    upload = Upload("N1", 4)
+    info = upload.info("files", ObjectMeta(name="a"), NOW)
+    server = _Scripted(*[NO_MESSAGE, WRONG_SEQUENCE] * 20)
+    with pytest.raises(Conflict, match="'a'"):
+        server.run(objects.commit(upload, info))
+    assert len(server.asked) == 40
+    server = _Scripted(*[_metadata(), WRONG_SEQUENCE] * 20)
+    with pytest.raises(Conflict, match="'a'"):
+        server.run(objects.delete("a"))
+    assert len(server.asked) == 40
+
+
+def test_a_deletion_leaves_nothing_of_the_content(objects: Objects) -> None:
+    server = _Scripted(_metadata(size_bytes=9, chunks=2, digest="SHA-256=x"), {"stream": "OBJ_files", "seq": 2})
+    assert server.run(objects.delete("a")) == "N1"
+    written = json.loads(server.asked[1].data)
+    assert (written["deleted"], written["size"], written["chunks"], "digest" in written) == (True, 0, 0, False)
+
+
+def test_a_deletion_that_was_interrupted_is_finished(objects: Objects) -> None:
+    gone = _metadata(is_deleted=True)
+    assert _Scripted(gone, gone).run(objects.finish_delete("a")) == "N1"
+    assert _Scripted(_metadata(nuid="N2"), {"stream": "S", "seq": 2}).run(objects.finish_delete("a")) == "N2"
+    with pytest.raises(ObjectNotFound):
+        _Scripted(NO_MESSAGE, NO_MESSAGE).run(objects.finish_delete("a"))
+
+
+def test_metadata_that_somebody_else_changed_meanwhile_is_a_conflict(objects: Objects) -> None:
+    server = _Scripted(_metadata(7, name="a"), {"stream": "OBJ_files", "seq": 8})
+    changed = server.run(objects.update_meta("a", ObjectMeta(name="a", description="new")))
+    assert (changed.description, changed.sequence) == ("new", 8)
+    assert Headers(server.asked[1].headers)["Nats-Expected-Last-Subject-Sequence"] == "7"
+    with pytest.raises(Conflict, match="'a'"):
+        _Scripted(_metadata(), WRONG_SEQUENCE).run(objects.update_meta("a", ObjectMeta(name="a")))
+
+
+def test_a_link_is_put_where_no_object_is(objects: Objects) -> None:
+    link = ObjectLink(bucket="other", name="x")
+    acked = {"stream": "OBJ_files", "seq": 8}
+    for present in (NO_MESSAGE, _metadata(is_deleted=True), _metadata(link=ObjectLink(bucket="old"))):
+        made = _Scripted(present, acked).run(objects.add_link("a", "N9", link, NOW))
+        assert (made.name, made.nuid, made.link, made.mtime, made.sequence) == ("a", "N9", link, NOW, 8)
+    with pytest.raises(KeyExists):
+        _Scripted(_metadata()).run(objects.add_link("a", "N9", link, NOW))
+    # A rename does not replace a link.
+    renaming = objects.update_meta("a", ObjectMeta(name="b"))
+    with pytest.raises(KeyExists):
+        _Scripted(_metadata(), _metadata(link=link)).run(renaming)
+
+
+def test_the_chunks_of_a_version_are_purged_by_its_nuid(objects: Objects) -> None:
+    server = _Scripted({"purged": 3})
+    assert server.run(objects.purge_chunks("N1")) == 3
+    [request] = server.asked
+    assert (request.subject, json.loads(request.data)) == (
+        "$JS.API.STREAM.PURGE.OBJ_files",
+        {"filter": "$O.files.C.N1"},
+    )
+
+
+def test_an_upload_begins_empty() -> None:
+    upload = Upload("N1", 4)
+    assert (upload.size_bytes, upload.chunks, upload.replaced_nuid) == (0, 0, "")
+    assert [Upload("N1", size, 10).block_bytes for size in (3, 10, 20)] == [9, 10, 20]

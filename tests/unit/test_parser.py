@@ -581,9 +581,10 @@ class WatchedParser(Parser):
     read_in_runs = 0
 
     def _read_run(self, run: parser_module._Run, data: bytes) -> bytes:
-        before = len(run.route.arrived)
+        arrived = run.kind.route.arrived
+        before = len(arrived)
         rest = super()._read_run(run, data)
-        self.read_in_runs += len(run.route.arrived) - before
+        self.read_in_runs += len(arrived) - before
         return rest
 
 
@@ -595,11 +596,28 @@ def stream_messages(count: int, size: int, *, first: int = 0, subject: bytes = b
     ]
 
 
+def answers(count: int, size: int, *, first: int = 0, inbox: str = "_INBOX.me.many.1.") -> list[Frame]:
+    """As a publisher gets them that has asked for as many."""
+    return [
+        message_frame(f"{inbox}{number}", 1, None, None, bytes([97 + number % 26]) * size)
+        for number in range(first, first + count)
+    ]
+
+
 def parser_in_a_run(size: int, subject: bytes = b"a") -> tuple[WatchedParser, dict[bytes, Destination]]:
     """One that has read so many messages of one subject to subscription 1 that it expects nothing else."""
+    return parser_after(stream_messages(parser_module.RUN_AFTER_MESSAGES, size, first=10**6, subject=subject))
+
+
+def parser_in_answers(size: int, inbox: str = "_INBOX.me.many.1.") -> tuple[WatchedParser, dict[bytes, Destination]]:
+    """One that has read so many answers in the inbox of subscription 1 that it expects nothing else."""
+    return parser_after(answers(parser_module.RUN_AFTER_MESSAGES, size, inbox=inbox), is_inbox=True)
+
+
+def parser_after(frames: list[Frame], *, is_inbox: bool = False) -> tuple[WatchedParser, dict[bytes, Destination]]:
     routes = {b"1": Destination(), b"2": Destination()}
+    routes[b"1"].is_inbox = is_inbox
     parser = WatchedParser(routes)
-    frames = stream_messages(parser_module.RUN_AFTER_MESSAGES, size, first=10**6, subject=subject)
     wire = b"".join(frame.wire for frame in frames)
     for _ in range(2):  # the first chunk only shows what to count
         assert parser._run is None
@@ -691,6 +709,87 @@ def test_no_split_of_an_interrupted_run_changes_what_comes_out(data: st.DataObje
         # The first message opens the stream: unless the first cut goes through it, only the expression can read it.
         if not where or min(where) >= len(parts[0]):
             assert parser.read_in_runs > 0
+
+
+@st.composite
+def interruptions_of_answers(draw: st.DrawFn, size: int) -> bytes:
+    """One frame that is not like the answers around it, or only nearly."""
+    hostile = (b"".join(draw(st.lists(RUN_BYTES, min_size=1, max_size=size + 1))) + b"x" * size)[:size]
+    inbox = "_INBOX.me.many.1"
+    return draw(
+        st.sampled_from(
+            [
+                b"PING\r\n",
+                message_frame(f"{inbox}.x", 1, None, None, hostile).wire,
+                message_frame(f"{inbox}.x", 1, None, None, b"y" * (size + 1)).wire,
+                message_frame(f"{inbox}.x", 1, None, BLOCK, b"y" * size).wire,
+                message_frame(f"{inbox}.x", 1, b"r", None, b"y" * size).wire,
+                message_frame(f"{inbox}.x", 2, None, None, b"y" * size).wire,
+                message_frame(f"{inbox}.x", 11, None, None, b"y" * size).wire,
+                message_frame(f"{inbox}.x.y.é\x01", 1, None, None, b"y" * size).wire,
+                message_frame(inbox, 1, None, None, b"y" * size).wire,
+                message_frame(f"{inbox}2.x", 1, None, None, b"y" * size).wire,
+                message_frame("a", 2, None, None, hostile).wire,
+            ]
+        )
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_no_split_of_interrupted_answers_changes_what_comes_out(data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from(RUN_SIZES))
+    parts = []
+    first = 0
+    for count in data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)):
+        parts += [frame.wire for frame in answers(count, size, first=first)]
+        first += count
+        parts += data.draw(st.lists(interruptions_of_answers(size), max_size=2))
+    stream = b"".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    expected = reference(stream)
+    for where in ((), cuts):
+        parser, routes = parser_in_answers(size)
+        for chunk in chunks(stream, where):
+            parser.receive_data(chunk)
+        assert (parser.control, [each.seen for each in routes.values()]) == expected
+        if not where or min(where) >= len(parts[0]):
+            assert parser.read_in_runs > 0
+
+
+@pytest.mark.parametrize("size", RUN_SIZES)
+def test_answers_are_read_by_an_expression_to_the_last(size: int) -> None:
+    frames = answers(200, size)
+    stream = b"".join(frame.wire for frame in frames)
+    for cuts in ((), range(len(stream) // 7, len(stream), len(stream) // 7), range(len(stream))):
+        parser, routes = parser_in_answers(size)
+        for chunk in chunks(stream, cuts):
+            parser.receive_data(chunk)
+        assert routes[b"1"].seen == [frame.seen for frame in frames]
+        assert parser._run is not None
+        if len(cuts) < 10:
+            assert parser.read_in_runs == 200
+
+
+def test_a_token_that_is_not_utf8_reaches_its_reader_as_it_would_alone() -> None:
+    parser, routes = parser_in_answers(2)
+    tokens = [b"\xc3", b"\xa9", b"\xc3\xa9", b"\xff."]
+    stream = b"".join(b"MSG _INBOX.me.many.1.%b 1 2\r\nok\r\n" % token for token in tokens)
+    parser.receive_data(stream)
+    assert parser.read_in_runs == len(tokens)
+    expected = ["_INBOX.me.many.1." + token.decode(errors="surrogateescape") for token in tokens]
+    assert [each.subject for each in routes[b"1"].arrived] == expected
+
+
+def test_answers_without_a_dot_in_their_subjects_are_no_run() -> None:
+    routes = {b"1": Destination()}
+    routes[b"1"].is_inbox = True
+    parser = WatchedParser(routes)
+    for _ in range(3):
+        frames = answers(parser_module.RUN_AFTER_MESSAGES, 2, inbox="inbox")
+        parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert parser._run is None
+    assert len(routes[b"1"].arrived) == 3 * parser_module.RUN_AFTER_MESSAGES
 
 
 @pytest.mark.parametrize("size", RUN_SIZES)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
+from jetspark.spark.following import check_loss
 from jetspark.spark.offsets import (
     Limits,
     Offset,
@@ -355,7 +356,9 @@ def test_errors_survive_the_way_between_processes(error: Exception) -> None:
 
 
 def test_data_loss_names_stream_sequences_and_the_option() -> None:
-    assert str(DataLoss("ORDERS", 5, 101)) == (
-        "stream 'ORDERS': sequence 5 is wanted and the first there is is 101, so 96 sequences are gone (limits, a "
+    with pytest.raises(DataLoss) as caught:
+        check_loss(at(A=5), [head("A", 200, first=101)], is_allowed=False)
+    assert str(caught.value) == (
+        "stream 'A': sequence 5 is wanted and the first there is is 101, so 96 sequences are gone (limits, a "
         "purge, or deletes); set failOnDataLoss=false to go on with what is left"
     )

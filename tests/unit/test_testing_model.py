@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jetspark import ConfigError, ServerError, StreamConfig
+from jetspark import ConfigError, Republish, ServerError, StreamConfig
 from jetspark.errors import InvalidSubject
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 
@@ -236,7 +236,7 @@ def test_what_takes_time_to_apply_counts_shows_later_and_is_answered_then() -> N
     assert plain(server, now=0.0) == []
     assert atomic(server, "B1", 1, now=1.0) == [""]
     assert atomic(server, "B1", 2, now=1.0, commit="1") == []
-    stream = server._stream("S")
+    stream = server.stream("S")
     assert (server.last_sequence("S"), stream.applied_sequence, server.next_answer_at()) == (3, 0, 3.0)
     assert texts(server.on_time(3.0)) == ['{"stream":"S","seq":1}']
     assert (stream.applied_sequence, server.next_answer_at()) == (1, 4.0)
@@ -258,9 +258,9 @@ def test_an_atomic_batch_that_was_not_applied_is_lost_as_a_whole_or_not_at_all(d
     server.lose_leader("S", 1.0, drop=drop)
     assert server.last_sequence("S") == left
     assert server.elect_leader("S", 2.0) == []
-    assert (server.leader("S"), server._stream("S").applied_sequence) == (1, 0)
+    assert (server.leader("S"), server.stream("S").applied_sequence) == (1, 0)
     assert server.on_time(5.0) == []  # nobody knows whom to answer
-    assert server._stream("S").applied_sequence == left
+    assert server.stream("S").applied_sequence == left
 
 
 def test_a_fork_goes_its_own_way() -> None:
@@ -463,7 +463,9 @@ def test_a_stream_that_is_not_there_is_not_found(act: str) -> None:
         calls[act]()
 
 
-@pytest.mark.parametrize("fields", [{"max_age_s": 5.0}, {"retention": "workqueue"}, {"allow_message_counter": True}])
+@pytest.mark.parametrize(
+    "fields", [{"republish": Republish(destination="r.>")}, {"retention": "workqueue"}, {"allow_message_counter": True}]
+)
 def test_what_is_not_modelled_is_refused_rather_than_ignored(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="use a real server"):
         make(**fields)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from support.readers import SilentReader
+
 from jetspark import StreamConfig
 from jetspark.core.events import Connected, ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.options import ConnectOptions
@@ -53,8 +55,9 @@ def test_messages_answers_and_requests_reach_their_handles() -> None:
     link, _ = opened(network)
     woken: list[int] = []
     answers: list[tuple[Any, Exception | None]] = []
-    subscription = link.machine.subscribe("x")
-    subscription.handle = lambda: woken.append(len(subscription.pending))
+    reader = SilentReader()
+    subscription = link.machine.subscribe("x", reader=reader)
+    reader.wake = lambda: woken.append(len(subscription.pending))  # type: ignore[method-assign]
     network.clock.run(network.clock.now + 1.0)
     link.machine.publish("x", b"1")
     link.machine.request(lambda result, error: answers.append((result, error)), "s.a", b"", None)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from jetspark.aio.transport import WRITE_AT_BYTES
+from jetspark.aio.admission import admit
+from jetspark.aio.context import Context
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
-from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
-
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["AtomicBatch"]
 
@@ -36,14 +32,20 @@ class AtomicBatch(AtomicBatchBase, Block):
     _line = "async with js.atomic_batch() as batch:"
 
     def __init__(
-        self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
+        self,
+        context: Context,
+        batch_id: str | None = None,
+        *,
+        ack_first: bool = True,
+        ack_every: int | None = None,
+        timeout: float | None = None,
     ) -> None:
-        self._js, self._client = js, js._client
-        self._timeout_s = timeout_of(timeout, js._timeout_s)
+        self._context = context
+        self._timeout_s = timeout_of(timeout, context.timeout_s)
         self._began = time.monotonic(), time.time()
         self._machine = AtomicMachine(
-            js._client._machine,
-            js._api,
+            context.connection,
+            context.api,
             f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
             ack_first=ack_first,
             ack_every=ack_every,
@@ -75,17 +77,12 @@ class AtomicBatch(AtomicBatchBase, Block):
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
-            await self._js._run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
+            await self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
-        link = self._client._link
-        if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-            await self._in_time(link.push)
         try:
-            machine.add(subject, data, fields)
-        except BufferFull:
-            await self._when_there_is_room(lambda: machine.add(subject, data, fields))
-        if not link.flush_is_scheduled:
-            link.schedule_flush()
+            await admit(self._context, functools.partial(machine.add, subject, data, fields), self._timeout_s)
+        except TimeoutError:
+            raise machine.give_up(self._timeout_s) from None
 
     async def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Add one message after the other, each a subject and data: the fastest way for many.
@@ -94,7 +91,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         """
         if self._place == "before":
             self._check_inside()
-        machine, link = self._machine, self._client._link
+        machine = self._machine
         waiting = iter(messages)
         while True:
             if machine.wants_ack:
@@ -103,28 +100,15 @@ class AtomicBatch(AtomicBatchBase, Block):
                     break
                 else:
                     return
-            if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                await self._in_time(link.push)
             pack = machine.pack(waiting)
             try:
-                machine.send(pack)
-            except BufferFull:
-                await self._when_there_is_room(functools.partial(machine.send, pack))
-            link.flush()
+                await admit(self._context, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
+            except TimeoutError:
+                raise machine.give_up(self._timeout_s) from None
             if pack.error is not None:
                 raise pack.error
             if pack.is_last:
                 return
-
-    async def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        await self._in_time(functools.partial(self._client._when_there_is_room, attempt))
-
-    async def _in_time(self, wait: Callable[[float], Awaitable[None]]) -> None:
-        """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
-        try:
-            await wait(self._client._link.deadline(self._timeout_s))
-        except TimeoutError:
-            raise self._machine.give_up(self._timeout_s) from None
 
     async def commit(
         self,
@@ -146,11 +130,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
-        return await self._js._run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
+        return await self._context.run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     async def discard(self) -> None:
         """Store nothing, and free the batch's place at the server at once."""
-        await self._js._run(self._machine.discard(), self._timeout_s, for_each=True)
+        await self._context.run(self._machine.discard(), self._timeout_s, for_each=True)
 
     async def resolve(self) -> Outcome:
         """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
@@ -168,10 +152,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         monotonic, wall = self._began
         # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
-        return await self._js._run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
+        return await self._context.run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 
     async def __aenter__(self) -> AtomicBatch:
         return self._enter()
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        await self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)
+        await self._context.run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)

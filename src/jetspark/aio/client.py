@@ -13,14 +13,16 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
+from jetspark.aio.context import Context
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
-from jetspark.aio.subscription import Callback, Subscription
-from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link
+from jetspark.aio.subscription import Callback, Subscription, subscribe
+from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link, expire
 from jetspark.core import ending
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
@@ -31,9 +33,12 @@ from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, NotAwaited, RequestTimeout, UsageError
+from jetspark.jetstream.operations import Api, api_prefix
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
+
+_logger = logging.getLogger("jetspark.aio")
 
 
 def connect(
@@ -106,12 +111,8 @@ class _Connecting:
 class Client(ClientBase):
     """A connection to NATS that heals itself. Make one with :func:`connect`."""
 
-    _logger = logging.getLogger("jetspark.aio")
-
     def __init__(self, *, _only_connect_makes_clients: None) -> None:
         self._link: Link
-        self._on_event: OnEvent | None = None
-        self._listeners = []
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
         self._is_open = False
         """Connected once, and nobody was told what is lost with it."""
@@ -128,7 +129,6 @@ class Client(ClientBase):
         options: ConnectOptions,
     ) -> Client:
         client = cls(_only_connect_makes_clients=None)
-        client._on_event = on_event
         client._machine = Connection(
             options,
             servers,
@@ -137,7 +137,7 @@ class Client(ClientBase):
             message_class=Message,
             client=client,
         )
-        client._link = Link(client._machine, auth, tls, client._pass_on)
+        client._link = Link(client._machine, auth, tls, Dispatcher(_logger, on_event))
         await client._link.open()
         client._is_open = True
         _clients.add(client)
@@ -174,14 +174,14 @@ class Client(ClientBase):
         deadline = None if timeout is None else self._link.deadline(timeout)
         try:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                await self._link.push(deadline)
+                await self._link.write_and_wait(deadline)
             if not self._link.flush_is_scheduled:
-                self._link.schedule_flush()
+                self._link.flush_soon()
             try:
                 machine.publish(subject, data, reply, headers)
             except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
-                await self._when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
-                self._link.schedule_flush()
+                await self._link.when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
+                self._link.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
 
@@ -211,8 +211,9 @@ class Client(ClientBase):
         """
         max_messages = whole("max_messages", max_messages, low=0)
         if self._machine.out_bytes >= WRITE_AT_BYTES:
-            await self._link.push()
-        subscription = self._subscribe(
+            await self._link.write_and_wait()
+        subscription = subscribe(
+            self._link,
             subject,
             queue,
             callback,
@@ -221,15 +222,6 @@ class Client(ClientBase):
         )
         if max_messages:
             await subscription.unsubscribe(max_messages)
-        return subscription
-
-    def _subscribe(
-        self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
-    ) -> Subscription:
-        self._link.check_loop()
-        subscription = Subscription(self, callback)
-        subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
-        self._link.schedule_flush()
         return subscription
 
     async def request(
@@ -258,14 +250,14 @@ class Client(ClientBase):
             token = machine.request(answer, subject, data, headers)
         except BufferFull:
             try:
-                token = await self._when_there_is_room(
+                token = await self._link.when_there_is_room(
                     partial(machine.request, answer, subject, data, headers), deadline
                 )
             except TimeoutError:
                 raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
         self._link.flush()
         # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
-        timer = loop.call_at(deadline, _expire, answer, f"request to {subject!r}", timeout)
+        timer = loop.call_at(deadline, expire, answer, f"request to {subject!r}", timeout)
         try:
             return await answer
         finally:
@@ -305,8 +297,8 @@ class Client(ClientBase):
             stall_s=stall,
             max_messages=max_messages,
         )
-        inbox = self._new_inbox()
-        async with self._subscribe(inbox, answers_to=subject) as answers:
+        inbox = self._link.new_inbox()
+        async with subscribe(self._link, inbox, answers_to=subject) as answers:
             await self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
             while (wait_s := collector.wait_s(loop.time())) > 0:
                 try:
@@ -344,7 +336,17 @@ class Client(ClientBase):
                 :class:`~jetspark.WindowFull`.
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
-        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout, window=window)
+        return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
+
+    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> Context:
+        return Context(
+            client=self,
+            connection=self._machine,
+            link=self._link,
+            api=api,
+            timeout_s=timeout_of(timeout, self.options.request_timeout_s),
+            publisher=self._windowed_publisher(window),
+        )
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
         """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""
@@ -365,7 +367,7 @@ class Client(ClientBase):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
-        await self._waited(self._machine.flush, timeout, "flush")
+        await self._link.until_done(self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
@@ -421,10 +423,10 @@ class Client(ClientBase):
     async def _perform(self, step: ending.Step, deadline: float) -> Any:
         left_s = max(0.0, deadline - self._link.now())
         match step:
-            case ReadUp(readers):
-                return await self._read_up(readers, deadline)
+            case ReadUp(subscriptions):
+                return await self._read_up(subscriptions, deadline)
             case Confirm():
-                await self._waited(self._machine.flush, left_s, "close")
+                await self._link.until_done(self._machine.flush, left_s, "close")
             case AwaitAcks():
                 publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
                 # A RequestTimeout is no news: closing resolves what is left, and says why.
@@ -449,23 +451,16 @@ class Client(ClientBase):
             if failure.unconfirmed_messages:
                 raise failure from None
 
-    async def _read_up(self, entries: list[Any], deadline: float) -> bool:
+    async def _read_up(self, subscriptions: list[SubscriptionState], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
         left_s = max(0.0, deadline - self._link.now())
-        try:
-            async with asyncio.timeout_at(deadline):
-                outcomes = await asyncio.gather(
-                    *(self._drain_subscription(entry._state, left_s) for entry in entries), return_exceptions=True
-                )
-                if any(isinstance(outcome, RequestTimeout) for outcome in outcomes):
-                    return False
-                me = asyncio.current_task()  # gather gives each a task of its own
-                await asyncio.gather(
-                    *(entry._read_up() for entry in entries if getattr(entry, "_reader", None) is not me)
-                )
-        except TimeoutError:
+        draining = [self._link.drain(each, left_s) for each in subscriptions]
+        outcomes = await asyncio.gather(*draining, return_exceptions=True)
+        if any(isinstance(outcome, RequestTimeout) for outcome in outcomes):
             return False
-        return True
+        # One after the other, and in this task: a callback that drains must be recognised as its own reader.
+        readers = [each.reader for each in subscriptions if each.reader is not None]
+        return all([await reader.read_up(deadline) for reader in readers])
 
     def _end(self) -> None:
         self._link.close()
@@ -476,7 +471,7 @@ class Client(ClientBase):
         """The client is gone, or its loop, and nobody closed it: say what that has cost."""
         self._is_open = False
         if not self._machine.is_closed and (unsent := self._link.unsent()) != (0, 0):
-            self._logger.warning(
+            _logger.warning(
                 "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
                 self.server,
                 *unsent,
@@ -498,52 +493,7 @@ class Client(ClientBase):
             if error is None:
                 raise
             # The body's own error is the one to see; this must not hide it.
-            self._logger.warning("%s", failure)
-
-    # ---- for the driver's other modules ------------------------------------------------------------------------
-
-    def _new_inbox(self) -> str:
-        return self._machine.new_inbox()
-
-    async def _when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
-        """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""
-        async with asyncio.timeout_at(deadline):
-            while True:
-                self._link.flush()
-                try:
-                    return attempt()
-                except BufferFull:
-                    if self.options.when_full == "raise":
-                        raise
-                await self._link.wait_for_room()
-
-    async def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
-        self._link.check_loop()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        start(done)
-        self._link.flush()
-        self._pass_on(self._machine.events())
-        timer = loop.call_later(timeout, _expire, done, what, timeout)
-        try:
-            await done
-        finally:
-            timer.cancel()
-            self._machine.forget_flush(done)
-
-    def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
-        self._link.check_loop()
-        self._machine.unsubscribe(state, max_messages)
-        self._pass_on(self._machine.events())
-        self._link.schedule_flush()
-
-    async def _drain_subscription(self, state: SubscriptionState, timeout: float) -> None:
-        await self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
-
-
-def _expire(future: asyncio.Future[Any], what: str, timeout: float) -> None:
-    if not future.done():
-        future.set_exception(RequestTimeout(what, timeout))
+            _logger.warning("%s", failure)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
 
+from jetspark.aio.context import Context
 from jetspark.aio.pull import PullConsumer
 from jetspark.aio.push import PushMessages
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import ConsumerInfo
-
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["Consumer"]
 
@@ -23,8 +20,8 @@ class Consumer(PullConsumer):
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
-        self._js = js
+    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+        self._context = context
         self.cached_info = info
 
     @property
@@ -37,11 +34,11 @@ class Consumer(PullConsumer):
 
     async def info(self) -> ConsumerInfo:
         """Configuration and position now."""
-        self.cached_info = await self._js._run(self._js._api.consumer_info(self.stream_name, self.name))
+        self.cached_info = await self._context.run(self._context.api.consumer_info(self.stream_name, self.name))
         return self.cached_info
 
     async def delete(self) -> None:
-        await self._js._run(self._js._api.delete_consumer(self.stream_name, self.name))
+        await self._context.run(self._context.api.delete_consumer(self.stream_name, self.name))
 
     async def pause(self, until: datetime.datetime) -> None:
         """Deliver nothing until then. Returns when the consumer says that it is paused."""
@@ -52,28 +49,28 @@ class Consumer(PullConsumer):
         await self._pause(None)
 
     async def _pause(self, until: datetime.datetime | None) -> None:
-        operation = self._js._api.pause_consumer(self.stream_name, self.name, until, self._js._timeout_s)
-        await self._js._run(operation)
+        operation = self._context.api.pause_consumer(self.stream_name, self.name, until, self._context.timeout_s)
+        await self._context.run(operation)
 
     async def reset(self, sequence: int | None = None) -> ConsumerInfo:
         """Start again from ``sequence``, or from the consumer's own beginning (needs nats-server 2.14)."""
-        operation = self._js._api.reset_consumer(self.stream_name, self.name, sequence)
-        self.cached_info = await self._js._run(operation)
+        operation = self._context.api.reset_consumer(self.stream_name, self.name, sequence)
+        self.cached_info = await self._context.run(operation)
         return self.cached_info
 
     async def unpin(self, group: str) -> None:
         """Let another client of a ``pinned_client`` group take over."""
-        await self._js._run(self._js._api.unpin_consumer(self.stream_name, self.name, group))
+        await self._context.run(self._context.api.unpin_consumer(self.stream_name, self.name, group))
 
     async def step_down(self) -> None:
         """Have the consumer's leader hand over to another replica."""
-        await self._js._run(self._js._api.step_down_consumer(self.stream_name, self.name))
+        await self._context.run(self._context.api.step_down_consumer(self.stream_name, self.name))
 
     def pushed_messages(self) -> PushMessages:
         """What a push consumer (one with a ``deliver_subject``) sends; :meth:`messages` is for pull consumers."""
         if not self.cached_info.config.deliver_subject:
             raise UsageError(f"consumer {self.name!r} has no deliver_subject: use messages() or fetch()")
-        return PushMessages(self._js, self.cached_info)
+        return PushMessages(self._context, self.cached_info)
 
     def __repr__(self) -> str:
         return f"<Consumer {self.stream_name}/{self.name}>"

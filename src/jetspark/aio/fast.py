@@ -8,11 +8,11 @@ import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from jetspark.aio.context import Context
+from jetspark.aio.runner import PacedRunner
 from jetspark.aio.transport import WRITE_AT_BYTES
-from jetspark.aio.waits import Waits
-from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -26,9 +26,6 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-
 __all__ = ["FastBatch", "FastPublisher"]
 
 
@@ -36,140 +33,22 @@ __all__ = ["FastBatch", "FastPublisher"]
 _new = tuple.__new__
 
 
-class _Paced(Block):
-    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
+class _FastBlock(Block):
+    """What a batch and a publisher have in common: a block, around a machine that a runner runs."""
 
-    _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.aio")
 
-    def __init__(self, js: JetStream) -> None:
-        client = js._client
-        self._js = js
-        self._client, self._connection, self._link = client, client._machine, client._link
-        self._loop = client._link._loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._waiters = Waits()
-        self._short_of_room = Waits()
-        """Those who wait for the connection, and not for the machine; it wakes them when it gives up."""
-        self._is_listening = False
+    def __init__(self, context: Context) -> None:
+        self._context, self._link = context, context.link
+        self._connection, self._now = self._link.connection, self._link.now
 
     async def __aenter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        await self._js._run(self._js._api.require(FAST_INGEST))
+        await self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
-    def _wake(self) -> None:
-        """The server said something."""
-        self._step(self._paced.on_replies)
 
-    def _on_event(self, event: ConnectionEvent) -> None:
-        self._step(partial(self._paced.on_event, event))
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._step(self._paced.on_time)
-
-    def _step(self, step: Callable[[float], None]) -> None:
-        try:
-            step(self._loop.time())
-        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
-            self._paced.fail(error)
-            raise
-        finally:
-            self._settle()
-
-    def _settle(self) -> None:
-        """After every call into the machine."""
-        self._waiters.wake()
-        if self._paced.failure is not None:
-            self._short_of_room.wake()
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._link.hand_over()
-        elif self._connection.out_bytes:
-            self._link.schedule_flush()
-        self._watch_clock()
-
-    def _watch_clock(self) -> None:
-        deadline = self._paced.next_deadline()
-        if self._timer is not None:
-            if deadline is not None and self._timer_at <= deadline:
-                return  # it will look, and be set anew
-            self._timer.cancel()
-            self._timer = None
-        if deadline is not None:
-            self._timer_at = deadline
-            self._timer = self._loop.call_at(deadline, self._on_timer)
-
-    def _listen(self) -> None:
-        if not self._is_listening:
-            self._is_listening = True
-            self._client._listeners.append(self._on_event)
-
-    def _stop_listening(self) -> None:
-        if self._is_listening:
-            self._is_listening = False
-            self._client._listeners.remove(self._on_event)
-
-    async def _wait(self) -> None:
-        """Until something has changed."""
-        self._link.flush()
-        self._watch_clock()
-        await self._waiters.wait()
-
-    async def _sent(self, send: Callable[[float], None]) -> None:
-        """Hand messages to the connection when it takes them: this never raises ``BufferFull``.
-
-        ``send`` is told the time at which it does; what ages counts from there.
-        """
-        deadline: float | None = None
-        while True:
-            try:
-                send(self._loop.time())
-                break
-            except BufferFull:
-                self._link.flush()
-                if deadline is None:
-                    deadline = self._loop.time() + self._paced.room_timeout_s
-                await self._wait_for_room(deadline)
-                self._paced.check()  # it may be over meanwhile
-        await self._pass_on()
-
-    async def _wait_for_room(self, deadline: float) -> None:
-        """Until the connection may take more, or the machine has given up; at the deadline it does."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._link.wait_for_room(self._short_of_room)
-        except TimeoutError:
-            self._step(self._paced.on_no_room)
-
-    async def _push(self) -> None:
-        """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
-        if self._paced.failure is not None:
-            return
-        try:
-            await self._link.push(self._loop.time() + self._paced.room_timeout_s, self._short_of_room)
-        except TimeoutError:
-            self._step(self._paced.on_no_room)
-
-    async def _pass_on(self) -> None:
-        """Have the network take what was sent: now if it is much, else when this step of the loop is over."""
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
-            await self._push()
-        elif not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
-
-    # ---- what draining a connection asks of every reader -------------------------------------------------------
-
-    @property
-    def pending_messages(self) -> int:
-        return 0
-
-    async def _read_up(self) -> None:
-        """Answers are read as they come."""
-
-
-class FastBatch(_Paced, FastBatchBase):
+class FastBatch(_FastBlock, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
@@ -186,9 +65,10 @@ class FastBatch(_Paced, FastBatchBase):
 
     _line = "async with js.fast_batch() as fast:"
 
-    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
-        super().__init__(js)
-        self._paced = self._batch = FastMachine(self._connection, self, options)
+    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+        super().__init__(context)
+        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step)
+        self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._opening = asyncio.Lock()
 
     async def add(
@@ -217,14 +97,14 @@ class FastBatch(_Paced, FastBatchBase):
         if batch.sequence >= batch.limit and await self._open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
-            batch.add(item, self._loop.time())
+            batch.add(item, self._now())
         except BufferFull:
-            await self._sent(partial(batch.add, item))
+            await self._runner.send(partial(batch.add, item))
         sequence = batch.sequence
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
-            await self._push()
+            await self._runner.write_and_wait()
         elif not link.flush_is_scheduled:
-            link.schedule_flush()
+            link.flush_soon()
         return _new(FastReceipt, (sequence, batch.acknowledged))
 
     async def add_many(self, items: Iterable[Item] | AsyncIterable[Item], *, commit: bool = False) -> FastReceipt:
@@ -257,11 +137,11 @@ class FastBatch(_Paced, FastBatchBase):
                 self._link.flush()
                 if not batch.may_add_some:
                     if deadline is None:
-                        deadline = self._loop.time() + batch.room_timeout_s
-                    await self._wait_for_room(deadline)
-            elif batch.add_some(chain(held, iterator), self._loop.time()):
+                        deadline = self._now() + batch.room_timeout_s
+                    await self._runner.wait_for_room(deadline)
+            elif batch.add_some(chain(held, iterator), self._now()):
                 held, deadline = [], None
-                await self._pass_on()
+                await self._runner.write()
             else:
                 return
 
@@ -306,13 +186,13 @@ class FastBatch(_Paced, FastBatchBase):
                     chunk = chunk[1:]
                 continue
             part, chunk = chunk[:room], chunk[room:]
-            await self._sent(partial(batch.add_many, part))
+            await self._runner.send(partial(batch.add_many, part))
 
     async def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
         self._batch.check()
-        self._batch.ping(self._loop.time())
-        self._link.schedule_flush()
+        self._batch.ping(self._now())
+        self._link.flush_soon()
 
     async def commit(
         self,
@@ -340,14 +220,14 @@ class FastBatch(_Paced, FastBatchBase):
         if item is not None:
             if not (batch.is_new and await self._begin(item, is_only=True)):
                 await self._until_open()
-                await self._sent(partial(batch.commit, item))
+                await self._runner.send(partial(batch.commit, item))
         elif batch.sequence:
             await self._until_open()
-            await self._sent(batch.end)
+            await self._runner.send(batch.end)
         else:
             raise UsageError("nothing was added: there is nothing to commit")
         while not batch.is_ended:
-            await self._wait()
+            await self._runner.wait()
         if batch.failure is not None:
             batch.check()
         assert batch.ack is not None
@@ -359,7 +239,7 @@ class FastBatch(_Paced, FastBatchBase):
         while batch.room == 0:
             batch.check()
             if not batch.is_new:
-                await self._wait()
+                await self._runner.wait()
             elif await self._begin(item):
                 return True
         return False
@@ -372,34 +252,33 @@ class FastBatch(_Paced, FastBatchBase):
             has_begun = False
             while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
                 if batch.reopen_at is not None:
-                    await asyncio.sleep(max(0.0, batch.reopen_at - self._loop.time()))
-                self._listen()
-                await self._sent(partial(batch.start, item, is_only=is_only))
+                    await asyncio.sleep(max(0.0, batch.reopen_at - self._now()))
+                self._runner.attach()
+                await self._runner.send(partial(batch.start, item, is_only=is_only))
                 has_begun = True
                 while batch.is_opening:
-                    await self._wait()
+                    await self._runner.wait()
         if has_begun and batch.failure is not None:
             batch.check()
         return has_begun
 
     async def _until_open(self) -> None:
         while self._batch.is_opening:
-            await self._wait()
+            await self._runner.wait()
         self._batch.check()
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _on_step(self) -> None:
         news, self._batch.news = self._batch.news, []
         self._tell(news)
         if self._batch.is_ended:
-            self._stop_listening()
+            self._runner.detach()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
             if kind is not None:
-                batch.abandon(self._loop.time())
-                self._settle()
+                batch.abandon(self._now())
+                self._runner.settle()
             elif batch.failure is not None:
                 batch.check()
             elif batch.sequence and not batch.is_ended:
@@ -408,7 +287,7 @@ class FastBatch(_Paced, FastBatchBase):
             self._leave_block()
 
 
-class FastPublisher(_Paced, FastPublisherBase):
+class FastPublisher(_FastBlock, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
@@ -422,14 +301,17 @@ class FastPublisher(_Paced, FastPublisherBase):
 
     _line = "async with js.fast_publisher() as publisher:"
 
-    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
-        super().__init__(js)
-        self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=self._loop.time())
+    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+        super().__init__(context)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step)
+        self._publisher = self._runner.run(
+            FastPublisherMachine(self._connection, self._runner, options, now=self._now())
+        )
         self._waits_for_room = False
 
     def _enter(self) -> Self:
         super()._enter()
-        self._listen()
+        self._runner.attach()
         return self
 
     async def publish(
@@ -456,12 +338,12 @@ class FastPublisher(_Paced, FastPublisherBase):
     async def _accept(self, items: list[Item]) -> int:
         await self._until_there_is_room()
         try:
-            self._endless.accept(items, self._loop.time())
+            self._publisher.accept(items, self._now())
         finally:
             self._pump()
-        position = self._endless.accepted
+        position = self._publisher.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            await self._push()
+            await self._runner.write_and_wait()
         return position
 
     async def publish_many(self, items: Iterable[Item] | AsyncIterable[Item]) -> int:
@@ -482,25 +364,25 @@ class FastPublisher(_Paced, FastPublisherBase):
         while True:
             await self._until_there_is_room()
             chunk: list[Item] = []
-            count = min(self._endless.room, CHUNK_MESSAGES)
+            count = min(self._publisher.room, CHUNK_MESSAGES)
             try:
-                take(iterator, chunk, count, min(CHUNK_BYTES, self._endless.room_bytes))
+                take(iterator, chunk, count, min(CHUNK_BYTES, self._publisher.room_bytes))
             finally:
-                self._endless.accept(chunk, self._loop.time())
+                self._publisher.accept(chunk, self._now())
                 self._pump()
             if not chunk:
                 return self.accepted
             if self._connection.out_bytes >= WRITE_AT_BYTES:
-                await self._push()
+                await self._runner.write_and_wait()
 
     async def _until_there_is_room(self) -> None:
-        endless = self._endless
-        endless.check()
+        machine = self._publisher
+        machine.check()
         if self._place != "inside":
             self._check_inside()
-        while endless.room == 0:
-            await self._wait()
-            endless.check()
+        while machine.room == 0:
+            await self._runner.wait()
+            machine.check()
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when everything accepted so far is stored.
@@ -512,9 +394,9 @@ class FastPublisher(_Paced, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        endless = self._endless
-        position = endless.flush()
-        await self._until(lambda: endless.published >= position, timeout)
+        machine = self._publisher
+        position = machine.flush()
+        await self._until(lambda: machine.published >= position, timeout)
 
     async def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
         """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
@@ -528,9 +410,9 @@ class FastPublisher(_Paced, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        endless = self._endless
-        endless.want(position, self._loop.time(), linger_s)
-        await self._until(lambda: endless.published >= position, timeout)
+        machine = self._publisher
+        machine.want(position, self._now(), linger_s)
+        await self._until(lambda: machine.published >= position, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
@@ -540,10 +422,10 @@ class FastPublisher(_Paced, FastPublisherBase):
             JetSparkError: The publisher gave up; likewise.
         """
         check_timeout(timeout)
-        endless = self._endless
-        endless.close()
+        machine = self._publisher
+        machine.close()
         try:
-            await self._until(lambda: endless.is_idle, timeout)
+            await self._until(lambda: machine.is_idle, timeout)
         finally:
             self._leave()
 
@@ -552,55 +434,54 @@ class FastPublisher(_Paced, FastPublisherBase):
             async with asyncio.timeout(timeout):
                 self._pump()
                 while not is_done():
-                    if self._endless.failure is not None:
-                        raise self._endless.failure.with_traceback(None)
-                    await self._wait()
+                    if self._publisher.failure is not None:
+                        raise self._publisher.failure.with_traceback(None)
+                    await self._runner.wait()
         except TimeoutError as error:
             if isinstance(error, JetSparkError):
                 raise
-            raise RequestTimeout(f"{self._endless.pending} messages to be stored", timeout or 0) from None
+            raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0) from None
 
-    def _settle(self) -> None:
+    def _on_step(self) -> None:
         self._pump()
         self._tell()
-        super()._settle()
 
     def _pump(self) -> None:
         try:
-            while self._endless.pump(self._loop.time()):
+            while self._publisher.pump(self._now()):
                 pass
         except BufferFull:
             if not self._waits_for_room:
                 self._waits_for_room = True
                 self._link.call_when_there_is_room(self._on_room)
         except JetSparkError as error:  # the connection was closed meanwhile
-            self._endless.fail(error)
+            self._publisher.fail(error)
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.flush()
         elif self._connection.out_bytes and not self._link.flush_is_scheduled:
-            self._link.schedule_flush()
-        if self._timer is None:
-            self._watch_clock()
+            self._link.flush_soon()
+        if self._runner.due_at is None:
+            self._runner.watch_clock()
 
     def _on_room(self) -> None:
         self._waits_for_room = False
-        self._settle()
+        self._runner.settle()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            if not self._endless.is_left:  # else the caller was told what became of it
+            if not self._publisher.is_left:  # else the caller was told what became of it
                 await self.close()
             return
         try:
             if issubclass(kind, Exception):
                 await self.close()  # what was accepted was accepted, whatever happened since
         except JetSparkError as failure:
-            self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
+            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.pending)
         finally:
             self._leave()
 
     def _leave(self) -> None:
         """Send nothing more, and wake those who wait."""
-        self._endless.abandon(self._loop.time())
-        self._settle()
-        self._stop_listening()
+        self._publisher.abandon(self._now())
+        self._runner.settle()
+        self._runner.detach()

@@ -1,77 +1,50 @@
-"""JetStream with asyncio: the context and streams. Requests are written in :mod:`jetspark.jetstream.operations`."""
+"""JetStream with asyncio: what a client asks of it. Requests are written in :mod:`jetspark.jetstream.operations`."""
 
 from __future__ import annotations
 
-import asyncio
-import datetime
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Unpack, cast
 
+from jetspark.aio import clock
 from jetspark.aio.atomic import AtomicBatch
-from jetspark.aio.consumer import Consumer
+from jetspark.aio.context import Context
 from jetspark.aio.fast import FastBatch, FastPublisher
+from jetspark.aio.generators import begun
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.message import Message
-from jetspark.aio.objects import ObjectStores
-from jetspark.aio.ordered import OrderedConsumer
+from jetspark.aio.objects import ObjectStore
 from jetspark.aio.publisher import AckFuture
+from jetspark.aio.stream import Stream
 from jetspark.aio.subscription import Subscription
-from jetspark.core.events import ConnectionEvent, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.core.numbers import timeout_of
-from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
-from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
-from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
-from jetspark.jetstream.errors import unavailable
-from jetspark.jetstream.features import BATCH_GET, FAST_INGEST, LAST_GET, MESSAGE_TTL
-from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.features import FAST_INGEST, MESSAGE_TTL
+from jetspark.jetstream.info import AccountInfo, PubAck, StreamInfo
 from jetspark.jetstream.kv import KVConfig, check_bucket, create_bucket
-from jetspark.jetstream.operations import (
-    Api,
-    Deadline,
-    Operation,
-    Pause,
-    Request,
-    api_prefix,
-    message_query,
-)
-from jetspark.jetstream.ordered import OrderedOptions, Patience
+from jetspark.jetstream.objects import ObjectStoreConfig, stream_of
+from jetspark.jetstream.objects import create_bucket as create_object_bucket
 from jetspark.jetstream.publishing import Expect, publish, publish_headers, publish_with_ttl
 from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, GapMode
 from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
-from jetspark.publish.window import WindowOptions
 
-if TYPE_CHECKING:
-    from jetspark.aio.client import Client
-
-__all__ = ["JetStream", "Stream"]
-
-T = TypeVar("T")
-
-NOTHING = Message("", b"", None, None, None)
+__all__ = ["JetStream"]
 
 
-class JetStream(ObjectStores):
+class JetStream:
     """A client's view of JetStream. Make one with ``nc.jetstream()``; it costs nothing to make another.
 
     Everything raises :class:`~jetspark.ServerError` when the server says no, :class:`~jetspark.JetStreamUnavailable`
     when nobody answers for JetStream, and :class:`~jetspark.RequestTimeout` when no answer came in time.
     """
 
-    def __init__(
-        self, client: Client, *, domain: str | None, prefix: str | None, timeout: float | None, window: WindowOptions
-    ) -> None:
-        self._client = client
-        self._now = client._link._loop.time
-        self._publisher = client._windowed_publisher(window)
-        self._api = Api(api_prefix(domain, prefix), client._machine)
-        self._timeout_s = timeout_of(timeout, client.options.request_timeout_s)
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     async def account_info(self) -> AccountInfo:
         """What this account uses and may use."""
-        return await self._run(self._api.account_info())
+        return await self._context.run(self._context.api.account_info())
 
     # ---- streams -----------------------------------------------------------------------------------------------
 
@@ -84,7 +57,7 @@ class JetStream(ObjectStores):
             StreamNameInUse: One of that name exists with another configuration.
             FeatureUnavailable: The server is too old for a field that is mentioned.
         """
-        return Stream(self, await self._run(self._api.create_stream(config)))
+        return Stream(self._context, await self._context.run(self._context.api.create_stream(config)))
 
     async def update_stream(self, config: StreamConfig) -> Stream:
         """Change what ``config`` mentions; everything else stays as it is.
@@ -92,11 +65,11 @@ class JetStream(ObjectStores):
         Raises:
             StreamNotFound: There is no such stream.
         """
-        return Stream(self, await self._run(self._api.update_stream(config)))
+        return Stream(self._context, await self._context.run(self._context.api.update_stream(config)))
 
     async def create_or_update_stream(self, config: StreamConfig | str) -> Stream:
         """Make sure that the stream exists and has everything ``config`` mentions."""
-        return Stream(self, await self._run(self._api.create_or_update_stream(config)))
+        return Stream(self._context, await self._context.run(self._context.api.create_or_update_stream(config)))
 
     async def stream(self, name: str) -> Stream:
         """A stream that exists.
@@ -104,11 +77,11 @@ class JetStream(ObjectStores):
         Raises:
             StreamNotFound: There is no such stream.
         """
-        return Stream(self, await self._run(self._api.stream_info(name)))
+        return Stream(self._context, await self._context.run(self._context.api.stream_info(name)))
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream with all its messages and consumers."""
-        await self._run(self._api.delete_stream(name))
+        await self._context.run(self._context.api.delete_stream(name))
 
     def streams(self, subject: str | None = None) -> AsyncIterator[StreamInfo]:
         """Every stream, or every one that stores messages on ``subject``.
@@ -116,11 +89,11 @@ class JetStream(ObjectStores):
         Raises:
             RequestTimeout: A page of them did not come within the context's ``timeout``; all of them may take longer.
         """
-        return self._pages(lambda offset: self._api.stream_page(offset, subject))
+        return self._context.pages(lambda offset: self._context.api.stream_page(offset, subject))
 
     def stream_names(self, subject: str | None = None) -> AsyncIterator[str]:
         """Like :meth:`streams`, names only."""
-        return self._pages(lambda offset: self._api.stream_name_page(offset, subject))
+        return self._context.pages(lambda offset: self._context.api.stream_name_page(offset, subject))
 
     # ---- key-value buckets -------------------------------------------------------------------------------------
 
@@ -132,11 +105,12 @@ class JetStream(ObjectStores):
         Raises:
             StreamNameInUse: One of that name exists with another configuration.
         """
-        return KeyValue(self, Stream(self, await self._run(create_bucket(self._api, KVConfig.of(config)))))
+        creating = create_bucket(self._context.api, KVConfig.of(config))
+        return KeyValue(self._context, Stream(self._context, await self._context.run(creating)))
 
     async def create_or_update_kv(self, config: KVConfig | str) -> KeyValue:
         """Make sure that the bucket exists and has everything ``config`` mentions."""
-        return KeyValue(self, await self.create_or_update_stream(KVConfig.of(config).to_stream()))
+        return KeyValue(self._context, await self.create_or_update_stream(KVConfig.of(config).to_stream()))
 
     async def kv(self, bucket: str) -> KeyValue:
         """A bucket that exists.
@@ -144,7 +118,7 @@ class JetStream(ObjectStores):
         Raises:
             StreamNotFound: There is no such bucket.
         """
-        return KeyValue(self, await self.stream(f"KV_{check_bucket(bucket)}"))
+        return KeyValue(self._context, await self.stream(f"KV_{check_bucket(bucket)}"))
 
     async def delete_kv(self, bucket: str) -> None:
         """Delete a bucket with everything in it."""
@@ -155,6 +129,35 @@ class JetStream(ObjectStores):
         async for name in self.stream_names("$KV.*.>"):
             if name.startswith("KV_"):
                 yield name.removeprefix("KV_")
+
+    # ---- object stores -----------------------------------------------------------------------------------------
+
+    async def create_object_store(self, config: ObjectStoreConfig | str) -> ObjectStore:
+        """Create a bucket for objects; one that exists with the very same configuration is returned as it is.
+
+        Raises:
+            StreamNameInUse: One of that name exists with another configuration.
+        """
+        creating = create_object_bucket(self._context.api, ObjectStoreConfig.of(config))
+        return ObjectStore(self._context, Stream(self._context, await self._context.run(creating)))
+
+    async def object_store(self, bucket: str) -> ObjectStore:
+        """A bucket for objects that exists.
+
+        Raises:
+            StreamNotFound: There is no such bucket.
+        """
+        return ObjectStore(self._context, await self.stream(stream_of(bucket)))
+
+    async def delete_object_store(self, bucket: str) -> None:
+        """Delete a bucket with every object in it."""
+        await self.delete_stream(stream_of(bucket))
+
+    async def object_store_names(self) -> AsyncIterator[str]:
+        """Every bucket for objects."""
+        async for name in self.stream_names("$O.*.C.>"):
+            if name.startswith("OBJ_"):
+                yield name.removeprefix("OBJ_")
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
@@ -186,8 +189,8 @@ class JetStream(ObjectStores):
         """
         fields = publish_headers(headers, msg_id, expect, ttl)
         if ttl is not None:
-            return await self._run(publish_with_ttl(self._api, subject, data, fields), timeout)
-        return await self._run(publish(subject, data, fields), timeout)
+            return await self._context.run(publish_with_ttl(self._context.api, subject, data, fields), timeout)
+        return await self._context.run(publish(subject, data, fields), timeout)
 
     async def publish_async(
         self,
@@ -210,10 +213,11 @@ class JetStream(ObjectStores):
             RequestTimeout: There was no room within ``timeout``; nothing was sent.
         """
         if ttl is not None:
-            began = self._now()
-            await self._run(self._api.require(MESSAGE_TTL), timeout)
-            timeout = None if timeout is None else max(0.0, timeout - (self._now() - began))
-        return await self._publisher.publish(subject, data, publish_headers(headers, msg_id, expect, ttl), timeout)
+            began = clock.now()
+            await self._context.run(self._context.api.require(MESSAGE_TTL), timeout)
+            timeout = None if timeout is None else max(0.0, timeout - (clock.now() - began))
+        fields = publish_headers(headers, msg_id, expect, ttl)
+        return await self._context.publisher.publish(subject, data, fields, timeout)
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
         """Return when no acknowledgement is outstanding.
@@ -221,7 +225,7 @@ class JetStream(ObjectStores):
         Raises:
             RequestTimeout: Some still are.
         """
-        await self._publisher.complete(timeout)
+        await self._context.publisher.complete(timeout)
 
     def fast_batch(self, gap: GapMode = "fail", **options: Unpack[FastBatchKeywords]) -> FastBatch:
         """Send a batch of any length at the server's own speed: ``async with js.fast_batch() as fast``.
@@ -232,8 +236,8 @@ class JetStream(ObjectStores):
         Raises:
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
-        FAST_INGEST.check(self._api.known())
-        return FastBatch(self, FastBatchOptions.of(gap, options))
+        FAST_INGEST.check(self._context.api.known())
+        return FastBatch(self._context, FastBatchOptions.of(gap, options))
 
     def fast_publisher(self, *, message_ids: bool = False, **options: Unpack[FastPublisherKeywords]) -> FastPublisher:
         """Store an endless stream of messages over as many fast batches as it takes.
@@ -243,8 +247,8 @@ class JetStream(ObjectStores):
         Raises:
             FeatureUnavailable: The server has no fast ingest (nats-server 2.14); nothing was sent.
         """
-        FAST_INGEST.check(self._api.known())
-        return FastPublisher(self, FastPublisherOptions.of(message_ids, options))
+        FAST_INGEST.check(self._context.api.known())
+        return FastPublisher(self._context, FastPublisherOptions.of(message_ids, options))
 
     def atomic_batch(
         self,
@@ -270,7 +274,7 @@ class JetStream(ObjectStores):
             ack_every: Wait for an acknowledgement after this many messages too, to hear of a refusal earlier.
             timeout: Seconds for each answer, and for waiting for a place among the open batches.
         """
-        return AtomicBatch(self, batch_id, ack_first, ack_every, timeout)
+        return AtomicBatch(self._context, batch_id, ack_first=ack_first, ack_every=ack_every, timeout=timeout)
 
     def batch_advisories(self, stream: str | None = None) -> AsyncIterator[BatchAbandoned]:
         """Every batch the server abandons from now on, of one stream or of all; ends with the connection.
@@ -280,318 +284,12 @@ class JetStream(ObjectStores):
         restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.aclosing``) or let go
         of it.
         """
-        advisories = self._advisories(self._client._subscribe(abandoned_subject(stream)))
-        with suppress(StopIteration):
-            # Up to its first yield, which waits for nothing: a generator that has not begun is closed without its
-            # ``finally``, and the loop does not hear of its end.
-            advisories.asend(None).send(None)
-        return advisories
-
-    # ---- for the driver's other modules ------------------------------------------------------------------------
-
-    async def _run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
-        """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
-        deadline = Deadline(timeout_of(timeout, self._timeout_s), self._now(), for_each=for_each)
-        try:
-            step = next(operation)
-            while True:
-                try:
-                    answer = await self._perform(step, deadline)
-                except BaseException as error:
-                    # The operation knows what this means for what it asked; most just let it rise.
-                    step = operation.throw(error)
-                else:
-                    step = operation.send(answer)
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
-
-    async def _advisories(self, subscription: Subscription) -> AsyncGenerator[BatchAbandoned, None]:
-        async with subscription:
-            yield cast(BatchAbandoned, None)  # nobody gets this: now it has begun
-            async for message in subscription:
-                yield BatchAbandoned.of(message)
-
-    async def _perform(self, step: Request | Pause, deadline: Deadline) -> Message:
-        if isinstance(step, Pause):
-            await asyncio.sleep(step.seconds)
-            return NOTHING
-        timeout = deadline.begin(step, self._now())
-        try:
-            if not step.is_silent:
-                return await self._ask(step, timeout, deadline)
-            # The time is for room in the send buffer; nobody waits for an answer.
-            await self._client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
-            return NOTHING
-        except RequestTimeout as error:
-            raise deadline.of_all(error) from None
-
-    async def _ask(self, request: Request, timeout: float, deadline: Deadline) -> Message:
-        while True:
-            try:
-                return await self._client.request(
-                    request.subject, request.data, timeout=timeout, headers=request.headers
-                )
-            except NoResponders as error:
-                pause_s = deadline.retry_after_s(self._now())
-                if pause_s is None:
-                    raise unavailable(request.subject, self._client.server_info) from error
-                await asyncio.sleep(pause_s)
-                timeout = deadline.left_s(self._now())
-
-    @asynccontextmanager
-    async def _asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
-        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
-
-        ``timeout`` is for room in the send buffer.
-        """
-        inbox = self._client._new_inbox()
-
-        def on_event(event: ConnectionEvent) -> None:
-            if isinstance(event, Reconnected):
-                self._client._unsubscribe(answers._state, 0)
-
-        async with self._client._subscribe(inbox, answers_to=request.subject) as answers:
-            self._client._listeners.append(on_event)
-            try:
-                await self._client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
-                yield answers
-            finally:
-                self._client._listeners.remove(on_event)
-
-    async def _next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
-        """None when the rest will not come, and may be asked for again.
-
-        Raises:
-            RequestTimeout: Nothing came for too long.
-        """
-        try:
-            return await answers.next(patience.left_s(self._now(), self._timeout_s))
-        except RequestTimeout:
-            patience.check(self._now())
-        except ConnectionClosed:
-            if self._client.is_closed:
-                raise
-            patience.check(self._now())
-        return None
-
-    async def _pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
-        seen = 0
-        while True:
-            page, total = await self._run(ask(seen))
-            for entry in page:
-                yield entry
-            seen += len(page)
-            if not page or seen >= total:
-                return
+        return begun(_advisories(self._context.subscribe(abandoned_subject(stream))))
 
 
-class Stream:
-    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks.
-
-    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
-    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
-    """
-
-    def __init__(self, js: JetStream, info: StreamInfo) -> None:
-        self._js = js
-        self.cached_info = info
-
-    @property
-    def name(self) -> str:
-        return self.cached_info.config.name
-
-    async def info(self, *, subjects_filter: str | None = None, deleted_details: bool = False) -> StreamInfo:
-        """Configuration and state now; with ``subjects_filter`` also the messages per subject that matches."""
-        operation = self._js._api.stream_info(self.name, subjects_filter, deleted_details)
-        self.cached_info = await self._js._run(operation)
-        return self.cached_info
-
-    async def update(self, **changes: Any) -> StreamInfo:
-        """Change some fields of :class:`StreamConfig`; everything else stays as it is."""
-        changed = await self._js.update_stream(StreamConfig(name=self.name, **changes))
-        self.cached_info = changed.cached_info
-        return self.cached_info
-
-    async def seal(self) -> StreamInfo:
-        """Make the stream read-only, for ever."""
-        return await self.update(sealed=True)
-
-    async def delete(self) -> None:
-        """Delete the stream with all its messages and consumers."""
-        await self._js.delete_stream(self.name)
-
-    async def purge(
-        self, *, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None
-    ) -> int:
-        """Remove messages: all, those on ``subject``, up to and including a sequence, or all but the last ``keep``.
-
-        Returns how many were removed.
-        """
-        return await self._js._run(self._js._api.purge_stream(self.name, subject, up_to_sequence, keep))
-
-    async def step_down(self, placement: Placement | None = None) -> None:
-        """Have the stream's leader hand over to another replica."""
-        await self._js._run(self._js._api.step_down_stream(self.name, placement))
-
-    # ---- messages ----------------------------------------------------------------------------------------------
-
-    async def get_message(
-        self,
-        sequence: int | None = None,
-        *,
-        last_for: str | None = None,
-        next_for: str | None = None,
-        direct: bool | None = None,
-    ) -> StoredMessage:
-        """One message: by sequence, the last on a subject, or the next on a filter from ``sequence`` on.
-
-        ``direct`` asks any replica instead of the leader: faster, and possibly a moment behind. By default that is
-        done where the stream allows it.
-
-        Raises:
-            MessageNotFound: There is none.
-        """
-        query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
-        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else direct
-        return await self._js._run(self._js._api.get_message(self.name, query, direct=use_direct))
-
-    async def get_messages(
-        self, start_sequence: int = 1, *, subject: str | None = None, max_messages: int | None = None
-    ) -> AsyncIterator[StoredMessage]:
-        """The messages from ``start_sequence`` on, in order, up to the last one there is when we get to it.
-
-        Needs ``allow_direct``. No consumer is made and nothing is acknowledged: this only reads. What is lost on the
-        way, by a reconnect for instance, is asked for again.
-
-        Raises:
-            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
-            RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
-        """
-        js, now = self._js, self._js._now
-        patience = Patience(f"messages of stream {self.name!r}", js._timeout_s, now())
-        await js._run(js._api.require(BATCH_GET))
-        reading = BatchGet(
-            self._js._api.prefix,
-            self.name,
-            start_sequence=start_sequence,
-            subject=subject,
-            max_messages=max_messages,
-        )
-        while not reading.is_done:
-            async with js._asked(reading.request(), patience.left_s(now(), js._timeout_s)) as answers:
-                while not reading.is_over:
-                    answer = await js._next_answer(answers, patience)
-                    if answer is None:
-                        reading.lost()
-                    elif (stored := reading.accept(answer)) is not None:
-                        yield stored
-                        patience.renew(now())  # who reads slowly is not kept waiting by us
-
-    async def get_last_messages(
-        self, filters: Sequence[str], *, up_to_sequence: int | None = None
-    ) -> list[StoredMessage]:
-        """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
-
-        With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
-        ``allow_direct``.
-
-        Raises:
-            ConfigError: More subjects match, or more bytes than the server answers with at a time.
-            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
-            RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
-        """
-        return await self._last_messages(filters, up_to_sequence, self._patience())
-
-    def _patience(self) -> Patience:
-        return Patience(f"last messages of stream {self.name!r}", self._js._timeout_s, self._js._now())
-
-    async def _last_messages(
-        self, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
-    ) -> list[StoredMessage]:
-        js, now = self._js, self._js._now
-        await js._run(js._api.require(LAST_GET))
-        reading = LastGet(js._api.prefix, self.name, filters, up_to_sequence)
-        for _ in range(MAX_LAST_REQUESTS):
-            async with js._asked(reading.request(), patience.left_s(now(), js._timeout_s)) as answers:
-                while not reading.is_over:
-                    answer = await js._next_answer(answers, patience)
-                    if answer is None:
-                        reading.lost()
-                    else:
-                        reading.accept(answer)
-                        patience.renew(now())
-            if not reading.is_broken:
-                return reading.messages
-        raise RequestTimeout(f"last messages of stream {self.name!r}", js._timeout_s)
-
-    async def delete_message(self, sequence: int, *, erase: bool = False) -> None:
-        """Remove one message; with ``erase`` its bytes are overwritten on disk."""
-        await self._js._run(self._js._api.delete_message(self.name, sequence, erase=erase))
-
-    # ---- consumers ---------------------------------------------------------------------------------------------
-
-    async def create_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Create a consumer; one that exists with the very same configuration is returned as it is.
-
-        Raises:
-            ConsumerNameInUse: One of that name exists with another configuration.
-        """
-        return await self._consumer(self._js._api.create_consumer(self.name, config))
-
-    async def update_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Change what ``config`` mentions; everything else stays as it is."""
-        return await self._consumer(self._js._api.update_consumer(self.name, config))
-
-    async def create_or_update_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Make sure that the consumer exists and is what ``config`` says."""
-        return await self._consumer(self._js._api.create_or_update_consumer(self.name, config))
-
-    async def consumer(self, name: str) -> Consumer:
-        """A consumer that exists.
-
-        Raises:
-            ConsumerNotFound: There is no such consumer.
-        """
-        return await self._consumer(self._js._api.consumer_info(self.name, name))
-
-    async def delete_consumer(self, name: str) -> None:
-        await self._js._run(self._js._api.delete_consumer(self.name, name))
-
-    def ordered_consumer(
-        self,
-        *filter_subjects: str,
-        start_sequence: int | None = None,
-        start_time: datetime.datetime | None = None,
-        deliver_policy: DeliverPolicy | None = None,
-        headers_only: bool = False,
-    ) -> OrderedConsumer:
-        """Read this stream in order, without acknowledgements, for as long as you like.
-
-        Args:
-            filter_subjects: Only messages on these; none means all.
-            start_sequence: Begin there; or at ``start_time``; or as ``deliver_policy`` says: ``all`` (the default),
-                ``new``, ``last``, ``last_per_subject``.
-            headers_only: Without the data.
-        """
-        options = OrderedOptions(
-            filter_subjects=filter_subjects,
-            start_sequence=start_sequence,
-            start_time=start_time,
-            deliver_policy=deliver_policy,
-            headers_only=headers_only,
-        )
-        return OrderedConsumer(self._js, self.name, options)
-
-    def consumers(self) -> AsyncIterator[ConsumerInfo]:
-        """Every consumer of this stream."""
-        return self._js._pages(lambda offset: self._js._api.consumer_page(self.name, offset))
-
-    def consumer_names(self) -> AsyncIterator[str]:
-        return self._js._pages(lambda offset: self._js._api.consumer_name_page(self.name, offset))
-
-    async def _consumer(self, operation: Operation[ConsumerInfo]) -> Consumer:
-        return Consumer(self._js, await self._js._run(operation))
-
-    def __repr__(self) -> str:
-        return f"<Stream {self.name}>"
+async def _advisories(subscription: Subscription) -> AsyncGenerator[BatchAbandoned, None]:
+    # Closed, not dropped: a thread that is interrupted while something dropped is closed does not hear of it.
+    async with subscription, aclosing(cast("AsyncGenerator[Message, None]", aiter(subscription))) as messages:
+        yield cast(BatchAbandoned, None)  # nobody gets this: now it has begun
+        async for message in messages:
+            yield BatchAbandoned.of(message)

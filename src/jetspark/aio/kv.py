@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Literal, overload
 
-from jetspark.aio.ordered import Reading
+from jetspark.aio.atomic import AtomicBatch
+from jetspark.aio.context import Context
+from jetspark.aio.ordered import Watch
+from jetspark.aio.stream import Stream, last_messages, last_messages_patience
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import KeyNotFound, WrongLastSequence
 from jetspark.jetstream.info import StreamInfo
@@ -14,9 +19,6 @@ from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, 
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.publish.atomic import Outcome
 from jetspark.publish.block import Block
-
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream, Stream
 
 __all__ = ["KeyValue", "Transaction"]
 
@@ -33,10 +35,12 @@ class KeyValue:
     a write may be stored or not.
     """
 
-    def __init__(self, js: JetStream, stream: Stream) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream: Stream) -> None:
+        self._context = context
         self._stream = stream
-        self._bucket = Bucket.of(js._api, stream.cached_info.config)
+        self._bucket = Bucket.of(context.api, stream.cached_info.config)
+        entry_of = partial(entry_of_delivery, self._bucket.name)
+        self._watch = Watch(context, stream.name, entry_of, lambda entry: entry.operation != "put")
 
     @property
     def bucket(self) -> str:
@@ -46,7 +50,7 @@ class KeyValue:
 
     async def put(self, key: str, value: bytes) -> int:
         """Write a value, whatever was there; returns its revision."""
-        return await self._js._run(self._bucket.put(key, value))
+        return await self._context.run(self._bucket.put(key, value))
 
     async def get(self, key: str, *, revision: int | None = None) -> KVEntry:
         """The latest value, or that of a revision the bucket still has.
@@ -54,7 +58,7 @@ class KeyValue:
         Raises:
             KeyNotFound: There is none.
         """
-        return await self._js._run(self._bucket.get(key, revision))
+        return await self._context.run(self._bucket.get(key, revision))
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Write a value where there is none; returns its revision.
@@ -65,7 +69,7 @@ class KeyValue:
         Raises:
             KeyExists: There is one.
         """
-        return await self._js._run(self._bucket.create(key, value, ttl))
+        return await self._context.run(self._bucket.create(key, value, ttl))
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
         """Write a value if ``revision`` is still the last one (compare and set); returns the new revision.
@@ -73,7 +77,7 @@ class KeyValue:
         Raises:
             Conflict: It is not; nothing was written.
         """
-        return await self._js._run(self._bucket.update(key, value, revision, ttl))
+        return await self._context.run(self._bucket.update(key, value, revision, ttl))
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         """Mark a key as deleted; its history stays. With ``revision`` only if that is the last one.
@@ -81,7 +85,7 @@ class KeyValue:
         Raises:
             Conflict: It is not; nothing was written.
         """
-        await self._js._run(self._bucket.mark(key, "delete", revision, None))
+        await self._context.run(self._bucket.mark(key, "delete", revision, None))
 
     async def purge(self, key: str, *, revision: int | None = None, ttl: float | None = None) -> None:
         """Delete a key and its history. With ``ttl`` the mark that stays goes away, too.
@@ -89,7 +93,7 @@ class KeyValue:
         Raises:
             Conflict: ``revision`` is not the last one; nothing was written.
         """
-        await self._js._run(self._bucket.mark(key, "purge", revision, ttl))
+        await self._context.run(self._bucket.mark(key, "purge", revision, ttl))
 
     async def history(self, key: str) -> list[KVEntry]:
         """Every revision the bucket has of a key, deletions included, oldest first.
@@ -99,7 +103,7 @@ class KeyValue:
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
         options = watch_options(self._bucket.origin, (check_key(key),), include_history=True)
-        return [entry async for entry in self._initial(options, f"history of {key!r}")]
+        return [entry async for entry in self._present(options, f"history of {key!r}")]
 
     async def get_at(self, key: str, sequence: int) -> KVEntry:
         """The value a key had when the bucket was at ``sequence``.
@@ -131,7 +135,7 @@ class KeyValue:
             BatchTooLarge: More keys than the server allows; nothing was written.
             BatchInDoubt: No answer in time; all was written, or nothing. ``tx.resolve`` finds out.
         """
-        return Transaction(self._js, self._bucket)
+        return Transaction(self._context, self._bucket)
 
     # ---- many keys ---------------------------------------------------------------------------------------------
 
@@ -146,10 +150,12 @@ class KeyValue:
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
         seen: set[str] = set()
-        async for entry in self._initial(watch_options(self._bucket.origin, filters, meta_only=True), "keys"):
-            if entry.operation == "put" and entry.key not in seen:
-                seen.add(entry.key)
-                yield entry.key
+        options = watch_options(self._bucket.origin, filters, meta_only=True)
+        async with aclosing(self._present(options, "keys")) as entries:
+            async for entry in entries:
+                if entry.operation == "put" and entry.key not in seen:
+                    seen.add(entry.key)
+                    yield entry.key
 
     async def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
         """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
@@ -157,10 +163,11 @@ class KeyValue:
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
         needs enough ``history``: a key that was overwritten more often since is missing.
         """
-        patience = self._stream._patience()
+        patience = last_messages_patience(self._context, self._stream.name)
         if at is not None:
-            at = await self._js._run(self._bucket.snapshot_sequence(whole("at", at, low=0, high=UINT64)))
-        messages = await self._stream._last_messages(self._bucket.subjects(filters), at, patience)
+            at = await self._context.run(self._bucket.snapshot_sequence(whole("at", at, low=0, high=UINT64)))
+        subjects = self._bucket.subjects(filters)
+        messages = await last_messages(self._context, self._stream.name, subjects, at, patience)
         entries = [KVEntry.of(self.bucket, message) for message in messages]
         return {entry.key: entry for entry in entries if entry.operation == "put"}
 
@@ -225,7 +232,7 @@ class KeyValue:
             meta_only=meta_only,
             from_revision=from_revision,
         )
-        return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
+        return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     async def purge_deletes(self, older_than: float = 1800.0) -> int:
         """Remove the marks of deleted keys that are at least ``older_than`` seconds old; returns how many went.
@@ -237,7 +244,7 @@ class KeyValue:
         removed = 0
         options = watch_options(self._bucket.origin, (), meta_only=True)
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds("older_than", older_than))
-        for entry in [entry async for entry in self._initial(options, "purge_deletes") if entry.operation != "put"]:
+        for entry in [entry async for entry in self._present(options, "purge_deletes") if entry.operation != "put"]:
             # Up to what was seen and no further: the key may have a new value by now.
             last = entry.revision if entry.created < limit else entry.revision - 1
             [subject] = self._bucket.subjects([entry.key])
@@ -246,45 +253,14 @@ class KeyValue:
 
     async def status(self) -> KVStatus:
         """The bucket's configuration and size."""
-        return await self._js._run(self._bucket.status())
+        return await self._context.run(self._bucket.status())
 
     async def stream_info(self) -> StreamInfo:
         """Of the stream behind the bucket."""
         return await self._stream.info()
 
-    # ---- small steps -------------------------------------------------------------------------------------------
-
-    async def _watch(
-        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
-    ) -> AsyncIterator[KVEntry | None]:
-        reading = Reading(self._js, self._stream.name, options)
-        is_initial = True
-        try:
-            await reading.start()
-            while True:
-                message = await reading.next(until_idle=is_initial)
-                if message is not None:
-                    entry = entry_of_delivery(self.bucket, message)
-                    if not (ignore_deletes and entry.operation != "put"):
-                        yield entry
-                elif is_initial and reading.is_caught_up:
-                    is_initial = False
-                    if initial_marker:
-                        yield None
-                else:
-                    return
-        finally:
-            await reading.close()
-
-    async def _initial(self, options: OrderedOptions, what: str) -> AsyncIterator[KVEntry]:
-        """What a watch begins with, and no more."""
-        reading = Reading(self._js, self._stream.name, options, listing=f"{what} of bucket {self.bucket!r}")
-        try:
-            await reading.start()
-            while (message := await reading.next(until_idle=True)) is not None:
-                yield entry_of_delivery(self.bucket, message)
-        finally:
-            await reading.close()
+    def _present(self, options: OrderedOptions, what: str) -> AsyncGenerator[KVEntry, None]:
+        return self._watch.present(options, f"{what} of bucket {self.bucket!r}")
 
     def __repr__(self) -> str:
         return f"<KeyValue {self.bucket}>"
@@ -299,11 +275,11 @@ class Transaction(Block):
 
     _line = "async with kv.transaction() as tx:"
 
-    def __init__(self, js: JetStream, bucket: Bucket) -> None:
-        self._js = js
+    def __init__(self, context: Context, bucket: Bucket) -> None:
+        self._context = context
         self._bucket = bucket
         self._writes = Writes(bucket)
-        self._batch = js.atomic_batch()
+        self._batch = AtomicBatch(context)
         self.revisions: dict[str, int] = {}
         """Of the keys written, once committed; deleted ones included."""
 
@@ -334,7 +310,7 @@ class Transaction(Block):
             KeyExists: There is one already.
         """
         self._check_inside()
-        self._writes.put(key, value, await self._js._run(self._bucket.vacant_revision(key)))
+        self._writes.put(key, value, await self._context.run(self._bucket.vacant_revision(key)))
 
     async def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""
@@ -373,14 +349,14 @@ class Transaction(Block):
             await self._batch.discard()
             return
         # Not the one made at the beginning: the younger a batch, the less has to be read to find it.
-        self._batch = self._js.atomic_batch()
+        self._batch = AtomicBatch(self._context)
         try:
             async with self._batch as batch:
                 for write in self._writes.messages():
                     await batch.add(write.subject, write.value, headers=write.headers, expect=write.expect)
         except WrongLastSequence as refused:
             # One request for each key, of which there may be a thousand.
-            raise await self._js._run(self._writes.conflict(), for_each=True) from refused
+            raise await self._context.run(self._writes.conflict(), for_each=True) from refused
         self._note_revisions()
 
     def _note_revisions(self) -> None:

@@ -2,81 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-import functools
 import io
 import logging
 import os
 import uuid
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Literal, overload
 
-from jetspark.aio.ordered import Reading
+from jetspark.aio import clock
+from jetspark.aio.context import Context
+from jetspark.aio.files import READ_BYTES, Source, chunks_of, keep
+from jetspark.aio.finishing import is_interrupt, see_through
+from jetspark.aio.object_reading import ObjectReader
+from jetspark.aio.object_sending import FastSending, Sending
+from jetspark.aio.ordered import Watch
+from jetspark.aio.part_file import PartFile
+from jetspark.aio.stream import Stream
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
-from jetspark.errors import (
-    ConnectionLost,
-    DigestMismatch,
-    JetSparkError,
-    JetStreamUnavailable,
-    MessageNotFound,
-    ObjectNotFound,
-    RequestTimeout,
-    ServerError,
-)
-from jetspark.jetstream.info import StoredMessage
+from jetspark.errors import ConnectionLost, DigestMismatch, JetSparkError, MessageNotFound, RequestTimeout
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.objects import (
-    AHEAD_BYTES,
-    BLOCK_BYTES,
     COMMIT_ATTEMPTS,
     DEFAULT_CHUNK_BYTES,
-    FLUSH_EVERY_S,
     LONG_PUT_S,
     READ_ATTEMPTS,
-    WINDOW_BYTES,
-    BinaryReader,
     BinaryWriter,
-    BytesLike,
-    Download,
     ObjectInfo,
     ObjectLink,
     ObjectMeta,
     Objects,
-    ObjectStoreConfig,
     ObjectStoreStatus,
     Progress,
     Upload,
     chunk_subject,
-    create_bucket,
     fast_options,
     info_of_delivery,
-    lag_pauses,
     link_to,
     resolve,
-    steps,
-    stream_of,
     watch_options,
-    write_chunks,
 )
-from jetspark.jetstream.operations import Operation
-from jetspark.jetstream.ordered import OrderedOptions, Patience
+from jetspark.jetstream.ordered import Patience
+from jetspark.publish.fast_publisher import FastPublisherOptions
 
-if TYPE_CHECKING:
-    from jetspark.aio.fast import FastPublisher
-    from jetspark.aio.jetstream import JetStream, Stream
-    from jetspark.aio.publisher import AckFuture
-
-__all__ = ["ObjectStore", "ObjectStores"]
+__all__ = ["ObjectStore"]
 
 _logger = logging.getLogger("jetspark.aio")
-
-T = TypeVar("T")
-
-Source: TypeAlias = BytesLike | os.PathLike[str] | BinaryReader | AsyncIterable[BytesLike] | Iterable[BytesLike]
 
 
 class ObjectStore:
@@ -90,11 +64,12 @@ class ObjectStore:
     a write may be stored or not.
     """
 
-    def __init__(self, js: JetStream, stream: Stream) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream: Stream) -> None:
+        self._context = context
         self._stream = stream
-        self._objects = Objects(js._api, stream.cached_info.config)
-        self._finishing: set[asyncio.Future[Any]] = set()
+        self._objects = Objects(context.api, stream.cached_info.config)
+        self._reader = ObjectReader(context, stream)
+        self._watch = Watch(context, stream.name, info_of_delivery, lambda info: info.is_deleted)
 
     @property
     def bucket(self) -> str:
@@ -133,23 +108,29 @@ class ObjectStore:
             ConnectionLost: The connection went away, and so did chunks; put it again.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
-        upload = Upload(uuid.uuid4().hex, chunk_bytes, AHEAD_BYTES)
+        upload = Upload(uuid.uuid4().hex, chunk_bytes, READ_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
-        began = asyncio.get_running_loop().time()
+        began, is_sent = clock.now(), False
         try:
-            async with aclosing(_chunks(upload, source)) as chunks:
+            async with aclosing(chunks_of(upload, source)) as chunks:
                 async for chunk in chunks:
                     await sending.send(chunk)
             await sending.complete()
-            if asyncio.get_running_loop().time() >= began + LONG_PUT_S:
+            if clock.now() >= began + LONG_PUT_S:
                 with progress.awaited():
-                    await self._js._run(self._objects.check_chunks(upload), progress.timeout_s)
-        except BaseException:
-            await self._see_through(self._abandon(upload, sending, progress))
+                    await self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
+            is_sent = True
+            return await see_through(partial(self._commit, upload, meta, progress))
+        except BaseException as error:
+            if not is_sent:
+                await see_through(partial(self._abandon, upload, sending, progress))
+            elif is_interrupt(error):
+                # The object may be visible any moment: only doing all of it again tells which chunks nobody needs.
+                with suppress(JetSparkError):
+                    await self._commit(upload, meta, progress)
             raise
-        return await self._see_through(self._commit(upload, meta, progress))
 
     async def update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
         """Change what is said about an object, all of it, and its name if ``meta`` has another.
@@ -159,7 +140,7 @@ class ObjectStore:
             KeyExists: There is one of the new name.
             Conflict: It was replaced at the same time; nothing was changed.
         """
-        return await self._js._run(self._objects.update_meta(name, meta))
+        return await self._context.run(self._objects.update_meta(name, meta))
 
     async def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -167,7 +148,7 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
         """
-        await self._see_through(self._delete(name))
+        await see_through(partial(self._delete, name))
 
     async def add_link(self, name: str, target: ObjectInfo) -> ObjectInfo:
         """A name that leads to an object, in this bucket or another. Reading follows it.
@@ -206,7 +187,7 @@ class ObjectStore:
         state = (await self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
         owned = {
             chunk_subject(self.bucket, info.nuid)
-            async for info in self._initial("purge_orphans")
+            async for info in self._present("purge_orphans")
             if not info.is_deleted
         }
         removed = 0
@@ -227,7 +208,7 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
         """
-        return await self._js._run(self._objects.info(name, include_deleted=include_deleted))
+        return await self._context.run(self._objects.info(name, include_deleted=include_deleted))
 
     async def get_bytes(self, name: str) -> bytes:
         """The whole object, checked. Prefer :meth:`get_file` or :meth:`chunks` for one that may not fit into memory.
@@ -237,15 +218,16 @@ class ObjectStore:
             DigestMismatch: The bucket does not have what was put.
         """
         for attempt in range(READ_ATTEMPTS):
-            store, info = await self._resolve(name)
+            reader, info = await self._resolve(name)
             # Joining a list of chunks would need twice the memory, all of it new: that took 40 % of the time.
             whole = io.BytesIO()
             try:
-                async for chunk in store._read(info):
-                    whole.write(chunk)
+                async with aclosing(reader.read(info)) as chunks:
+                    async for chunk in chunks:
+                        whole.write(chunk)
                 return whole.getvalue()
             except DigestMismatch:
-                if attempt == READ_ATTEMPTS - 1 or not await store._is_replaced(info):
+                if attempt == READ_ATTEMPTS - 1 or not await reader.is_replaced(info):
                     raise
         raise AssertionError("unreachable")
 
@@ -260,18 +242,18 @@ class ObjectStore:
             DigestMismatch: The bucket does not have what was put.
         """
         if not isinstance(target, str | os.PathLike):
-            store, info = await self._resolve(name)
-            await store._write_to(info, target)
+            reader, info = await self._resolve(name)
+            await reader.write_to(info, target)
             return info
         for attempt in range(READ_ATTEMPTS):
-            store, info = await self._resolve(name)
-            part = _PartFile(target)
+            reader, info = await self._resolve(name)
+            part = PartFile(target)
             try:
-                await store._write_to(info, part)
-                await self._see_through(asyncio.to_thread(part.keep))
+                await reader.write_to(info, part)
+                await keep(part)
                 return info
             except DigestMismatch:
-                if attempt == READ_ATTEMPTS - 1 or not await store._is_replaced(info):
+                if attempt == READ_ATTEMPTS - 1 or not await reader.is_replaced(info):
                     raise
             finally:
                 part.discard()
@@ -284,8 +266,8 @@ class ObjectStore:
             ObjectNotFound: There is no such object.
             DigestMismatch: The bucket does not have what was put, or it was replaced meanwhile.
         """
-        store, info = await self._resolve(name)
-        async with aclosing(store._read(info)) as chunks:
+        reader, info = await self._resolve(name)
+        async with aclosing(reader.read(info)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -298,7 +280,7 @@ class ObjectStore:
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
         seen: set[str] = set()
-        async with aclosing(self._initial("list")) as infos:
+        async with aclosing(self._present("list")) as infos:
             async for info in infos:
                 if not info.is_deleted and info.name not in seen:
                     seen.add(info.name)
@@ -334,27 +316,25 @@ class ObjectStore:
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(self.bucket, updates_only=updates_only)
-        return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
+        return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     async def status(self) -> ObjectStoreStatus:
         """The bucket's configuration and size."""
-        return await self._js._run(self._objects.status())
+        return await self._context.run(self._objects.status())
 
     # ---- steps of writing --------------------------------------------------------------------------------------
 
     async def _commit(self, upload: Upload, meta: ObjectMeta, progress: Progress) -> ObjectInfo:
         info = upload.info(self.bucket, meta, _now())
-        patience = Patience(progress.what, progress.timeout_s, asyncio.get_running_loop().time())
+        patience = Patience(progress.what, progress.timeout_s, clock.now())
         for attempt in range(COMMIT_ATTEMPTS):
             try:
                 committing = self._objects.commit(upload, info)
-                stored = await self._js._run(
-                    committing, patience.left_s(asyncio.get_running_loop().time(), progress.timeout_s)
-                )
+                stored = await self._context.run(committing, patience.left_s(clock.now(), progress.timeout_s))
                 break
             except (RequestTimeout, ConnectionLost) as error:
                 # Perhaps it is stored, perhaps it will be: removing its chunks now would leave a damaged object.
-                patience.check(asyncio.get_running_loop().time(), error)
+                patience.check(clock.now(), error)
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
             except JetSparkError:
@@ -364,386 +344,62 @@ class ObjectStore:
             await self._purge(upload.replaced_nuid)
         return stored
 
-    def _sending(self, upload: Upload, progress: Progress) -> _Sending | _FastSending:
+    def _sending(self, upload: Upload, progress: Progress) -> Sending | FastSending:
         subject = chunk_subject(self.bucket, upload.nuid)
         config = self._stream.cached_info.config
-        options = fast_options(config, upload, self._js._client.max_payload_bytes, progress.timeout_s)
+        options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
-            return _Sending(self._js, subject, progress)
-        return _FastSending(self._js, subject, progress, options, self._objects.check_chunks(upload))
+            return Sending(self._context, subject, progress)
+        return FastSending(
+            self._context,
+            subject,
+            progress,
+            FastPublisherOptions(**options),
+            self._objects.check_chunks(upload),
+        )
 
-    async def _abandon(self, upload: Upload, sending: _Sending | _FastSending, progress: Progress) -> None:
-        settle_s, purge_s = progress.clean_up_s(self._js._timeout_s)
+    async def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
+        settle_s, purge_s = progress.clean_up_s(self._context.timeout_s)
         if await sending.settle(settle_s):
             await self._purge(upload.nuid, purge_s)
 
     async def _delete(self, name: str) -> None:
-        deadline = self._js._now() + self._js._timeout_s
-        nuid = await self._js._run(self._objects.delete(name))
-        await self._purge(nuid, max(0.0, deadline - self._js._now()))
+        deadline = clock.now() + self._context.timeout_s
+        try:
+            nuid = await self._context.run(self._objects.delete(name))
+            await self._purge(nuid, max(0.0, deadline - clock.now()))
+        except BaseException as error:
+            if is_interrupt(error):  # its chunks may be nobody's by now
+                with suppress(JetSparkError):
+                    await self._purge(await self._context.run(self._objects.finish_delete(name)))
+            raise
 
     async def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
         try:
-            await self._js._run(self._objects.purge_chunks(nuid), timeout)
+            await self._context.run(self._objects.purge_chunks(nuid), timeout)
         except JetSparkError as error:
             _logger.warning(
                 "chunks %s are left in bucket %r (purge_orphans removes them): %s", nuid, self.bucket, error
             )
 
     async def _add_link(self, name: str, link: ObjectLink) -> ObjectInfo:
-        return await self._js._run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
-
-    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to its end, even if cancelled meanwhile; a second cancellation no longer waits for that end."""
-        task = asyncio.ensure_future(work)
-        self._finishing.add(task)  # the loop itself would let go of it
-        task.add_done_callback(self._finishing.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # the cancellation is what the caller gets to see
-            raise
+        return await self._context.run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
 
     # ---- steps of reading --------------------------------------------------------------------------------------
 
-    async def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
-        """The object behind a name, however many links away, and the bucket it is in."""
-        from jetspark.aio.jetstream import Stream  # which is built on this module
+    async def _resolve(self, name: str) -> tuple[ObjectReader, ObjectInfo]:
+        """The object behind a name, however many links away, and who reads the bucket it is in."""
+        stream, info = await self._context.run(resolve(self._objects, name))
+        if stream is None:
+            return self._reader, info
+        return ObjectReader(self._context, Stream(self._context, stream)), info
 
-        stream, info = await self._js._run(resolve(self._objects, name))
-        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
-
-    async def _read(self, info: ObjectInfo) -> AsyncGenerator[bytes, None]:
-        download = Download(info)
-        subject = chunk_subject(self.bucket, info.nuid)
-        config = self._stream.cached_info.config
-        read = self._read_direct if config.allow_direct else self._read_singly
-        pauses = lag_pauses(config)
-        sequence = 0
-        while True:
-            async with aclosing(read(sequence + 1, subject, download)) as messages:
-                async for message in messages:
-                    sequence = message.sequence
-                    yield download.feed(message.data)
-            if not download.is_short or not pauses:
-                break
-            await asyncio.sleep(pauses.pop(0))
-        download.finish()
-
-    async def _read_direct(self, start: int, subject: str, download: Download) -> AsyncGenerator[StoredMessage, None]:
-        """What is there, in requests of bounded size; one reads ahead as much as that, and no more.
-
-        An ordered consumer is a tenth to a quarter faster, but if the chunks it waits for are purged, by somebody who
-        replaces the object, it waits for ever.
-        """
-        missing = 0
-        while not missing:
-            missing = download.max_messages
-            some = self._stream.get_messages(start, subject=subject, max_messages=missing)
-            async with aclosing(cast("AsyncGenerator[StoredMessage, None]", some)) as messages:
-                async for message in messages:
-                    start = message.sequence + 1
-                    missing -= 1
-                    yield message
-
-    async def _read_singly(self, start: int, subject: str, download: Download) -> AsyncGenerator[StoredMessage, None]:
-        """The same for buckets of old clients, which do not allow direct gets."""
-        for _ in range(download.missing_chunks + 1):
-            try:
-                message = await self._stream.get_message(start, next_for=subject, direct=False)
-            except MessageNotFound:
-                return
-            start = message.sequence + 1
-            yield message
-
-    async def _is_replaced(self, info: ObjectInfo) -> bool:
-        try:
-            return (await self.info(info.name)).nuid != info.nuid
-        except ObjectNotFound:
-            return True
-
-    async def _write_to(self, info: ObjectInfo, file: BinaryWriter) -> None:
-        """Write a block in a thread while the next one comes."""
-        loop = asyncio.get_running_loop()
-        writing: asyncio.Future[None] | None = None
-        block: deque[bytes] = deque()
-        block_bytes = 0
-        try:
-            async with aclosing(self._read(info)) as chunks:
-                async for chunk in chunks:
-                    block.append(chunk)
-                    block_bytes += len(chunk)
-                    if block_bytes >= BLOCK_BYTES:
-                        if writing is not None:
-                            await asyncio.shield(writing)
-                        writing = loop.run_in_executor(None, write_chunks, file, block)
-                        block, block_bytes = deque(), 0
-            if writing is not None:
-                await asyncio.shield(writing)
-            writing = loop.run_in_executor(None, write_chunks, file, block)
-            await asyncio.shield(writing)
-        finally:
-            # The file is the caller's again when this returns: nobody must be writing to it. Hence the shields: a
-            # cancelled future says that it is done, and its thread writes on.
-            if writing is not None and not writing.done():
-                await asyncio.wait({writing})
-
-    async def _watch(
-        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
-    ) -> AsyncIterator[ObjectInfo | None]:
-        reading = Reading(self._js, self._stream.name, options)
-        is_initial = True
-        try:
-            await reading.start()
-            while True:
-                message = await reading.next(until_idle=is_initial)
-                if message is not None:
-                    info = info_of_delivery(message)
-                    if not (ignore_deletes and info.is_deleted):
-                        yield info
-                elif is_initial and reading.is_caught_up:
-                    is_initial = False
-                    if initial_marker:
-                        yield None
-                else:
-                    return
-        finally:
-            await reading.close()
-
-    async def _initial(self, what: str) -> AsyncGenerator[ObjectInfo, None]:
-        """What a watch begins with, and no more."""
-        listing = f"{what} of object store {self.bucket!r}"
-        reading = Reading(self._js, self._stream.name, watch_options(self.bucket), listing=listing)
-        try:
-            await reading.start()
-            while (message := await reading.next(until_idle=True)) is not None:
-                yield info_of_delivery(message)
-        finally:
-            await reading.close()
+    def _present(self, what: str) -> AsyncGenerator[ObjectInfo, None]:
+        return self._watch.present(watch_options(self.bucket), f"{what} of object store {self.bucket!r}")
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self.bucket}>"
-
-
-class ObjectStores:
-    """What :class:`JetStream` does about object stores."""
-
-    async def create_object_store(self, config: ObjectStoreConfig | str) -> ObjectStore:
-        """Create a bucket for objects; one that exists with the very same configuration is returned as it is.
-
-        Raises:
-            StreamNameInUse: One of that name exists with another configuration.
-        """
-        from jetspark.aio.jetstream import Stream  # which is built on this module
-
-        js = cast("JetStream", self)
-        creating = create_bucket(js._api, ObjectStoreConfig.of(config))
-        return ObjectStore(js, Stream(js, await js._run(creating)))
-
-    async def object_store(self, bucket: str) -> ObjectStore:
-        """A bucket for objects that exists.
-
-        Raises:
-            StreamNotFound: There is no such bucket.
-        """
-        js = cast("JetStream", self)
-        return ObjectStore(js, await js.stream(stream_of(bucket)))
-
-    async def delete_object_store(self, bucket: str) -> None:
-        """Delete a bucket with every object in it."""
-        await cast("JetStream", self).delete_stream(stream_of(bucket))
-
-    async def object_store_names(self) -> AsyncIterator[str]:
-        """Every bucket for objects."""
-        async for name in cast("JetStream", self).stream_names("$O.*.C.>"):
-            if name.startswith("OBJ_"):
-                yield name.removeprefix("OBJ_")
-
-
-class _Sending:
-    """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
-
-    def __init__(self, js: JetStream, subject: str, progress: Progress) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
-        self._waiting: deque[tuple[AckFuture, int]] = deque()
-        self._waiting_bytes = 0
-        self._is_anything_stored = False
-
-    async def send(self, chunk: bytes) -> None:
-        while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
-            await self._take_one()
-        with self._progress.awaited():  # the network may take no more
-            future = await self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
-        self._waiting.append((future, len(chunk)))
-        self._waiting_bytes += len(chunk)
-
-    async def complete(self) -> None:
-        while self._waiting:
-            await self._take_one()
-
-    async def settle(self, timeout: float) -> bool:
-        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
-        futures = [future for future, _ in self._waiting]
-        if futures:
-            await asyncio.wait(futures, timeout=timeout)
-        for future in futures:
-            error = future.exception() if future.done() else None
-            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
-        return self._is_anything_stored
-
-    async def _take_one(self) -> None:
-        future, size_bytes = self._waiting[0]
-        with self._progress.awaited():
-            # Unlike `await future`, this does not cancel it when we are cancelled, and so does not forget it.
-            if not (await asyncio.wait({future}, timeout=self._progress.timeout_s))[0]:
-                raise RequestTimeout(f"chunk on {self._subject!r}", self._progress.timeout_s)
-            future.result()
-        self._is_anything_stored = True
-        self._waiting.popleft()
-        self._waiting_bytes -= size_bytes
-
-
-class _FastSending:
-    """The chunks of one put on their way over fast ingest, through restarts and changes of leader.
-
-    A single chunk goes the plain way: a fast batch takes one round trip more.
-    """
-
-    def __init__(
-        self, js: JetStream, subject: str, progress: Progress, options: Mapping[str, Any], check: Operation[None]
-    ) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
-        self._options, self._check = options, check
-        self._first: bytes | None = None
-        self._single: _Sending | None = None
-        self._publisher: FastPublisher | None = None
-        self._flushed_at = 0.0
-
-    async def send(self, chunk: bytes) -> None:
-        if self._publisher is None:
-            if self._first is None:
-                self._first = chunk
-                return
-            self._publisher = self._js.fast_publisher(**self._options)._enter()
-            self._flushed_at = asyncio.get_running_loop().time()
-            first, self._first = self._first, None
-            with self._progress.awaited():
-                await self._publisher.publish(self._subject, first)
-        with self._progress.awaited():
-            await self._publisher.publish(self._subject, chunk)
-        if (now := asyncio.get_running_loop().time()) >= self._flushed_at + FLUSH_EVERY_S:
-            self._flushed_at = now
-            with self._progress.awaited():
-                await self._publisher.flush()
-
-    async def complete(self) -> None:
-        if self._publisher is not None:
-            with self._progress.awaited():
-                # First what may take long: cancelled, it leaves a publisher that can still tell when all has arrived.
-                await self._publisher.flush()
-                await self._publisher.close()
-                if self._publisher.batches > 1:
-                    await self._js._run(self._check, self._progress.timeout_s)
-        elif self._first is not None:
-            self._single = _Sending(self._js, self._subject, self._progress)
-            await self._single.send(self._first)
-            await self._single.complete()
-
-    async def settle(self, timeout: float) -> bool:
-        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
-        if self._single is not None:
-            return await self._single.settle(timeout)
-        if self._publisher is None:
-            return False
-        try:
-            # The end of the batch is acknowledged after everything before it.
-            await self._publisher.close(timeout)
-        except (ServerError, JetStreamUnavailable):
-            return self._publisher.published() > 0
-        except JetSparkError as error:
-            _logger.debug("chunks of a failed put may still arrive: %s", error)
-        return True
-
-
-async def _chunks(upload: Upload, source: Source) -> AsyncGenerator[bytes, None]:
-    if isinstance(source, AsyncIterable):
-        async for piece in source:
-            for chunk in upload.feed(piece):
-                yield chunk
-        for chunk in upload.finish():
-            yield chunk
-    elif isinstance(source, os.PathLike):
-        async with aclosing(_chunks_ahead(_path_steps(upload, source))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-    elif hasattr(source, "read") or _is_large(upload, source):
-        async with aclosing(_chunks_ahead(steps(upload, source))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-    else:
-        # A block is hashed in about a millisecond, and who knows which thread an iterator wants to be asked in.
-        for some in steps(upload, source):
-            for chunk in some:
-                yield chunk
-
-
-async def _chunks_ahead(reading: Iterator[list[bytes]]) -> AsyncGenerator[bytes, None]:
-    """Read and hash in a thread, one step ahead of what is sent."""
-    loop = asyncio.get_running_loop()
-    step = functools.partial(next, reading, None)
-    coming = loop.run_in_executor(None, step)
-    try:
-        while (some := await coming) is not None:
-            coming = loop.run_in_executor(None, step)
-            for chunk in some:
-                yield chunk
-    finally:
-        # A read that is under way cannot be stopped; what it brings, or raises, is of no interest any more.
-        if not coming.cancel() and not coming.cancelled():
-            coming.exception()
-
-
-def _is_large(upload: Upload, source: Source) -> bool:
-    return isinstance(source, bytes | bytearray | memoryview) and memoryview(source).nbytes > upload.block_bytes
-
-
-def _path_steps(upload: Upload, path: os.PathLike[str]) -> Iterator[list[bytes]]:
-    """The file is opened and closed where it is read: in a thread that nobody may be waiting for any more."""
-    with open(path, "rb") as file:
-        yield from steps(upload, file)
-
-
-class _PartFile:
-    """A file that takes its place when it is complete. Used from one thread at a time."""
-
-    def __init__(self, target: str | os.PathLike[str]) -> None:
-        self._target = target
-        self._path = f"{os.fspath(target)}.{uuid.uuid4().hex}.part"
-        self._file: io.BufferedWriter | None = None
-
-    def write(self, data: bytes) -> int:
-        if self._file is None:
-            self._file = open(self._path, "wb")  # noqa: SIM115
-        return self._file.write(data)
-
-    def keep(self) -> None:
-        self.write(b"")  # so that there is a file, even an empty one
-        self._close()
-        os.replace(self._path, self._target)
-        self._file = None
-
-    def discard(self) -> None:
-        """Remove what is there, unless it was kept."""
-        if self._file is not None:
-            self._close()
-            os.remove(self._path)
-
-    def _close(self) -> None:
-        assert self._file is not None
-        self._file.close()
 
 
 def _now() -> datetime.datetime:

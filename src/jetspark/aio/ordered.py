@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Generic, TypeVar, cast
 
+from jetspark.aio import clock
+from jetspark.aio.context import Context
 from jetspark.aio.pull import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.errors import ConnectionClosed, JetSparkError
@@ -23,12 +24,11 @@ from jetspark.jetstream.ordered import (
     heartbeat_for,
     retry_pauses,
 )
-from jetspark.jetstream.pull import Ask, Wait
+from jetspark.jetstream.pull import Wait
 
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
+__all__ = ["OrderedConsumer", "Reading", "Watch"]
 
-__all__ = ["OrderedConsumer"]
+T = TypeVar("T")
 
 
 class OrderedConsumer:
@@ -38,8 +38,8 @@ class OrderedConsumer:
     Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` begins where the options say.
     """
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream_name: str, options: OrderedOptions) -> None:
+        self._context = context
         self.stream_name = stream_name
         self.options = options
 
@@ -58,7 +58,7 @@ class OrderedConsumer:
                 memory only.
             RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
         """
-        reading = Reading(self._js, self.stream_name, self.options)
+        reading = Reading(self._context, self.stream_name, self.options)
         try:
             while messages := await reading.some():
                 for message in messages:
@@ -74,8 +74,8 @@ class Reading:
     time-out without any progress is an error. Without it one waits for ever, once there was a first consumer.
     """
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
-        self._js, self._client, self._stream_name = js, js._client, stream_name
+    def __init__(self, context: Context, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
+        self._context, self._client, self._stream_name = context, context.client, stream_name
         self._listing = listing
         self._reader = OrderedReader(options)
         self._source: Source | None = None
@@ -123,21 +123,24 @@ class Reading:
         return []
 
     async def close(self) -> None:
-        await self._drop()
+        try:
+            await self._drop()
+        finally:  # An interrupt can be in the way of one of them; when the first is done, the second has nothing to do.
+            await self._drop()
 
     def _patience(self) -> Patience:
         is_bounded = self._listing or not self._reader.has_begun
         what = self._listing or f"ordered consumer of stream {self._stream_name!r}"
-        return Patience(what, self._js._timeout_s if is_bounded else None, _now())
+        return Patience(what, self._context.timeout_s if is_bounded else None, clock.now())
 
     async def _advance(self, patience: Patience) -> list[JetStreamMessage]:
         """Do what the flow wants next; returns messages if that is to hand some out."""
         source, flow = self._source, self._flow
         assert source is not None
         flow.deadline = patience.give_up_at
-        step: Ask | Wait | int | None
+        step: Wait | int | None
         try:
-            step = flow.step(source.loop.time(), source.session)
+            step = await source.perform(flow)
         except ConnectionClosed:
             if self._client.is_closed:
                 raise
@@ -147,17 +150,14 @@ class Reading:
         if step is None:
             self._reader.lost()
             await self._drop()
-        elif isinstance(step, Ask):
-            await source.send(step, flow.deadline)
         else:
-            await source.wait(step)
             patience.renew(source.puller.heard_at)
             self._check(patience)
         return []
 
     async def _restart(self, patience: Patience) -> None:
         if pause_s := self._reader.pause_s():
-            await asyncio.sleep(patience.left_s(_now(), pause_s))
+            await clock.sleep(patience.left_s(clock.now(), pause_s))
         for pause_s in retry_pauses():
             try:
                 info = await self._open(patience)
@@ -165,47 +165,91 @@ class Reading:
                 if not self._reader.may_pass(error):
                     raise
                 self._check(patience, error)
-                await asyncio.sleep(patience.left_s(_now(), pause_s))
+                await clock.sleep(patience.left_s(clock.now(), pause_s))
             else:
                 self._begin(info)
                 return
 
     async def _open(self, patience: Patience) -> ConsumerInfo:
-        js = self._js
-        operation = self._reader.open(js._api, self._stream_name, self._client._machine.new_name())
-        return await js._run(operation, patience.left_s(_now(), js._timeout_s))
+        context = self._context
+        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
+        return await context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:
         if self.initial_pending is None:
             self.initial_pending = info.pending
-        source = Source(self._js, info, partial(OrderedPuller, reader=self._reader))
+        source = Source(self._context, info, partial(OrderedPuller, reader=self._reader))
         puller = cast("OrderedPuller[JetStreamMessage]", source.puller)
-        heartbeat_s = heartbeat_for(self._js._timeout_s) if self._listing else HEARTBEAT_S
-        max_payload_bytes = self._client._machine.info.max_payload_bytes
+        heartbeat_s = heartbeat_for(self._context.timeout_s) if self._listing else HEARTBEAT_S
+        max_payload_bytes = self._context.connection.info.max_payload_bytes
         self._flow = OrderedFlow(puller, self._reader, self._client.options, max_payload_bytes, heartbeat_s)
         self._source, self._consumer = source, info.name
 
     def _check(self, patience: Patience, error: JetSparkError | None = None) -> None:
         try:
-            patience.check(_now(), error)
+            patience.check(clock.now(), error)
         except JetSparkError:
             self._is_given_up = True
             raise
 
     async def _drop(self) -> None:
         """Give the present consumer up; the server would forget it by itself, only later."""
-        source, self._source = self._source, None
+        source = self._source
         if source is None or self._client.is_closed:
             return
         source.leave()
+        self._source = None  # not before: interrupted, it is done again
         if self._client.is_connected:
             try:
-                operation = self._js._api.delete_consumer(self._stream_name, self._consumer)
+                operation = self._context.api.delete_consumer(self._stream_name, self._consumer)
                 # One who did not answer before will not do so now.
-                await self._js._run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
+                await self._context.run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+class Watch(Generic[T]):
+    """The entries of a bucket: its stream read in order, and each message made an entry."""
+
+    def __init__(
+        self,
+        context: Context,
+        stream_name: str,
+        entry_of: Callable[[JetStreamMessage], T],
+        is_deletion: Callable[[T], bool],
+    ) -> None:
+        self._context, self._stream_name = context, stream_name
+        self._entry_of, self._is_deletion = entry_of, is_deletion
+
+    async def changes(
+        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
+    ) -> AsyncIterator[T | None]:
+        """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        reading = Reading(self._context, self._stream_name, options)
+        is_initial = True
+        try:
+            await reading.start()
+            while True:
+                message = await reading.next(until_idle=is_initial)
+                if message is not None:
+                    entry = self._entry_of(message)
+                    if not (ignore_deletes and self._is_deletion(entry)):
+                        yield entry
+                elif is_initial and reading.is_caught_up:
+                    is_initial = False
+                    if initial_marker:
+                        yield None
+                else:
+                    return
+        finally:
+            await reading.close()
+
+    async def present(self, options: OrderedOptions, listing: str) -> AsyncGenerator[T, None]:
+        """Those there are, and no more; ``listing`` is what an error calls it."""
+        reading = Reading(self._context, self._stream_name, options, listing=listing)
+        try:
+            await reading.start()
+            while (message := await reading.next(until_idle=True)) is not None:
+                yield self._entry_of(message)
+        finally:
+            await reading.close()

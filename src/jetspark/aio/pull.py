@@ -6,18 +6,15 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, cast
 
+from jetspark.aio.context import Context
 from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.aio.transport import Link
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
-
-if TYPE_CHECKING:
-    from jetspark.aio.client import Client
-    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -31,7 +28,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _js: JetStream
+    _context: Context
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -65,7 +62,7 @@ class PullConsumer:
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
         if self._source is None or self._source.state.is_finished:
-            self._source = Source(self._js, self.cached_info)
+            self._source = Source(self._context, self.cached_info)
         source = self._source
         fetch = Fetch(
             source.puller,
@@ -125,7 +122,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
 
     async def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
@@ -141,8 +138,8 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an asynchronous iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None
         self._flow: Flow[JetStreamMessage]
@@ -169,7 +166,7 @@ class Messages:
         if self._is_closed:
             return
         if self._source is None:
-            self._source = Source(self._js, self._info)
+            self._source = Source(self._context, self._info)
             self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
@@ -197,43 +194,53 @@ class Source:
 
     def __init__(
         self,
-        js: JetStream,
+        context: Context,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        client = self._client = js._client
-        self.loop = asyncio.get_running_loop()
-        machine = self._machine = client._machine
-        _sweep(client)
-        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
-        inbox = machine.new_inbox()
+        link = self._link = context.link
+        self.loop, self._connection = link.loop, link.connection
+        _sweep(link)
+        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        inbox = link.new_inbox()
         self.puller = make_puller(inbox, subject)
+        reader = _SourceReader(link, self)
         # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
-        self.state = machine.subscribe(
-            f"{inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, answers_to=subject
+        self.state = reader.state = link.connection.subscribe(
+            f"{inbox}.*",
+            is_unbounded=True,
+            reader=reader,
+            message_class=JetStreamMessage,
+            answers_to=subject,
+            follows_sessions=True,
         )
-        self.state.message_class = JetStreamMessage
-        self.state.follows_sessions = True
-        self.state.handle = _Gate(client, self.state, self)
         self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = js._timeout_s
+        self._timeout_s = context.timeout_s
         self._waiters: list[asyncio.Future[bool]] = []
         self._is_closed = False
 
     @property
     def session(self) -> int | None:
-        machine = self._machine
-        return machine.sessions if machine.is_connected else None
+        connection = self._connection
+        return connection.sessions if connection.is_connected else None
+
+    async def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
+        """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
+        while isinstance(step := reader.step(self.loop.time(), self.session), Ask):
+            await self.send(step, reader.deadline)
+        if isinstance(step, Wait):
+            await self.wait(step)
+        return step
 
     async def send(self, ask: Ask, deadline: float | None = None) -> None:
         """Ask, unless there is no room for the question until the deadline."""
-        machine = self._machine
+        connection = self._connection
         try:
             try:
-                machine.publish(self.puller.subject, ask.body, ask.reply)
+                connection.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                await self._client._when_there_is_room(
-                    lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
+                await self._link.when_there_is_room(
+                    lambda: connection.publish(self.puller.subject, ask.body, ask.reply), deadline
                 )
         except TimeoutError:
             self.puller.take_back(ask)
@@ -241,7 +248,7 @@ class Source:
             self.puller.take_back(ask)
             raise
         # At once, with the acks gathered so far: a reader that never pauses would otherwise hold it back.
-        self._client._link.flush()
+        self._link.flush()
 
     async def wait(self, wait: Wait) -> None:
         waiter: asyncio.Future[bool] = self.loop.create_future()
@@ -257,16 +264,7 @@ class Source:
                 self._waiters.remove(waiter)
 
     def on_arrival(self) -> None:
-        state, puller = self.state, self.puller
-        arrived = cast("list[JetStreamMessage]", list(state.pending))
-        state.pending.clear()
-        if arrived:
-            puller.absorb(arrived, self.loop.time())
-        else:
-            puller.has_news = True  # another session, or the end
-        if state.is_finished and puller.error is None:
-            puller.error = state.error or ConnectionClosed("the consumer's subscription is over")
-        if puller.wants_wake():
+        if self.puller.on_replies(self.state, self.loop.time()):
             self._wake()
 
     async def close(self) -> None:
@@ -279,13 +277,13 @@ class Source:
         try:
             # What the server has sent off to us when it hears UNSUB is lost until ack_wait is over; so let it finish.
             give_up_at = self.loop.time() + LEAVING_S
-            while puller.owed and self._machine.is_connected and self.loop.time() < give_up_at:
+            while puller.owed and self._connection.is_connected and self.loop.time() < give_up_at:
                 before = state.received
                 puller.wake_at = 1
                 await self.wait(Wait(self.loop.time() + QUIET_S))
                 if state.received == before:
                     break
-            await self._client._drain_subscription(state, self._timeout_s)
+            await self._link.drain(state, self._timeout_s)
             if state.pending:
                 self.on_arrival()
             await self._give_back()
@@ -299,33 +297,33 @@ class Source:
 
     def _leave_at_once(self) -> None:
         """Cancelled while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
-        if self._machine.is_closed:
+        if self._connection.is_closed:
             return
-        self._client._unsubscribe(self.state, 0)
+        self._link.unsubscribe(self.state)
         replies = self.puller.release() if self._has_acks else []
         try:
             for reply in replies:
-                self._machine.publish_raw(reply, NAK)
+                self._connection.publish_raw(reply, NAK)
         except BufferFull:
             pass  # then these come again after their ack_wait, too
 
     def leave(self) -> None:
         """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
         self._is_closed = True
-        if not self._machine.is_closed:
-            self._client._unsubscribe(self.state, 0)
+        if not self._connection.is_closed:
+            self._link.unsubscribe(self.state)
 
     async def _give_back(self) -> None:
-        machine = self._machine
+        connection = self._connection
         replies = self.puller.release()
-        if not self._has_acks or machine.is_closed:
+        if not self._has_acks or connection.is_closed:
             return
         for reply in replies:
             try:
-                machine.publish_raw(reply, NAK)
+                connection.publish_raw(reply, NAK)
             except BufferFull:
-                await self._client._when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))  # type: ignore[misc]
-        self._client._link.flush()
+                await self._link.when_there_is_room(lambda reply=reply: connection.publish_raw(reply, NAK))  # type: ignore[misc]
+        self._link.flush()
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -334,38 +332,42 @@ class Source:
                 waiter.set_result(True)
 
 
-class _Gate:
-    """What the connection knows of a source: a source nobody uses any more must not live on for being subscribed."""
+class _SourceReader:
+    """The reader of a source's subscription. The connection keeps it, and it must not keep the source: a source that
+    nobody uses any more has to go, and its subscription with it."""
 
-    def __init__(self, client: Client, state: SubscriptionState, source: Source) -> None:
-        self._client, self._state = client, state
+    state: SubscriptionState | None = None
+
+    def __init__(self, link: Link, source: Source) -> None:
+        self._link = link
         self._source = weakref.ref(source)
 
     @property
     def is_abandoned(self) -> bool:
         return self._source() is None
 
+    def wake(self) -> None:
+        source = self._source()
+        if source is not None:
+            source.on_arrival()
+        elif self.state is not None and not self.state.is_finished:
+            self._link.unsubscribe(self.state)
+
     @property
     def pending_messages(self) -> int:
         source = self._source()
         return len(source.puller.buffer) if source is not None else 0
 
-    def _wake(self) -> None:
-        source = self._source()
-        if source is not None:
-            source.on_arrival()
-        elif not self._state.is_finished:
-            self._client._unsubscribe(self._state, 0)
-
-    async def _read_up(self) -> None:
+    async def read_up(self, deadline: float) -> bool:
         """A drain does not wait for readers here: what they leave unread is delivered again."""
+        return True
 
 
-def _sweep(client: Client) -> None:
-    """End the subscriptions of sources that are gone; there is no moment of their going to do it in."""
-    for state in client._machine.subscriptions:
-        if isinstance(state.handle, _Gate) and state.handle.is_abandoned:
-            client._unsubscribe(state, 0)
+def _sweep(link: Link) -> None:
+    """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
+    for state in link.connection.subscriptions:
+        if isinstance(state.reader, _SourceReader) and state.reader.is_abandoned:
+            link.unsubscribe(state)
 
 
 def _time_is_up(waiter: asyncio.Future[bool]) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from jetspark.aio.context import Context
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.push import answer_to, check_status, silence_s
-
-if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
 
 __all__ = ["PushMessages"]
 
@@ -25,8 +23,8 @@ class PushMessages:
     the messages.
     """
 
-    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+        self._context, self._info = context, info
         self._subscription: Subscription | None = None
 
     def __aiter__(self) -> AsyncIterator[JetStreamMessage]:
@@ -42,7 +40,7 @@ class PushMessages:
     async def close(self) -> None:
         """Stop, and give back what was received and not handed out."""
         subscription, self._subscription = self._subscription, None
-        if subscription is None or self._js._client.is_closed:
+        if subscription is None or self._context.client.is_closed:
             return
         await subscription.unsubscribe()
         if self._info.config.ack_policy == "none":
@@ -59,14 +57,14 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            self._subscription = self._js._client._subscribe(config.deliver_subject, config.deliver_group or "")
-            self._subscription._state.message_class = JetStreamMessage
+            group = config.deliver_group or ""
+            self._subscription = self._context.subscribe(config.deliver_subject, group, message_class=JetStreamMessage)
         return self._subscription
 
     async def _iterate(self) -> AsyncIterator[JetStreamMessage]:
-        subscription = self._subscribe()
         silence = silence_s(self._info)
         try:
+            subscription = self._subscribe()
             while True:
                 try:
                     message = cast(JetStreamMessage, await subscription.next(silence))
@@ -81,13 +79,13 @@ class PushMessages:
                 elif status.code != 100:
                     check_status(self._info, status.code, status.description)
                 elif (subject := answer_to(message)) is not None:
-                    await self._js._client.publish(subject)
+                    await self._context.client.publish(subject)
         finally:
             await self.close()
 
     async def _check_alive(self) -> None:
         """No heartbeat: raise if the consumer is gone; else it will come back."""
         try:
-            await self._js._run(self._js._api.consumer_info(self._info.stream_name, self._info.name))
+            await self._context.run(self._context.api.consumer_info(self._info.stream_name, self._info.name))
         except RequestTimeout:
             pass

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
+from jetspark.aio import clock
+from jetspark.aio.ack_waits import error_of
+from jetspark.aio.context import Context, context_of
+from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.pull import Source
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
-from jetspark.jetstream.pull import Ask, Wait
+from jetspark.jetstream.publishing import publish_headers
+from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.steps import (
     AskMany,
     ClosePull,
@@ -40,12 +44,13 @@ class ProcedureRunner:
 
     def __init__(self, js: JetStream | None = None, *, renew: Callable[[], Awaitable[JetStream]] | None = None) -> None:
         """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
-        self._js, self._renew = js, renew
+        self._context = None if js is None else context_of(js)
+        self._renew = renew
         self._rng = random.SystemRandom()
         self._ways: dict[type[Any], Callable[[Any], Awaitable[Any]]] = {
             Request: self._ask,
-            Pause: lambda step: asyncio.sleep(step.seconds),
-            RandomPause: lambda step: asyncio.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
+            Pause: lambda step: clock.sleep(step.seconds),
+            RandomPause: lambda step: clock.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
             ReadClock: self._now,
             Connect: self._connect,
             AskMany: self._ask_many,
@@ -98,36 +103,36 @@ class ProcedureRunner:
         return error
 
     @property
-    def _context(self) -> JetStream:
-        assert self._js is not None, "a procedure connects before anything else"
-        return self._js
+    def _connected(self) -> Context:
+        assert self._context is not None, "a procedure connects before anything else"
+        return self._context
 
     async def _now(self, step: ReadClock) -> float:
-        return asyncio.get_running_loop().time()
+        return clock.now()
 
     async def _connect(self, step: Connect) -> Api:
         if self._renew is not None:
-            self._js = await self._renew()
-        return self._context._api
+            self._context = context_of(await self._renew())
+        return self._connected.api
 
     async def _ask(self, step: Request) -> Any:
-        js = self._context
-        return await js._perform(step, Deadline(js._timeout_s, js._now()))
+        context = self._connected
+        return await context.perform(step, Deadline(context.timeout_s, clock.now()))
 
     async def _ask_many(self, step: AskMany) -> None:
-        js, reading = self._context, step.answers
-        timeout_s, accept = js._timeout_s, reading.accept
-        async with js._asked(reading.request()) as answers:
+        context, reading = self._connected, step.answers
+        timeout_s, accept = context.timeout_s, reading.accept
+        async with context.asked(reading.request()) as answers:
             try:
                 while not reading.is_over:
                     accept(await answers.next(timeout_s))
             except ConnectionClosed:
-                if js._client.is_closed:
+                if context.client.is_closed:
                     raise
                 reading.lost()
 
     async def _ingest(self, step: IngestAll) -> IngestReport:
-        batch = self._context.fast_batch(gap="ok")
+        batch = FastBatch(self._connected, FastBatchOptions(gap="ok"))
         failure: JetSparkError | None = None
         try:
             async with batch:
@@ -137,43 +142,35 @@ class ProcedureRunner:
         return IngestReport(batch.acknowledged, (*batch.gaps, *batch.doubts), tuple(batch.errors), failure)
 
     async def _publish_each(self, step: PublishEach) -> list[Exception | None]:
-        js = self._context
+        context = self._connected
         futures = []
         for subject, data, *rest in step.items:
             block = rest[0] if rest else None
             headers = decode(block) if isinstance(block, bytes) else block
-            futures.append(await js.publish_async(subject, data, headers=headers))
-        found: list[Exception | None] = []
-        for future in futures:
-            try:
-                await future
-            except Exception as error:
-                found.append(self._meaning(error) if isinstance(error, JetSparkError) else error)
-            else:
-                found.append(None)
-        return found
+            fields = publish_headers(headers, None, None, None)
+            futures.append(await context.publisher.publish(subject, data, fields, None))
+        errors = [await error_of(future) for future in futures]
+        return [self._meaning(error) if isinstance(error, JetSparkError) else error for error in errors]
 
     async def _open_pull(self, step: OpenPull) -> Source:
-        return Source(self._context, step.info)
+        return Source(self._connected, step.info)
 
     async def _pull(self, step: Pull) -> list[Any]:
-        source, reader, buffer = step.source, step.reader, step.source.puller.buffer
+        source, buffer = step.source, step.source.puller.buffer
         assert isinstance(source, Source)
-        while isinstance(count := reader.step(source.loop.time(), source.session), Ask):
-            await source.send(count)
-        if isinstance(count, Wait):
-            await source.wait(count)
+        count = await source.perform(step.reader)
+        if not isinstance(count, int):
             count = len(buffer)  # what came while it waited
         take = buffer.popleft
-        return [take() for _ in range(count or 0)]
+        return [take() for _ in range(count)]
 
     async def _close_pull(self, step: ClosePull) -> None:
-        source, info, js = step.source, step.info, self._context
+        source, info, context = step.source, step.info, self._connected
         assert isinstance(source, Source)
         source.puller.release()  # nothing is owed an acknowledgement, so nothing has to be waited for
         await source.close()
-        if js._client.is_connected:
+        if context.client.is_connected:
             try:
-                await js._run(js._api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
+                await context.run(context.api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be

@@ -27,14 +27,14 @@ class JetStreamMessage(AckableMessage):
             self._client_to_answer()
         machine, link = client._machine, client._link
         if machine.out_bytes >= WRITE_AT_BYTES:
-            await link.push()
+            await link.write_and_wait()
         try:
             machine.publish_raw(self.raw_reply, ACK)
         except BufferFull:
-            await client._when_there_is_room(lambda: machine.publish_raw(self.raw_reply, ACK))
+            await link.when_there_is_room(lambda: machine.publish_raw(self.raw_reply, ACK))
         self._client = None
         if not link.flush_is_scheduled:
-            link.schedule_flush()
+            link.flush_soon()
 
     async def ack_sync(self, timeout: float | None = None) -> None:
         """Done, and return when the server has noted it.
@@ -64,9 +64,9 @@ class JetStreamMessage(AckableMessage):
         client = self._client_to_answer()
         machine, link, address = client._machine, client._link, self.raw_reply
         if machine.out_bytes >= WRITE_AT_BYTES:
-            await link.push()
+            await link.write_and_wait()
         try:
             machine.publish_raw(address, payload)
         except BufferFull:
-            await client._when_there_is_room(lambda: machine.publish_raw(address, payload))
-        link.schedule_flush()
+            await link.when_there_is_room(lambda: machine.publish_raw(address, payload))
+        link.flush_soon()

@@ -5,21 +5,58 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from jetspark.aio.message import Message
+from jetspark.aio.transport import Link
 from jetspark.aio.waits import Waits
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
-if TYPE_CHECKING:
-    from jetspark.aio.client import Client
-
-__all__ = ["Callback", "Subscription"]
+__all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 
 Callback = Callable[[Message], Awaitable[Any] | None]
+
+
+def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Any) -> Subscription:
+    """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    link.check_loop()
+    reader = SubscriptionReader()
+    reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
+    link.flush_soon()
+    return Subscription(link, reader, callback)
+
+
+class SubscriptionReader:
+    """What the connection knows of a subscription: who waits for its messages, and who calls back with them."""
+
+    state: SubscriptionState
+
+    def __init__(self) -> None:
+        self.waiters = Waits()
+        self.task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        self.waiters.wake()
+
+    @property
+    def pending_messages(self) -> int:
+        return len(self.state.pending)
+
+    async def read_up(self, deadline: float) -> bool:
+        if self.task is asyncio.current_task():
+            return True  # a callback that drains: it goes on with what is here when it comes back
+        try:
+            async with asyncio.timeout_at(deadline):
+                if self.task is not None:
+                    await asyncio.shield(self.task)
+                while self.state.pending:
+                    await self.waiters.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Subscription(SubscriptionBase):
@@ -31,18 +68,11 @@ class Subscription(SubscriptionBase):
     :class:`~jetspark.PermissionDenied` when the server did not allow the subscription.
     """
 
-    def __init__(self, client: Client, callback: Callback | None) -> None:
-        self._client = client
-        self._callback = callback
-        self._waiters = Waits()
-        self._reader: asyncio.Task[None] | None = None
-
-    def _attach(self, state: SubscriptionState) -> None:
-        self._state = state
-        if self._callback is not None:
-            self._reader = asyncio.get_running_loop().create_task(
-                self._call_back(self._callback), name=f"jetspark-callback-{state.subject}"
-            )
+    def __init__(self, link: Link, reader: SubscriptionReader, callback: Callback | None) -> None:
+        self._link, self._reader = link, reader
+        self._state, self._waiters = reader.state, reader.waiters
+        if callback is not None:
+            reader.task = link.loop.create_task(self._call_back(callback), name=f"jetspark-callback-{self.subject}")
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self._iterate()
@@ -60,7 +90,7 @@ class Subscription(SubscriptionBase):
                     return
                 await self._waiters.wait()
         finally:
-            self._wake()  # a drain may wait for us
+            self._waiters.wake()  # a drain may wait for us
 
     async def next(self, timeout: float | None = None) -> Message:
         """The next message.
@@ -71,7 +101,7 @@ class Subscription(SubscriptionBase):
         """
         state = self._state
         check_timeout(timeout)
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        deadline = None if timeout is None else self._link.deadline(timeout)
         while not state.pending:
             if state.is_finished:
                 raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
@@ -82,12 +112,12 @@ class Subscription(SubscriptionBase):
                 raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0) from None
         message = cast(Message, state.take())
         if state.is_finished and not state.pending:
-            self._wake()  # a drain may wait for this
+            self._waiters.wake()  # a drain may wait for this
         return message
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
         """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
-        self._client._unsubscribe(self._state, max_messages)
+        self._link.unsubscribe(self._state, max_messages)
 
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
@@ -97,32 +127,21 @@ class Subscription(SubscriptionBase):
         Raises:
             RequestTimeout: The reader did not finish in time.
         """
-        timeout = timeout_of(timeout, self._client.options.drain_timeout_s)
+        timeout = timeout_of(timeout, self._link.connection.options.drain_timeout_s)
+        deadline = self._link.deadline(timeout)
         try:
-            async with asyncio.timeout(timeout):
-                await self._client._drain_subscription(self._state, timeout)
-                await self._read_up()
-        except TimeoutError:
-            raise RequestTimeout(
-                f"drain of {self.subject!r}, {self.pending_messages} messages unread", timeout
-            ) from None
+            await self._link.drain(self._state, timeout)
+            is_read = await self._reader.read_up(deadline)
+        except RequestTimeout:
+            is_read = False
+        if not is_read:
+            raise RequestTimeout(f"drain of {self.subject!r}, {self.pending_messages} messages unread", timeout)
 
     async def __aenter__(self) -> Subscription:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.unsubscribe()
-
-    async def _read_up(self) -> None:
-        if self._reader is asyncio.current_task():
-            return  # a callback that drains: it goes on with what is here when it comes back
-        if self._reader is not None:
-            await asyncio.shield(self._reader)
-        while self._state.pending:
-            await self._waiters.wait()
-
-    def _wake(self) -> None:
-        self._waiters.wake()
 
     async def _call_back(self, callback: Callback) -> None:
         try:
@@ -132,6 +151,6 @@ class Subscription(SubscriptionBase):
                     if result is not None:
                         await result
                 except Exception as error:
-                    self._client._report(error)
+                    self._link.report(error)
         except Exception as error:
-            self._client._report(error)
+            self._link.report(error)

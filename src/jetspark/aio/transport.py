@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Generator
 from ipaddress import ip_address
@@ -12,7 +13,8 @@ from typing import Any, TypeAlias, cast
 
 from jetspark.aio.waits import Waits
 from jetspark.core.auth import Auth
-from jetspark.core.connection import Connection, Event
+from jetspark.core.connection import Connection
+from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import (
     AskSecret,
     AuthSource,
@@ -24,11 +26,13 @@ from jetspark.core.lifecycle import (
     UpgradeToTLS,
     establish,
 )
+from jetspark.core.machine import Attached
 from jetspark.core.options import TLSConfig
+from jetspark.core.subscription import SubscriptionState
 from jetspark.core.tls import describe_error, tls_context
-from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
+from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["AsyncAuthSource", "Link"]
+__all__ = ["WRITE_AT_BYTES", "AsyncAuthSource", "Link", "expire"]
 
 # One callable of two results: of two callables, type checkers infer neither for a lambda.
 AsyncAuthSource: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
@@ -44,22 +48,24 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Link:
-    """Keeps one :class:`Connection` connected, and moves bytes between it and the network."""
+    """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
+
+    It is also where machines and readers meet the loop: it passes on what happened (:meth:`settle`), tells what is
+    attached of events and of time, and waits for room. The blocking driver's has the same methods.
+    """
 
     def __init__(
-        self,
-        machine: Connection,
-        auth: AsyncAuthSource,
-        tls: TLSConfig | None,
-        on_events: Callable[[list[Event]], None],
+        self, connection: Connection, auth: AsyncAuthSource, tls: TLSConfig | None, dispatcher: Dispatcher
     ) -> None:
-        self._machine, self._auth, self._tls = machine, auth, tls
-        self._on_events = on_events
-        self._loop = asyncio.get_running_loop()
+        self.connection, self._auth, self._tls = connection, auth, tls
+        self._dispatcher = dispatcher
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
         self._session: _Session | None = None
         self._is_establishing = False
         self._reconnecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._waiting_for_room = Waits()
         self.flush_is_scheduled = False
 
@@ -67,17 +73,18 @@ class Link:
         try:
             await self._establish(is_first=True)
         except BaseException:
-            self._machine.close()
+            self.connection.close()
             raise
 
     def close(self, error: Exception | None = None) -> None:
         """Drop the transport and end every wait. What is buffered is lost: flush first."""
         if self._reconnecting is not None and self._reconnecting is not asyncio.current_task():
             self._reconnecting.cancel()
-        self._machine.close(error)
+        self.connection.close(error)
         self._hang_up()
-        self._settle()
+        self.settle()
         self._wake_publishers()
+        self._disarm_timer()  # last: what was told of the end may have set it once more
 
     def unsent(self) -> tuple[int, int]:
         """How many messages were never handed to the network, and how many may not have left it: for a loop that ended.
@@ -87,13 +94,10 @@ class Link:
         session = self._session
         transport = None if session is None else session.transport
         is_stuck = transport is not None and transport.get_write_buffer_size() > 0
-        return self._machine.buffered_messages, self._machine.unconfirmed_messages if is_stuck else 0
-
-    def now(self) -> float:
-        return self._loop.time()
+        return self.connection.buffered_messages, self.connection.unconfirmed_messages if is_stuck else 0
 
     def deadline(self, timeout_s: float) -> float:
-        return self._loop.time() + timeout_s
+        return self.now() + timeout_s
 
     def check_loop(self) -> None:
         """Refuse to be used from another event loop: what it publishes would wait for ours, which may not run at all.
@@ -102,7 +106,7 @@ class Link:
             UsageError: This is not the loop of ``connect``.
         """
         try:
-            is_ours = asyncio.get_running_loop() is self._loop
+            is_ours = asyncio.get_running_loop() is self.loop
         except RuntimeError:
             is_ours = False
         if not is_ours:
@@ -111,7 +115,7 @@ class Link:
                 "asyncio.run_coroutine_threadsafe(), or share a jetspark.blocking client between threads"
             )
 
-    def schedule_flush(self) -> None:
+    def flush_soon(self) -> None:
         """Write what is buffered when the current step of the loop is over; much is gathered into one write.
 
         Called before something is accepted, it also sees to it that nothing is from another loop. Looking once for each
@@ -120,13 +124,13 @@ class Link:
         if not self.flush_is_scheduled:
             self.check_loop()
             self.flush_is_scheduled = True
-            self._loop.call_soon(self.flush)
+            self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
         self.flush_is_scheduled = False
         session = self._session
         if session is not None and session.transport is not None and not session.is_paused:
-            data = self._machine.data_to_send()
+            data = self.connection.data_to_send()
             if data:
                 session.transport.write(data)
                 if not session.is_paused:
@@ -138,7 +142,7 @@ class Link:
         if self._session is not None and self._session.is_server_here:
             _give_way()
 
-    async def push(self, deadline: float | None = None, other: Waits | None = None) -> None:
+    async def write_and_wait(self, deadline: float | None = None, other: Waits | None = None) -> None:
         """Write now; wait while the network takes no more, or until the other thing happens.
 
         Nothing of the caller's is accepted before this returns.
@@ -166,19 +170,94 @@ class Link:
     def _wake_publishers(self) -> None:
         self._waiting_for_room.wake()
 
+    async def when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
+        """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""
+        async with asyncio.timeout_at(deadline):
+            while True:
+                self.flush()
+                try:
+                    return attempt()
+                except BufferFull:
+                    if self.connection.options.when_full == "raise":
+                        raise
+                await self.wait_for_room()
+
+    # ---- what is attached, and what it needs -------------------------------------------------------------------
+
+    def attach(self, attached: Attached) -> None:
+        """Tell it of connection events, and when the moment of its ``next_deadline`` has come."""
+        self._dispatcher.attach(attached)
+
+    def detach(self, attached: Attached) -> None:
+        self._dispatcher.detach(attached)
+
+    def set_alarm(self, deadline: float) -> None:
+        """Look at the clock then: something attached has this deadline, which may be nearer than all the others.
+
+        One timer serves the connection and all that is attached. It is never set later: when it rings too early, it is
+        set anew. Most deadlines move away with each answer, and would be set and cancelled for nothing.
+        """
+        if deadline < self._timer_at:
+            self._disarm_timer()
+            self._timer_at = deadline
+            self._timer = self.loop.call_at(deadline, self._on_timer)
+
+    def report(self, error: Exception) -> None:
+        """Tell the program of an error that ends nothing."""
+        self._dispatcher.report(error)
+
+    async def until_done(self, start: Callable[[Any], None], timeout_s: float, what: str) -> None:
+        """Have the connection begin something, and wait until it is done: ``start`` is given the handle for it.
+
+        Raises:
+            RequestTimeout: It was not done in time.
+        """
+        self.check_loop()
+        done: asyncio.Future[None] = self.loop.create_future()
+        start(done)
+        self.flush()
+        self.settle()
+        timer = self.loop.call_later(timeout_s, expire, done, what, timeout_s)
+        try:
+            await done
+        finally:
+            timer.cancel()
+            self.connection.forget_flush(done)
+
+    def new_inbox(self) -> str:
+        """A reply subject that is used by nobody else."""
+        return self.connection.new_inbox()
+
+    def new_name(self) -> str:
+        """A name for something at the server that no other connection uses."""
+        return self.connection.new_name()
+
+    def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
+        """End a subscription, at once or when it has received ``max_messages`` in all."""
+        self.check_loop()
+        self.connection.unsubscribe(subscription, max_messages)
+        self.settle()
+        self.flush_soon()
+
+    async def drain(self, subscription: SubscriptionState, timeout_s: float) -> None:
+        """End a subscription; returns when all that the server had sent for it has arrived."""
+        connection = self.connection
+        what = f"drain of {subscription.subject!r}"
+        await self.until_done(lambda handle: connection.drain(subscription, handle), timeout_s, what)
+
     # ---- a session's life --------------------------------------------------------------------------------------
 
     async def _establish(self, *, is_first: bool) -> None:
         auth = cast(AuthSource, self._auth)  # what it asks for is awaited before it gets it
         self._is_establishing = True
         try:
-            await self._perform_all(establish(self._machine, auth, self._tls, is_first=is_first))
+            await self._perform_all(establish(self.connection, auth, self._tls, is_first=is_first))
         finally:
             self._is_establishing = False
         self.flush()
         self._wake_publishers()
-        self._watch_clock()
-        self._settle()
+        self._start_clock()
+        self.settle()
 
     async def _perform_all(self, steps: Generator[Step, Any, None]) -> None:
         answer: Any = None
@@ -187,8 +266,8 @@ class Link:
             while True:
                 step = steps.send(answer) if problem is None else steps.throw(problem)
                 answer = problem = None
-                self._settle()  # an attempt that failed is told before the next
-                if self._machine.is_closed:
+                self.settle()  # an attempt that failed is told before the next
+                if self.connection.is_closed:
                     raise ConnectionLost("closed while connecting")
                 try:
                     answer = await self._perform(step)
@@ -197,12 +276,12 @@ class Link:
         except StopIteration:
             return
         except asyncio.CancelledError:
-            self._machine.end("cancelled")
+            self.connection.end("cancelled")
             self._hang_up()
             raise
 
     async def _perform(self, step: Step) -> Any:
-        timeout_s = self._machine.options.connect_timeout_s
+        timeout_s = self.connection.options.connect_timeout_s
         match step:
             case Delay(seconds):
                 await asyncio.sleep(seconds)
@@ -223,13 +302,13 @@ class Link:
     async def _dial(self, host: str, port: int, tls_name: str | None) -> None:
         context = None if tls_name is None else tls_context(self._tls)
         session = self._session = _Session(self)
-        await self._loop.create_connection(lambda: session, host, port, ssl=context, server_hostname=tls_name)
+        await self.loop.create_connection(lambda: session, host, port, ssl=context, server_hostname=tls_name)
 
     async def _upgrade(self, tls_name: str) -> None:
         session = self._session
         if session is None or session.transport is None:
             raise (session and session.failure) or ConnectionLost("the server closed the connection before TLS")
-        transport = await self._loop.start_tls(
+        transport = await self.loop.start_tls(
             session.transport, session, tls_context(self._tls), server_hostname=tls_name
         )
         if transport is None:
@@ -245,16 +324,13 @@ class Link:
                 raise (session and session.failure) or ConnectionLost("the connection was dropped")
             if is_done():
                 return
-            session.progress = self._loop.create_future()
+            session.progress = self.loop.create_future()
             await session.progress
 
     def _hang_up(self) -> None:
         session, self._session = self._session, None
         if session is not None and session.transport is not None:
             session.transport.abort()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     # ---- what the transport tells us ---------------------------------------------------------------------------
 
@@ -262,7 +338,7 @@ class Link:
         if session is not self._session:
             return  # a late chunk of a session that is over
         try:
-            self._machine.receive_data(data)
+            self.connection.receive_data(data)
         except JetSparkError as error:
             self.on_lost(session, error)
             return
@@ -273,25 +349,25 @@ class Link:
             return
         if session.progress is not None and not session.progress.done():
             session.progress.set_result(None)
-        self._settle()
+        self.settle()
 
     def on_lost(self, session: _Session, error: Exception) -> None:
         if session.failure is None:
             session.failure = error
         if session.progress is not None and not session.progress.done():
             session.progress.set_result(None)
-        if session is not self._session or not self._machine.is_connected:
+        if session is not self._session or not self.connection.is_connected:
             return  # an attempt's failure is its generator's to handle
-        self._machine.end(describe_error(session.failure))
+        self.connection.end(describe_error(session.failure))
         self._hang_up()
         self._wake_publishers()
-        self._settle()
-        if self._machine.is_closed or self._is_establishing:
+        self.settle()
+        if self.connection.is_closed or self._is_establishing:
             # An event handler may have closed us; or the server let us in and dropped us before the attempt was over,
             # and the attempt sees that by itself.
             return
-        if self._machine.options.reconnect:
-            self._reconnecting = self._loop.create_task(self._reconnect(), name="jetspark-reconnect")
+        if self.connection.options.reconnect:
+            self._reconnecting = self.loop.create_task(self._reconnect(), name="jetspark-reconnect")
         else:
             self.close(ConnectionLost(describe_error(session.failure)))
 
@@ -308,40 +384,55 @@ class Link:
         finally:
             self._reconnecting = None
 
-    def _watch_clock(self) -> None:
-        if self._machine.is_connected:
-            self._machine.on_time(self._loop.time())
-            self._arm_timer()
-
-    def _arm_timer(self) -> None:
-        deadline = self._machine.next_deadline()
-        if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+    def _start_clock(self) -> None:
+        """A session is up: the connection pings from now on."""
+        connection = self.connection
+        if connection.is_connected:
+            connection.on_time(self.now())
+            if (deadline := connection.next_deadline()) is not None:
+                self.set_alarm(deadline)
 
     def _on_timer(self) -> None:
-        session = self._session
-        if session is None:
-            return
-        try:
-            self._machine.on_time(self._loop.time())
-        except JetSparkError as error:
-            self.on_lost(session, error)
-            return
+        """Somebody's moment has come, or has moved away meanwhile: each is asked."""
+        self._timer, self._timer_at = None, math.inf
+        now, session = self.now(), self._session
+        if session is not None:
+            try:
+                self.connection.on_time(now)
+            except JetSparkError as error:
+                self.on_lost(session, error)
+        for attached in list(self._dispatcher.attached):  # a copy: it may be over, and detach itself
+            if (deadline := attached.next_deadline()) is not None and now >= deadline:
+                self._dispatcher.guard(attached.on_time, now)
         self._arm_timer()
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
-        """After every call into the machine: pass on what happened, send what it has to say."""
-        events = self._machine.events()
+    def _arm_timer(self) -> None:
+        deadlines = [attached.next_deadline() for attached in self._dispatcher.attached]
+        if self.connection.is_connected:
+            deadlines.append(self.connection.next_deadline())
+        for deadline in deadlines:
+            if deadline is not None:
+                self.set_alarm(deadline)
+
+    def _disarm_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_at = None, math.inf
+
+    def settle(self) -> None:
+        """After every call into the connection: pass on what happened, send what it has to say."""
+        connection = self.connection
+        events = connection.events()
         if events:
-            self._on_events(events)
-        if self._machine.out_bytes:
-            self.schedule_flush()
-        if self._machine.is_leaving and self._timer is not None:
-            deadline = self._machine.next_deadline()
-            if deadline is not None and deadline < self._timer.when():
-                self._timer.cancel()
-                self._arm_timer()
+            self._dispatcher.deliver(events)
+        if connection.out_bytes:
+            self.flush_soon()
+        if connection.is_leaving and connection.is_connected:
+            # Its deadline comes nearer by what it receives: only then, and only while it goes to another server.
+            deadline = connection.next_deadline()
+            if deadline is not None:
+                self.set_alarm(deadline)
 
 
 class _Session(asyncio.Protocol):
@@ -383,3 +474,9 @@ async def _within(timeout_s: float, what: str, work: Any) -> Any:
         if isinstance(error, RequestTimeout):
             raise
         raise RequestTimeout(what, timeout_s) from None
+
+
+def expire(future: asyncio.Future[Any], what: str, timeout_s: float) -> None:
+    """For a timer: the wait is over without an answer."""
+    if not future.done():
+        future.set_exception(RequestTimeout(what, timeout_s))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from jetspark.batcher.config import check_count, check_seconds
 from jetspark.batcher.effects import Now, Steps, Write
 from jetspark.batcher.retry import IsRetryable
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import CircuitOpen
 
 __all__ = ["Circuit", "CircuitState"]
@@ -30,8 +30,8 @@ class Circuit:
     """
 
     def __init__(self, *, failures: int, open_s: float) -> None:
-        check_count("failures", failures)
-        check_seconds("open_s", open_s)
+        whole("failures", failures)
+        seconds_above_0("open_s", open_s)
         self.failures, self.open_s = failures, open_s
         self.state: CircuitState = "closed"
         self._generation = 0

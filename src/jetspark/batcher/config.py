@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError
 
 __all__ = ["BatcherConfig", "Clock", "Flushed", "Metrics", "Reason", "Result", "Stats"]
 
 DEFAULT_QUEUE_DEPTH = 1024
 DEFAULT_FLUSH_TIMEOUT_S = 5.0
+_OR_DEFAULT = "or 0 for the default"
 
 Reason: TypeAlias = Literal["size", "bytes", "time", "manual", "shutdown"]
 """Why a batch was flushed; each flush has exactly one."""
@@ -107,35 +109,23 @@ class BatcherConfig(Generic[SinkT_co]):
     """For tests; by default real time."""
 
     def __post_init__(self) -> None:
-        check_count("max_batch_size", self.max_batch_size)
-        check_count("max_concurrent_flushes", self.max_concurrent_flushes)
+        whole("max_batch_size", self.max_batch_size)
+        whole("max_concurrent_flushes", self.max_concurrent_flushes)
         if self.max_batch_bytes is not None:
-            check_count("max_batch_bytes", self.max_batch_bytes)
-        if not (_is_number(self.max_batch_delay) and 0 < self.max_batch_delay < math.inf):
-            raise ConfigError(f"max_batch_delay={self.max_batch_delay!r}: expected a positive number of seconds")
-        if not isinstance(self.queue_depth, int):
-            raise ConfigError(f"queue_depth={self.queue_depth!r}: expected a number of items")
-        if not (_is_number(self.flush_timeout) and self.flush_timeout < math.inf):
-            raise ConfigError(f"flush_timeout={self.flush_timeout!r}: expected a number of seconds")
+            whole("max_batch_bytes", self.max_batch_bytes, instead="or None")
+        seconds_above_0("max_batch_delay", self.max_batch_delay)
+        if _is_default(self.queue_depth):
+            object.__setattr__(self, "queue_depth", DEFAULT_QUEUE_DEPTH)
+        if _is_default(self.flush_timeout):
+            object.__setattr__(self, "flush_timeout", DEFAULT_FLUSH_TIMEOUT_S)
+        whole("queue_depth", self.queue_depth, instead=_OR_DEFAULT)
+        seconds_above_0("flush_timeout", self.flush_timeout, instead=_OR_DEFAULT)
         if not callable(getattr(self.sink, "write", None)):
             raise ConfigError(f"sink={self.sink!r}: expected an object with a method write(batch)")
         if not callable(self.size_of):
             raise ConfigError(f"size_of={self.size_of!r}: expected a function from an item to its bytes")
-        if self.queue_depth <= 0:
-            object.__setattr__(self, "queue_depth", DEFAULT_QUEUE_DEPTH)
-        if self.flush_timeout <= 0:
-            object.__setattr__(self, "flush_timeout", DEFAULT_FLUSH_TIMEOUT_S)
 
 
-def check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r}: expected 1 or more")
-
-
-def check_seconds(name: str, value: float) -> None:
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise ConfigError(f"{name}={value!r}: expected more than 0 seconds")
-
-
-def _is_number(value: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+def _is_default(value: Any) -> bool:
+    """A number of zero or less; what is no number is for the checks."""
+    return type(value) is not bool and isinstance(value, numbers.Real) and value <= 0

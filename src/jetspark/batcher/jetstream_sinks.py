@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from jetspark.batcher.effects import Call, Now, Sleep, Step, Steps
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.numbers import check_timeout, seconds, whole
 from jetspark.core.subjects import validate_subject
 from jetspark.errors import (
     BatchCutShort,
@@ -33,7 +34,9 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.jetstream.publishing import Expect, header_block, publish_headers
+from jetspark.jetstream.features import END_OF_BATCH, facts_of
+from jetspark.jetstream.publishing import header_block, publish_headers
+from jetspark.publish.atomic_resolve import IMPOSSIBLE
 from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.outgoing import Item, are_plain
 
@@ -51,10 +54,7 @@ DEFAULT_MAX_MESSAGES = 1000
 ROUNDS = 3
 RESOLVE_PAUSE_S = 0.2
 PROBE_PAUSE_S = 0.02
-# No stream gets there.
-_NEVER = Expect(last_sequence=2**63 - 1)
 _ID = "Nats-Msg-Id"
-_END_OF_BATCH_LEVEL = 4
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
@@ -172,9 +172,8 @@ class Ingest(Generic[T]):
 
     def __init__(self, messages: ItemMessages[T], make: Callable[[], Any], turn: Turn, *, linger_s: float) -> None:
         """``make`` gives a new publisher."""
-        if not linger_s >= 0:
-            raise ConfigError(f"linger_s={linger_s}: expected 0 seconds or more")
-        self._messages, self._make, self._turn, self._linger_s = messages, make, turn, linger_s
+        self._messages, self._make, self._turn = messages, make, turn
+        self._linger_s = seconds("linger_s", linger_s)
         self.publisher: Any = None
         self._under_way = 0
         self._is_closed = False
@@ -209,7 +208,7 @@ class Ingest(Generic[T]):
         """The publisher, or a new one when it gave up: those whose messages it still had were told."""
         if self._is_closed:
             raise UsageError("the sink is closed; make another one")
-        if self.publisher is not None and self.publisher._endless.failure is not None:
+        if self.publisher is not None and self.publisher._publisher.failure is not None:
             old, self.publisher = self.publisher, None
             try:
                 yield Call(partial(old.close, 0.0))
@@ -233,7 +232,7 @@ def _blame(publisher: Any, first: int, error: JetSparkError) -> JetSparkError:
     Nothing of those is stored, and nothing is wrong with them.
     """
     refused = publisher.published() + 1
-    if error is publisher._endless.failure and isinstance(error, ServerError) and refused < first:
+    if error is publisher._publisher.failure and isinstance(error, ServerError) and refused < first:
         return BatchCutShort("", 0, f"the stream refused a message of another write: {error}")
     return error
 
@@ -247,6 +246,7 @@ class Atomic(Generic[T]):
     def __init__(
         self,
         js: Any,
+        connection_of: Callable[[Any], Connection],
         messages: ItemMessages[T],
         outcome_of: Callable[[Any], Any],
         *,
@@ -254,20 +254,18 @@ class Atomic(Generic[T]):
         timeout_s: float | None,
         doubt_s: float,
     ) -> None:
-        """``outcome_of`` has the acknowledgement of a future, in the driver's way."""
-        if not isinstance(max_messages, int) or max_messages < 1:
-            raise ConfigError(f"max_messages={max_messages!r}: expected 1 or more")
-        if not doubt_s >= 0:
-            raise ConfigError(f"doubt_s={doubt_s}: expected 0 seconds or more")
-        self._js, self._messages, self._outcome_of = js, messages, outcome_of
-        self._timeout_s, self._doubt_s = timeout_s, doubt_s
-        self.max_messages = max_messages
+        """``connection_of`` has the connection of ``js`` and ``outcome_of`` the acknowledgement of a future, in the
+        driver's way."""
+        check_timeout(timeout_s)
+        self._js, self._connection_of = js, connection_of
+        self._messages, self._outcome_of = messages, outcome_of
+        self._timeout_s, self._doubt_s = timeout_s, seconds("doubt_s", doubt_s)
+        self.max_messages = whole("max_messages", max_messages)
         """Of a batch, as far as known."""
 
     @property
     def _connection(self) -> Connection:
-        connection: Connection = self._js._client._machine
-        return connection
+        return self._connection_of(self._js)
 
     def write(self, batch: Sequence[T]) -> Steps:
         items = yield Call(partial(self._messages.plain, batch))
@@ -336,7 +334,8 @@ class Atomic(Generic[T]):
 
     @property
     def _knows_end_of_batch(self) -> bool:
-        return int(self._connection.info.fields.get("api_lvl", 0)) >= _END_OF_BATCH_LEVEL
+        level = facts_of(self._connection.info).level
+        return level is not None and level >= END_OF_BATCH.level  # who is not known to know it is not asked
 
     def _resolve(self, batch: Any, doubt: BatchInDoubt) -> Steps:
         """Returns when it is stored."""
@@ -395,8 +394,8 @@ class Atomic(Generic[T]):
         return [part[index] for index in sorted(missing)]
 
     def _probe(self, batch_id: str, item: Item) -> Any:
-        headers = {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"}
-        return self._js.publish_async(item[0], b"", msg_id=_id_of(item), expect=_NEVER, headers=headers)
+        headers = {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1", **IMPOSSIBLE}
+        return self._js.publish_async(item[0], b"", msg_id=_id_of(item), headers=headers)
 
 
 def _so_far(stored: int, error: Exception) -> Exception:

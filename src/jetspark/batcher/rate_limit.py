@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jetspark.batcher.config import check_count
 from jetspark.batcher.effects import Now, Sleep, Steps, Write
-from jetspark.errors import ConfigError
+from jetspark.core.numbers import rate, whole
 
 __all__ = ["TokenBucket"]
 
@@ -22,12 +21,8 @@ class TokenBucket:
     """
 
     def __init__(self, *, items_per_s: float, burst: int | None) -> None:
-        if not 0 < items_per_s < math.inf:
-            raise ConfigError(f"items_per_s={items_per_s}: expected more than 0")
-        if burst is not None:
-            check_count("burst", burst)
-        self.items_per_s = items_per_s
-        self.burst = max(1, math.ceil(items_per_s)) if burst is None else burst
+        self.items_per_s = rate("items_per_s", items_per_s)
+        self.burst = max(1, math.ceil(items_per_s)) if burst is None else whole("burst", burst, instead="or None")
         self._tokens = float(self.burst)
         self._filled_at: float | None = None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from jetspark.batcher.config import check_count, check_seconds
 from jetspark.batcher.effects import Now, Random, Sleep, Steps, Write
 from jetspark.core.backoff import Backoff
+from jetspark.core.numbers import seconds_above_0, share, whole
 from jetspark.errors import CircuitOpen, ConfigError, JetSparkError
 
 __all__ = ["IsRetryable", "Retry", "is_retryable"]
@@ -67,15 +66,15 @@ class Retry:
     max_wait_s: float = 5.0
     max_total_s: float = 60.0
     jitter: float = 0.5
+    """Each wait is shortened at random by up to this share: 0 by nothing, 1 down to no wait at all."""
 
     def __post_init__(self) -> None:
-        check_count("attempts", self.attempts)
-        check_seconds("first_wait_s", self.first_wait_s)
-        check_seconds("max_total_s", self.max_total_s)
-        if not self.first_wait_s <= self.max_wait_s < math.inf:
-            raise ConfigError(f"max_wait_s={self.max_wait_s}: expected first_wait_s={self.first_wait_s} or more")
-        if not 0 <= self.jitter <= 1:
-            raise ConfigError(f"jitter={self.jitter}: expected 0 (none) to 1 (anything down to no wait at all)")
+        whole("attempts", self.attempts)
+        for name in ("first_wait_s", "max_wait_s", "max_total_s"):
+            seconds_above_0(name, getattr(self, name))
+        if self.max_wait_s < self.first_wait_s:
+            raise ConfigError(f"max_wait_s={self.max_wait_s!r}: expected first_wait_s={self.first_wait_s} or more")
+        share("jitter", self.jitter)
 
     def wait_s(self, attempt: int, error: Exception, chance: float) -> float:
         """How long to wait after an attempt has failed; the first attempt is 1.

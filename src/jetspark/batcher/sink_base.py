@@ -24,6 +24,7 @@ from jetspark.batcher.jetstream_sinks import (
 from jetspark.batcher.metered import Meter, Observer, SinkStats
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
+from jetspark.core.connection import Connection
 from jetspark.publish.fast_publisher import FastPublisherKeywords
 
 __all__ = [
@@ -67,9 +68,9 @@ class RetrySinkBase(WrapperBase[S]):
     :class:`~jetspark.CircuitOpen`, adds that.
 
     An error is final, and raised at once, if ``is_retryable`` says so; without it if the error says so (an attribute or
-    method ``is_retryable``), or the sink (a method ``is_retryable(error)``); else if it is of a kind that does not
-    pass: ``ValueError`` (``ConfigError`` too), ``TypeError`` and other mistakes, ``PermissionError``, a feature that is
-    off. Everything else is tried again.
+    method ``is_retryable``), or the sink (a method ``is_retryable(error)``). Else an error of JetSpark is final unless
+    it ``may_pass``, and one of another library if it is a ``ValueError``, a ``TypeError`` or another mistake of a
+    program, or a ``PermissionError``. All other errors of other libraries are tried again.
 
     The sink sees a batch more than once, and may have stored some of it when it failed: it must recognise items it has.
     """
@@ -264,6 +265,7 @@ class AtomicSinkBase(Generic[J, T]):
     """
 
     _make_runner: Callable[[Any], Any]
+    _connection_of: Callable[[Any], Connection]
     _outcome_of: Callable[[Any], Any]
 
     def __init__(
@@ -279,7 +281,13 @@ class AtomicSinkBase(Generic[J, T]):
     ) -> None:
         messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
         self._atomic = Atomic(
-            js, messages, self._outcome_of, max_messages=max_messages, timeout_s=timeout, doubt_s=doubt_s
+            js,
+            self._connection_of,
+            messages,
+            self._outcome_of,
+            max_messages=max_messages,
+            timeout_s=timeout,
+            doubt_s=doubt_s,
         )
         self._runner = self._make_runner(None)
 

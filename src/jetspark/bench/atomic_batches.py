@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from time import perf_counter
 
 from jetspark.aio import connect
 from jetspark.bench.js_publish_async import nats_py
 from jetspark.bench.streams import stream_for
 from jetspark.bench.wire import READ_BYTES, dial
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
 from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
 
@@ -43,7 +42,7 @@ def _bare(size: int) -> Callable[[Job], Values]:
                     for each in _sizes(count, size):
                         number += 1
                         batches.append(_frames(job, inbox, f"{job.subject}-{number}".replace(".", "-"), each))
-                    started = perf_counter()
+                    watch = Stopwatch()
                     for first, rest in batches:
                         if first:
                             connection.sendall(first)
@@ -51,8 +50,8 @@ def _bare(size: int) -> Callable[[Job], Values]:
                         connection.sendall(rest)
                         if b'"count"' not in (answer := _answer(connection)):
                             raise ConnectionLost(answer.decode(errors="replace"))
-                    elapsed = perf_counter() - started
-        return {"messages_per_s": job.count / elapsed}
+                    watch.stop()
+        return watch.values(job.count)
 
     return run
 
@@ -92,13 +91,13 @@ def _jetspark(size: int) -> Callable[[Job], Awaitable[Values]]:
                 js = client.jetstream()
                 message = (job.subject, payload_of(job.payload_bytes))
                 for count in (job.warmup, job.count):
-                    started = perf_counter()
+                    watch = Stopwatch()
                     for each in _sizes(count, size):
                         async with js.atomic_batch() as batch:
                             await batch.add_many(message for _ in range(each - 1))
                             await batch.commit(*message)
-                    elapsed = perf_counter() - started
-        return {"messages_per_s": job.count / elapsed}
+                    watch.stop()
+        return watch.values(job.count)
 
     return run
 
@@ -110,13 +109,13 @@ def _jetspark_add(size: int) -> Callable[[Job], Awaitable[Values]]:
                 js = client.jetstream()
                 message = (job.subject, payload_of(job.payload_bytes))
                 for count in (job.warmup, job.count):
-                    started = perf_counter()
+                    watch = Stopwatch()
                     for each in _sizes(count, size):
                         async with js.atomic_batch() as batch:
                             for _ in range(each):
                                 await batch.add(*message)
-                    elapsed = perf_counter() - started
-        return {"messages_per_s": job.count / elapsed}
+                    watch.stop()
+        return watch.values(job.count)
 
     return run
 
@@ -127,13 +126,13 @@ def _jetspark_blocking(size: int) -> Callable[[Job], Values]:
             js = client.jetstream()
             message = (job.subject, payload_of(job.payload_bytes))
             for count in (job.warmup, job.count):
-                started = perf_counter()
+                watch = Stopwatch()
                 for each in _sizes(count, size):
                     with js.atomic_batch() as batch:
                         batch.add_many(message for _ in range(each - 1))
                         batch.commit(*message)
-                elapsed = perf_counter() - started
-        return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+        return watch.values(job.count)
 
     return run
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from time import perf_counter
 from typing import TypeVar
 
 from jetspark.aio import connect
@@ -19,7 +18,17 @@ from jetspark.batcher import blocking as threads
 from jetspark.bench.fast_ingest import bare
 from jetspark.bench.fast_ingest import jetspark as add_many
 from jetspark.bench.streams import stream_for
-from jetspark.bench.workload import Bar, Contender, Job, Metric, Values, Workload, payload_of
+from jetspark.bench.workload import (
+    CPU_PER_MILLION,
+    Bar,
+    Contender,
+    Job,
+    Metric,
+    Stopwatch,
+    Values,
+    Workload,
+    payload_of,
+)
 from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
 
@@ -54,13 +63,12 @@ async def plain_list(job: Job) -> Values:
     async def add(item: int) -> None:
         items.append(item)
 
-    elapsed = 0.0
     for count in (job.warmup, job.count):
-        started = perf_counter()
+        watch = Stopwatch()
         for number in range(count):
             await add(number)
-        elapsed = perf_counter() - started
-    return _values(job, elapsed)
+        watch.stop()
+    return _values(job, watch)
 
 
 async def one_producer(job: Job) -> Values:
@@ -72,7 +80,6 @@ async def eight_producers(job: Job) -> Values:
 
 
 async def _produce(job: Job, producers: int) -> Values:
-    elapsed = 0.0
     for count in (job.warmup, job.count):
         batcher = Batcher[int](
             BatcherConfig(sink=_Nowhere(), max_batch_size=MAX_BATCH_SIZE, max_batch_delay=MAX_BATCH_DELAY_S)
@@ -82,15 +89,15 @@ async def _produce(job: Job, producers: int) -> Values:
             for number in numbers:
                 await batcher.add(number)
 
-        started = perf_counter()
+        watch = Stopwatch()
         if producers == 1:
             await produce(range(count))
         else:
             await asyncio.gather(*(produce(range(first, count, producers)) for first in range(producers)))
         await batcher.shutdown()
-        elapsed = perf_counter() - started
+        watch.stop()
         _check(count, batcher.stats().flushed_ok)
-    return _values(job, elapsed)
+    return _values(job, watch)
 
 
 def one_thread(job: Job) -> Values:
@@ -102,7 +109,6 @@ def eight_threads(job: Job) -> Values:
 
 
 def _produce_blocking(job: Job, producers: int) -> Values:
-    elapsed = 0.0
     for count in (job.warmup, job.count):
         batcher = threads.Batcher[int](
             BatcherConfig(sink=_NowhereBlocking(), max_batch_size=MAX_BATCH_SIZE, max_batch_delay=MAX_BATCH_DELAY_S)
@@ -115,15 +121,15 @@ def _produce_blocking(job: Job, producers: int) -> Values:
         workers = [
             threading.Thread(target=produce, args=(range(first, count, producers),)) for first in range(producers)
         ]
-        started = perf_counter()
+        watch = Stopwatch()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         batcher.shutdown()
-        elapsed = perf_counter() - started
+        watch.stop()
         _check(count, batcher.stats().flushed_ok)
-    return _values(job, elapsed)
+    return _values(job, watch)
 
 
 def _check(count: int, flushed: int) -> None:
@@ -131,8 +137,9 @@ def _check(count: int, flushed: int) -> None:
         raise ConnectionLost(f"{flushed} of {count} items reached the sink")
 
 
-def _values(job: Job, elapsed: float) -> Values:
-    return {"items_per_s": job.count / elapsed, "ns_per_item": elapsed / job.count * 1e9}
+def _values(job: Job, watch: Stopwatch) -> Values:
+    values = watch.values(job.count)
+    return values | {"items_per_s": values["messages_per_s"], "ns_per_item": watch.elapsed_s / job.count * 1e9}
 
 
 BATCHER = Workload(
@@ -148,7 +155,7 @@ BATCHER = Workload(
         Contender(name="jetspark-blocking-8", what="threads, eight producers", run=eight_threads),
     ),
     payload_bytes=8,
-    metrics=(Metric("items_per_s", "items/s"), Metric("ns_per_item", "ns", "lower")),
+    metrics=(Metric("items_per_s", "items/s"), Metric("ns_per_item", "ns", "lower"), CPU_PER_MILLION),
     baselines=("list",),
     bars=(
         Bar(
@@ -183,36 +190,36 @@ def _into_stream(sink: S) -> BatcherConfig[S]:
 
 
 async def ingest(job: Job) -> Values:
-    payload, elapsed = payload_of(job.payload_bytes), 0.0
+    payload = payload_of(job.payload_bytes)
     with stream_for(job, allow_batched=True):
         async with connect(job.url) as client:
             for count in (job.warmup, job.count):
-                started = perf_counter()
+                watch = Stopwatch()
                 async with (
                     FastIngestSink[bytes](client.jetstream(), job.subject) as sink,
                     Batcher(_into_stream(sink)) as batcher,
                 ):
                     for _ in range(count):
                         await batcher.add(payload)
-                elapsed = perf_counter() - started
+                watch.stop()
                 _check(count, batcher.stats().flushed_ok)
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 def ingest_blocking(job: Job) -> Values:
-    payload, elapsed = payload_of(job.payload_bytes), 0.0
+    payload = payload_of(job.payload_bytes)
     with stream_for(job, allow_batched=True), connect_blocking(job.url) as client:
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             with (
                 threads.FastIngestSink[bytes](client.jetstream(), job.subject) as sink,
                 threads.Batcher(_into_stream(sink)) as batcher,
             ):
                 for _ in range(count):
                     batcher.add(payload)
-            elapsed = perf_counter() - started
+            watch.stop()
             _check(count, batcher.stats().flushed_ok)
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 BATCHER_INGEST = Workload(

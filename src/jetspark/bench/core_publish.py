@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from dataclasses import asdict
 
 from jetspark.aio import connect
+from jetspark.bench.peers import NATS_C
 from jetspark.bench.wire import Blast, await_pong, dial
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
 from jetspark.blocking import connect as connect_blocking
 
 __all__ = ["CORE_PUBLISH"]
@@ -19,12 +20,12 @@ def bare(job: Job) -> Values:
     blast = Blast(job.subject, payload_of(job.payload_bytes))
     with connection:
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             blast.send(connection, count)
             connection.sendall(b"PING\r\n")
             await_pong(connection)
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 async def nats_py(job: Job) -> Values:
@@ -33,37 +34,41 @@ async def nats_py(job: Job) -> Values:
     client = await nats.connect(job.url)
     publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
     for count in (job.warmup, job.count):
-        started = perf_counter()
+        watch = Stopwatch()
         for _ in range(count):
             await publish(subject, payload)
         await client.flush(FLUSH_TIMEOUT_S)
-        elapsed = perf_counter() - started
+        watch.stop()
     await client.close()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
+
+
+def nats_c(job: Job) -> Values:
+    return NATS_C.measure(asdict(job) | {"work": "core-publish"})
 
 
 async def jetspark(job: Job) -> Values:
     async with connect(job.url) as client:
         publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             for _ in range(count):
                 await publish(subject, payload)
             await client.flush(FLUSH_TIMEOUT_S)
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 def jetspark_blocking(job: Job) -> Values:
     with connect_blocking(job.url) as client:
         publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             for _ in range(count):
                 publish(subject, payload)
             client.flush(FLUSH_TIMEOUT_S)
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 CORE_PUBLISH = Workload(
@@ -74,6 +79,7 @@ CORE_PUBLISH = Workload(
     contenders=(
         Contender(name="bare", what="sendall of frames made beforehand, 64 KiB at a time", run=bare),
         Contender(name="nats-py", what="await publish()", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="nats.c", what="C client, natsConnection_Publish()", run=nats_c, needs=NATS_C),
         Contender(name="jetspark", what="await publish()", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-blocking", what="publish()", run=jetspark_blocking),
     ),

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from time import perf_counter
+from dataclasses import asdict
 
 from jetspark.aio import Message, connect
 from jetspark.bench.helper import FEED_SUBJECT
+from jetspark.bench.peers import NATS_C
 from jetspark.bench.wire import READ_BYTES, dial
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload
+from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Workload
 from jetspark.blocking import connect as connect_blocking
 
 __all__ = ["CORE_SUBSCRIBE"]
@@ -34,11 +35,11 @@ def bare(job: Job) -> Values:
         connection.sendall(f"SUB {job.subject} 1\r\n".encode())
         for count in (job.warmup, job.count):
             order = _order(job, count)
-            started = perf_counter()
+            watch = Stopwatch()
             connection.sendall(b"PUB %b %d\r\n%b\r\n" % (FEED_SUBJECT.encode(), len(order), order))
             _read(connection, count)
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
@@ -89,12 +90,12 @@ async def nats_py(job: Job) -> Values:
     await client.flush()
     for count in (job.warmup, job.count):
         received, wanted, done = 0, count, asyncio.get_running_loop().create_future()
-        started = perf_counter()
+        watch = Stopwatch()
         await client.publish(FEED_SUBJECT, _order(job, count))
         await done
-        elapsed = perf_counter() - started
+        watch.stop()
     await client.close()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 async def nats_py_iterator(job: Job) -> Values:
@@ -106,15 +107,19 @@ async def nats_py_iterator(job: Job) -> Values:
     messages = subscription.messages
     for count in (job.warmup, job.count):
         received = 0
-        started = perf_counter()
+        watch = Stopwatch()
         await client.publish(FEED_SUBJECT, _order(job, count))
         async for _ in messages:
             received += 1
             if received == count:
                 break
-        elapsed = perf_counter() - started
+        watch.stop()
     await client.close()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
+
+
+def nats_c(job: Job) -> Values:
+    return NATS_C.measure(asdict(job) | {"work": "core-subscribe", "feed": FEED_SUBJECT})
 
 
 async def jetspark(job: Job) -> Values:
@@ -123,14 +128,14 @@ async def jetspark(job: Job) -> Values:
         await client.flush()
         for count in (job.warmup, job.count):
             received = 0
-            started = perf_counter()
+            watch = Stopwatch()
             await client.publish(FEED_SUBJECT, _order(job, count))
             async for _ in subscription:
                 received += 1
                 if received == count:
                     break
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 async def jetspark_callback(job: Job) -> Values:
@@ -148,11 +153,11 @@ async def jetspark_callback(job: Job) -> Values:
         await client.flush()
         for count in (job.warmup, job.count):
             received, wanted, done = 0, count, asyncio.get_running_loop().create_future()
-            started = perf_counter()
+            watch = Stopwatch()
             await client.publish(FEED_SUBJECT, _order(job, count))
             await done
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 def jetspark_blocking(job: Job) -> Values:
@@ -161,14 +166,14 @@ def jetspark_blocking(job: Job) -> Values:
         client.flush()
         for count in (job.warmup, job.count):
             received = 0
-            started = perf_counter()
+            watch = Stopwatch()
             client.publish(FEED_SUBJECT, _order(job, count))
             for _ in subscription:
                 received += 1  # noqa: SIM113 - the same loop as its asynchronous twin's
                 if received == count:
                     break
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 CORE_SUBSCRIBE = Workload(
@@ -180,6 +185,7 @@ CORE_SUBSCRIBE = Workload(
         Contender(name="bare", what="recv, find the line, know its size, slice the payload", run=bare),
         Contender(name="nats-py", what="callback, its fastest form", run=nats_py, needs="nats", has_uvloop_twin=True),
         Contender(name="nats-py-iterator", what="async for", run=nats_py_iterator, needs="nats"),
+        Contender(name="nats.c", what="C client, callback", run=nats_c, needs=NATS_C),
         Contender(name="jetspark", what="async for", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-callback", what="callback", run=jetspark_callback),
         Contender(name="jetspark-blocking", what="for", run=jetspark_blocking),

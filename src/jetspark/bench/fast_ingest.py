@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 import socket
-from time import perf_counter
 
 from jetspark.aio import connect
 from jetspark.bench.js_publish_async import nats_py
 from jetspark.bench.peers import NATS_JETSTREAM, NATS_JS, Peer
 from jetspark.bench.streams import stream_for
 from jetspark.bench.wire import CHUNK_BYTES, READ_BYTES, dial
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
 from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
 
@@ -39,10 +38,10 @@ def bare(job: Job) -> Values:
                 batch = f"_INBOX.{job.subject.replace('.', '-')}-{number}"
                 connection.sendall(f"SUB {batch}.> {number}\r\n".encode())
                 frames = _frames(job, batch, count)
-                started = perf_counter()
+                watch = Stopwatch()
                 _pump(connection, frames)
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+    return watch.values(job.count)
 
 
 def _frames(job: Job, batch: str, count: int) -> list[bytes]:
@@ -113,11 +112,11 @@ async def jetspark(job: Job) -> Values:
             js = client.jetstream()
             subject, payload = job.subject, payload_of(job.payload_bytes)
             for count in (job.warmup, job.count):
-                started = perf_counter()
+                watch = Stopwatch()
                 async with js.fast_batch() as fast:
                     await fast.add_many((subject, payload) for _ in range(count))
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+    return watch.values(job.count)
 
 
 async def jetspark_add(job: Job) -> Values:
@@ -126,12 +125,12 @@ async def jetspark_add(job: Job) -> Values:
             js = client.jetstream()
             subject, payload = job.subject, payload_of(job.payload_bytes)
             for count in (job.warmup, job.count):
-                started = perf_counter()
+                watch = Stopwatch()
                 async with js.fast_batch() as fast:
                     for _ in range(count):
                         await fast.add(subject, payload)
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+    return watch.values(job.count)
 
 
 async def jetspark_publisher(job: Job) -> Values:
@@ -140,11 +139,11 @@ async def jetspark_publisher(job: Job) -> Values:
             js = client.jetstream()
             subject, payload = job.subject, payload_of(job.payload_bytes)
             for count in (job.warmup, job.count):
-                started = perf_counter()
+                watch = Stopwatch()
                 async with js.fast_publisher(message_ids=True) as publisher:
                     await publisher.publish_many((subject, payload) for _ in range(count))
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+    return watch.values(job.count)
 
 
 def jetspark_blocking(job: Job) -> Values:
@@ -152,11 +151,11 @@ def jetspark_blocking(job: Job) -> Values:
         js = client.jetstream()
         subject, payload = job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             with js.fast_batch() as fast:
                 fast.add_many((subject, payload) for _ in range(count))
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 def jetspark_blocking_add(job: Job) -> Values:
@@ -164,12 +163,12 @@ def jetspark_blocking_add(job: Job) -> Values:
         js = client.jetstream()
         subject, payload = job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             with js.fast_batch() as fast:
                 for _ in range(count):
                     fast.add(subject, payload)
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 FAST_INGEST = Workload(

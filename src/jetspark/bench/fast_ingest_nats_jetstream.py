@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 from importlib import metadata
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 __all__: list[str] = []
@@ -26,14 +26,14 @@ async def measure(job: dict[str, Any]) -> dict[str, float]:
     js = jetstream(client)
     subject, payload = job["subject"], job["payload"].encode()
     for count in job["counts"]:
-        started = perf_counter()
+        started, cpu_started = perf_counter(), process_time()
         async with fast_publish(js, flow=job["flow"], max_outstanding_acks=job["outstanding_acks"]) as fast:
             for _ in range(count - 1):
                 await fast.add(subject, payload)
             await fast.commit(subject, payload)
-        elapsed = perf_counter() - started
+        elapsed, cpu = perf_counter() - started, process_time() - cpu_started
     await client.close()
-    return {"messages_per_s": count / elapsed}
+    return {"messages_per_s": count / elapsed, "cpu_s_per_million": cpu / count * 1e6}
 
 
 def version() -> str:

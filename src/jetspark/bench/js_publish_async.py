@@ -8,13 +8,14 @@ apart; an acknowledgement that does not come, or is an error, makes the measurem
 from __future__ import annotations
 
 import socket
-from time import perf_counter
+from dataclasses import asdict
 
 from jetspark.aio import connect
 from jetspark.aio.publisher import WindowedPublisher
+from jetspark.bench.peers import NATS_C
 from jetspark.bench.streams import stream_for
 from jetspark.bench.wire import CHUNK_BYTES, READ_BYTES, dial
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
 from jetspark.blocking import connect as connect_blocking
 from jetspark.blocking.publisher import WindowedPublisher as BlockingPublisher
 from jetspark.errors import ConnectionLost
@@ -42,11 +43,11 @@ def bare(job: Job) -> Values:
             first = 0
             for count in (job.warmup, job.count):
                 frames = [frame % number for number in range(first, first + count)]
-                started = perf_counter()
+                watch = Stopwatch()
                 _pump(connection, frames, inbox.encode())
-                elapsed = perf_counter() - started
+                watch.stop()
                 first += count
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 def _pump(connection: socket.socket, frames: list[bytes], inbox: bytes) -> None:
@@ -77,14 +78,19 @@ async def nats_py(job: Job) -> Values:
         js = client.jetstream(publish_async_max_pending=WINDOW)
         subject, payload = job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             futures = [await js.publish_async(subject, payload) for _ in range(count)]
             await js.publish_async_completed()
-            elapsed = perf_counter() - started
+            watch.stop()
             for future in futures:
                 future.result()
         await client.close()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
+
+
+def nats_c(job: Job) -> Values:
+    with stream_for(job):
+        return NATS_C.measure(asdict(job) | {"work": "publish-async", "window": WINDOW})
 
 
 async def jetspark(job: Job) -> Values:
@@ -93,13 +99,13 @@ async def jetspark(job: Job) -> Values:
             publisher = WindowedPublisher(client, max_outstanding=WINDOW)
             publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
             for count in (job.warmup, job.count):
-                started = perf_counter()
+                watch = Stopwatch()
                 futures = [await publish(subject, payload) for _ in range(count)]
                 await publisher.complete(TIMEOUT_S)
-                elapsed = perf_counter() - started
+                watch.stop()
                 for future in futures:
                     future.result()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 def jetspark_blocking(job: Job) -> Values:
@@ -107,13 +113,13 @@ def jetspark_blocking(job: Job) -> Values:
         publisher = BlockingPublisher(client, max_outstanding=WINDOW)
         publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             futures = [publish(subject, payload) for _ in range(count)]
             publisher.complete(TIMEOUT_S)
-            elapsed = perf_counter() - started
+            watch.stop()
             for future in futures:
                 future.result()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 JS_PUBLISH_ASYNC = Workload(
@@ -124,11 +130,13 @@ JS_PUBLISH_ASYNC = Workload(
     contenders=(
         Contender(name="bare", what="frames made beforehand, send and recv in turns", run=bare),
         Contender(name="nats-py", what="await publish_async()", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="nats.c", what="C client, js_PublishAsync()", run=nats_c, needs=NATS_C),
         Contender(name="jetspark", what="await publish_async()", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-blocking", what="publish_async()", run=jetspark_blocking),
     ),
     storage="file",
     replicas=1,
+    baselines=("nats-py", "bare", "nats.c"),
     bars=(
         Bar(
             claim="windowed publishing, asyncio, is at least 2 x nats-py",
@@ -136,6 +144,13 @@ JS_PUBLISH_ASYNC = Workload(
             contender="jetspark",
             baseline="nats-py",
             at_least=2.0,
+        ),
+        Bar(
+            claim="windowed publishing, asyncio, is at least 0.8 x the C client",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats.c",
+            at_least=0.8,
         ),
     ),
 )

@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator
-from time import perf_counter
+from dataclasses import asdict
+from time import monotonic, sleep
 from typing import Any, Literal, cast
 
 from jetspark.aio import connect
+from jetspark.bench.peers import NATS_C
 from jetspark.bench.wire import READ_BYTES, dial
-from jetspark.bench.workload import Bar, Contender, Job, Values, Workload, payload_of
+from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
 from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -27,6 +29,7 @@ from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 __all__ = ["JS_PULL", "JS_PULL_ACK"]
 
 BATCH = 1000
+ACKS_PROCESSED_S = 30.0
 CONSUMER = "bench"
 
 
@@ -44,9 +47,22 @@ def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
         stream.create_consumer(ConsumerConfig(durable_name=CONSUMER, ack_policy=ack_policy, max_ack_pending=10 * BATCH))
     try:
         yield name
+        if ack_policy == "explicit":
+            _check_acks(job, name)
     finally:
         with connect_blocking(job.url) as client:
             client.jetstream(timeout=30.0).delete_stream(name)
+
+
+def _check_acks(job: Job, stream: str) -> None:
+    """Every message was acked, or that is an error: the server has the acks, and has gone through them soon after."""
+    deadline = monotonic() + ACKS_PROCESSED_S
+    with connect_blocking(job.url) as client:
+        consumer = client.jetstream(timeout=30.0).stream(stream).consumer(CONSUMER)
+        while (info := consumer.info()).ack_floor.stream_sequence != job.warmup + job.count:
+            if monotonic() > deadline:
+                raise ConnectionLost(f"{info.ack_floor.stream_sequence} acked of {job.warmup + job.count}")
+            sleep(0.01)
 
 
 # ---- nothing to acknowledge ----------------------------------------------------------------------------------------
@@ -81,7 +97,7 @@ def _read_bare(job: Job, *, requests: int) -> Values:
             received = 0
             for count in (job.warmup, job.count):
                 received -= count
-                started = perf_counter()
+                watch = Stopwatch()
                 payload = b""
                 while received < 0:
                     chunk = connection.recv(READ_BYTES)
@@ -106,9 +122,9 @@ def _read_bare(job: Job, *, requests: int) -> Values:
                             connection.sendall(ask)
                             wanted = batch
                     data = data[position:]
-                elapsed = perf_counter() - started
+                watch.stop()
                 assert payload
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 async def nats_py(job: Job) -> Values:
@@ -116,12 +132,17 @@ async def nats_py(job: Job) -> Values:
         client, subscription = await _nats_py_consumer(job, stream)
         for count in (job.warmup, job.count):
             received = 0
-            started = perf_counter()
+            watch = Stopwatch()
             while received < count:
                 received += len(await subscription.fetch(min(BATCH, count - received), timeout=30))
-            elapsed = perf_counter() - started
+            watch.stop()
         await client.close()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
+
+
+def nats_c(job: Job) -> Values:
+    with _filled(job, "none") as stream:
+        return NATS_C.measure(_c_request(job, stream, "pull"))
 
 
 async def jetspark(job: Job) -> Values:
@@ -131,13 +152,13 @@ async def jetspark(job: Job) -> Values:
             async with consumer.messages() as messages:
                 for count in (job.warmup, job.count):
                     received = 0
-                    started = perf_counter()
+                    watch = Stopwatch()
                     async for _ in messages:
                         received += 1
                         if received == count:
                             break
-                    elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                    watch.stop()
+    return watch.values(job.count)
 
 
 async def jetspark_fetch(job: Job) -> Values:
@@ -146,11 +167,11 @@ async def jetspark_fetch(job: Job) -> Values:
             consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
             for count in (job.warmup, job.count):
                 received = 0
-                started = perf_counter()
+                watch = Stopwatch()
                 while received < count:
                     received += len(await consumer.fetch(min(BATCH, count - received), timeout=30))
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+    return watch.values(job.count)
 
 
 def jetspark_blocking(job: Job) -> Values:
@@ -158,11 +179,11 @@ def jetspark_blocking(job: Job) -> Values:
         consumer = client.jetstream().stream(stream).consumer(CONSUMER)
         for count in (job.warmup, job.count):
             received = 0
-            started = perf_counter()
+            watch = Stopwatch()
             while received < count:
                 received += len(consumer.fetch(min(BATCH, count - received), timeout=30))
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 async def jetspark_ordered(job: Job) -> Values:
@@ -171,26 +192,26 @@ async def jetspark_ordered(job: Job) -> Values:
             messages = (await client.jetstream().stream(stream)).ordered_consumer().messages()
             for count in (job.warmup, job.count):
                 received = 0
-                started = perf_counter()
+                watch = Stopwatch()
                 async for _ in messages:
                     received += 1
                     if received == count:
                         break
-                elapsed = perf_counter() - started
+                watch.stop()
             await cast("AsyncGenerator[object, None]", messages).aclose()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
 
 
 def jetspark_blocking_ordered(job: Job) -> Values:
     with _filled(job, "none") as stream, connect_blocking(job.url) as client:
         messages = client.jetstream().stream(stream).ordered_consumer().messages()
         for count in (job.warmup, job.count):
-            started = perf_counter()
+            watch = Stopwatch()
             for received, _ in enumerate(messages, 1):
                 if received == count:
                     break
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 # ---- an ack for each -----------------------------------------------------------------------------------------------
@@ -201,16 +222,21 @@ async def nats_py_ack(job: Job) -> Values:
         client, subscription = await _nats_py_consumer(job, stream)
         for count in (job.warmup, job.count):
             received = 0
-            started = perf_counter()
+            watch = Stopwatch()
             while received < count:
                 messages = await subscription.fetch(min(BATCH, count - received), timeout=30)
                 for message in messages:
                     await message.ack()
                 received += len(messages)
             await client.flush()
-            elapsed = perf_counter() - started
+            watch.stop()
         await client.close()
-    return {"messages_per_s": job.count / elapsed}
+    return watch.values(job.count)
+
+
+def nats_c_ack(job: Job) -> Values:
+    with _filled(job, "explicit") as stream:
+        return NATS_C.measure(_c_request(job, stream, "pull-ack"))
 
 
 async def jetspark_ack(job: Job) -> Values:
@@ -220,15 +246,15 @@ async def jetspark_ack(job: Job) -> Values:
             async with consumer.messages(max_messages=BATCH) as messages:
                 for count in (job.warmup, job.count):
                     received = 0
-                    started = perf_counter()
+                    watch = Stopwatch()
                     async for message in messages:
                         await message.ack()
                         received += 1
                         if received == count:
                             break
                     await client.flush()
-                    elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                    watch.stop()
+    return watch.values(job.count)
 
 
 async def jetspark_fetch_ack(job: Job) -> Values:
@@ -237,15 +263,15 @@ async def jetspark_fetch_ack(job: Job) -> Values:
             consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
             for count in (job.warmup, job.count):
                 received = 0
-                started = perf_counter()
+                watch = Stopwatch()
                 while received < count:
                     messages = await consumer.fetch(min(BATCH, count - received), timeout=30)
                     for message in messages:
                         await message.ack()
                     received += len(messages)
                 await client.flush()
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+                watch.stop()
+    return watch.values(job.count)
 
 
 def jetspark_blocking_ack(job: Job) -> Values:
@@ -253,15 +279,15 @@ def jetspark_blocking_ack(job: Job) -> Values:
         consumer = client.jetstream().stream(stream).consumer(CONSUMER)
         for count in (job.warmup, job.count):
             received = 0
-            started = perf_counter()
+            watch = Stopwatch()
             while received < count:
                 messages = consumer.fetch(min(BATCH, count - received), timeout=30)
                 for message in messages:
                     message.ack()
                 received += len(messages)
             client.flush()
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+            watch.stop()
+    return watch.values(job.count)
 
 
 async def _nats_py_consumer(job: Job, stream: str) -> tuple[Any, Any]:
@@ -271,6 +297,10 @@ async def _nats_py_consumer(job: Job, stream: str) -> tuple[Any, Any]:
     return client, await client.jetstream().pull_subscribe_bind(CONSUMER, stream)
 
 
+def _c_request(job: Job, stream: str, work: str) -> dict[str, Any]:
+    return asdict(job) | {"work": work, "stream": stream, "consumer": CONSUMER, "batch": BATCH}
+
+
 JS_PULL = Workload(
     name="js-pull",
     what="read a stream with a pull consumer without acks; timed from the first request to the last message",
@@ -278,11 +308,12 @@ JS_PULL = Workload(
     quick_count=2_000,
     storage="file",
     replicas=1,
-    baselines=("nats-py", "bare", "jetspark"),
+    baselines=("nats-py", "bare", "nats.c", "jetspark"),
     contenders=(
         Contender(name="bare", what="two framed requests out, find the line, slice the payload", run=bare),
         Contender(name="bare-fetch", what="one framed request out at a time", run=bare_fetch),
         Contender(name="nats-py", what="fetch(1000)", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="nats.c", what="C client, natsSubscription_Fetch(1000)", run=nats_c, needs=NATS_C),
         Contender(name="jetspark", what="async for in messages()", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch),
         Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking),
@@ -318,6 +349,20 @@ JS_PULL = Workload(
             baseline="bare",
             at_least=0.8,
         ),
+        Bar(
+            claim="pull without acks, asyncio, is at least as fast as the C client",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats.c",
+            at_least=1.0,
+        ),
+        Bar(
+            claim="pull without acks, blocking, is at least as fast as the C client",
+            metric="messages_per_s",
+            contender="jetspark-blocking",
+            baseline="nats.c",
+            at_least=1.0,
+        ),
     ),
 )
 
@@ -328,9 +373,10 @@ JS_PULL_ACK = Workload(
     quick_count=2_000,
     storage="file",
     replicas=1,
-    baselines=("nats-py",),
+    baselines=("nats-py", "nats.c"),
     contenders=(
         Contender(name="nats-py", what="fetch(1000)", run=nats_py_ack, needs="nats", has_uvloop_twin=True),
+        Contender(name="nats.c", what="C client, natsSubscription_Fetch(1000)", run=nats_c_ack, needs=NATS_C),
         Contender(name="jetspark", what="async for in messages()", run=jetspark_ack, has_uvloop_twin=True),
         Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch_ack),
         Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking_ack),
@@ -342,6 +388,13 @@ JS_PULL_ACK = Workload(
             contender="jetspark",
             baseline="nats-py",
             at_least=5.0,
+        ),
+        Bar(
+            claim="pull with an ack each, asyncio, is at least as fast as the C client",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats.c",
+            at_least=1.0,
         ),
     ),
 )

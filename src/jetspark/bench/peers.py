@@ -5,15 +5,19 @@ script holds the clock, so that neither its start nor our waiting for it counts.
 
     <command> --version    prints what it would measure
     <command> <request>    does the work that the request, a JSON object, describes, and prints its values as JSON
+
+The C client's is a program: it is compiled when it is first needed, and its request is words of the form name=value.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any
 
 from jetspark.errors import ConfigError, JetSparkError
 
-__all__ = ["NATS_JETSTREAM", "NATS_JS", "NODE_MODULES_VARIABLE", "PYTHON_VARIABLE", "Peer"]
+__all__ = ["NATS_C", "NATS_JETSTREAM", "NATS_JS", "NODE_MODULES_VARIABLE", "PYTHON_VARIABLE", "Peer"]
 
 # These name programs on this machine, which no file that travels with a project could know.
 NODE_MODULES_VARIABLE = "JETSPARK_BENCH_NODE_MODULES"
@@ -30,6 +34,8 @@ PYTHON_VARIABLE = "JETSPARK_BENCH_PYTHON313"
 HERE = Path(__file__).resolve().parent
 # In a checkout, the packages that the interoperability tests name may be installed beside them.
 CHECKOUT_NODE_MODULES = HERE.parents[2] / "tests" / "interop" / "node_modules"
+
+INSTALL_C_CLIENT = "apt install gcc libnats-dev"
 
 VERSION_TIMEOUT_S = 30.0
 # Less than a measurement as a whole may take: then it is us who end the process, and none is left behind.
@@ -42,6 +48,8 @@ class Peer:
     """Its name where it is installed from."""
     command_from_env: Callable[[], list[str]]
     """Raises ConfigError when there is nothing to run."""
+    arguments_of: Callable[[dict[str, Any]], list[str]] = lambda request: [json.dumps(request)]
+    """How a request becomes the command's last words."""
 
     def version(self) -> str:
         """Of the client, and of what runs it.
@@ -57,7 +65,7 @@ class Peer:
         Raises:
             JetSparkError: It failed, for the reason that it gave.
         """
-        command = [*self.command_from_env(), json.dumps(request)]
+        command = [*self.command_from_env(), *self.arguments_of(request)]
         try:
             finished = _run(command, MEASURE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -109,5 +117,42 @@ def _python_from_env() -> list[str]:
     return [python, "-I", str(HERE / "fast_ingest_nats_jetstream.py")]
 
 
+def _c_client_from_env() -> list[str]:
+    """The program made of ``c_client.c``, compiled unless the same source and library were compiled before."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise ConfigError(f"gcc is not on the PATH: {INSTALL_C_CLIENT}")
+    source = HERE / "c_client.c"
+    expanded = _compile(compiler, "-E", str(source))  # with the library's header in it, which names its version
+    if expanded.returncode:
+        raise ConfigError(f"libnats is not installed: {INSTALL_C_CLIENT}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jetspark"
+    program = cache / f"bench-c-client-{hashlib.sha256(expanded.stdout.encode()).hexdigest()[:16]}"
+    if not program.exists():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache) as folder:  # in its place when it is complete
+                made = Path(folder) / program.name
+                finished = _compile(compiler, "-O2", str(source), "-o", str(made), "-lnats")
+                if finished.returncode:
+                    raise ConfigError(f"the C client does not compile: {_last_words(finished)}")
+                made.replace(program)
+        except OSError as error:
+            raise ConfigError(f"no place for the compiled C client: {error}; set XDG_CACHE_HOME") from error
+    return [str(program)]
+
+
+def _compile(compiler: str, *options: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return _run([compiler, *options], VERSION_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{compiler} cannot be run: {error}") from error
+
+
+def _as_words(request: dict[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in request.items()]
+
+
+NATS_C = Peer(distribution="libnats", command_from_env=_c_client_from_env, arguments_of=_as_words)
 NATS_JS = Peer(distribution="@nats-io/jetstream", command_from_env=_node_from_env)
 NATS_JETSTREAM = Peer(distribution="nats-jetstream-extra", command_from_env=_python_from_env)

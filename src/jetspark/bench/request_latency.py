@@ -7,7 +7,18 @@ from time import perf_counter
 from jetspark.aio import connect
 from jetspark.bench.helper import ECHO_SUBJECT
 from jetspark.bench.wire import READ_BYTES, dial
-from jetspark.bench.workload import Bar, Contender, Job, Metric, Values, Workload, payload_of, percentile
+from jetspark.bench.workload import (
+    CPU_PER_MILLION,
+    Bar,
+    Contender,
+    Job,
+    Metric,
+    Stopwatch,
+    Values,
+    Workload,
+    payload_of,
+    percentile,
+)
 from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
 
@@ -19,6 +30,7 @@ def bare(job: Job) -> Values:
     payload, times = payload_of(job.payload_bytes), []
     with connection:
         connection.sendall(f"SUB {job.subject}.* 1\r\n".encode())
+        watch = Stopwatch()
         for number in range(job.warmup + job.count):
             started = perf_counter()
             reply = f"{job.subject}.{number}"
@@ -33,7 +45,8 @@ def bare(job: Job) -> Values:
                 data += received
             times.append(perf_counter() - started)
             assert reply.encode() in data
-    return _latencies(times[job.warmup :])
+        watch.stop()
+    return _latencies(job, times, watch)
 
 
 async def nats_py(job: Job) -> Values:
@@ -41,37 +54,46 @@ async def nats_py(job: Job) -> Values:
 
     client = await nats.connect(job.url)
     payload, times = payload_of(job.payload_bytes), []
+    watch = Stopwatch()
     for _ in range(job.warmup + job.count):
         started = perf_counter()
         await client.request(ECHO_SUBJECT, payload, timeout=5.0)
         times.append(perf_counter() - started)
+    watch.stop()
     await client.close()
-    return _latencies(times[job.warmup :])
+    return _latencies(job, times, watch)
 
 
 async def jetspark(job: Job) -> Values:
     payload, times = payload_of(job.payload_bytes), []
     async with connect(job.url) as client:
+        watch = Stopwatch()
         for _ in range(job.warmup + job.count):
             started = perf_counter()
             await client.request(ECHO_SUBJECT, payload, timeout=5.0)
             times.append(perf_counter() - started)
-    return _latencies(times[job.warmup :])
+        watch.stop()
+    return _latencies(job, times, watch)
 
 
 def jetspark_blocking(job: Job) -> Values:
     payload, times = payload_of(job.payload_bytes), []
     with connect_blocking(job.url) as client:
+        watch = Stopwatch()
         for _ in range(job.warmup + job.count):
             started = perf_counter()
             client.request(ECHO_SUBJECT, payload, timeout=5.0)
             times.append(perf_counter() - started)
-    return _latencies(times[job.warmup :])
+        watch.stop()
+    return _latencies(job, times, watch)
 
 
-def _latencies(times: list[float]) -> Values:
-    times.sort()
-    return {"latency_s_p50": percentile(times, 50), "latency_s_p99": percentile(times, 99)}
+def _latencies(job: Job, times: list[float], watch: Stopwatch) -> Values:
+    measured = sorted(times[job.warmup :])
+    return watch.values(len(times)) | {
+        "latency_s_p50": percentile(measured, 50),
+        "latency_s_p99": percentile(measured, 99),
+    }
 
 
 REQUEST_LATENCY = Workload(
@@ -85,7 +107,7 @@ REQUEST_LATENCY = Workload(
         Contender(name="jetspark", what="await request()", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-blocking", what="request()", run=jetspark_blocking),
     ),
-    metrics=(Metric("latency_s_p50", "s", "lower"), Metric("latency_s_p99", "s", "lower")),
+    metrics=(Metric("latency_s_p50", "s", "lower"), Metric("latency_s_p99", "s", "lower"), CPU_PER_MILLION),
     bars=tuple(
         Bar(
             claim=f"a request, asyncio, takes no longer than nats-py's at {name}",

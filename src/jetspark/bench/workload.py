@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import perf_counter, process_time
 from typing import Literal, TypeAlias
 
 from jetspark.bench.peers import Peer
 
-__all__ = ["MESSAGES_PER_S", "Bar", "Contender", "Job", "Metric", "Values", "Workload", "payload_of", "percentile"]
+__all__ = [
+    "CPU_PER_MILLION",
+    "MESSAGES_PER_S",
+    "Bar",
+    "Contender",
+    "Job",
+    "Metric",
+    "Stopwatch",
+    "Values",
+    "Workload",
+    "payload_of",
+    "percentile",
+]
 
 Values: TypeAlias = dict[str, float]
 """What one measurement found, by metric name."""
@@ -50,6 +63,24 @@ class Metric:
 
 
 MESSAGES_PER_S = Metric("messages_per_s", "messages/s")
+CPU_PER_MILLION = Metric("cpu_s_per_million", "CPU s/million", "lower")
+"""Processor time of the contender's own process, user and system, all threads: less noisy than the rate where others
+use the machine, and what a client leaves to the program around it. The server's is not in it."""
+
+
+class Stopwatch:
+    """What one measurement took; runs from the moment it is made."""
+
+    def __init__(self) -> None:
+        self.elapsed_s = self.cpu_s = 0.0
+        self._started, self._cpu_started = perf_counter(), process_time()
+
+    def stop(self) -> None:
+        self.elapsed_s, self.cpu_s = perf_counter() - self._started, process_time() - self._cpu_started
+
+    def values(self, count: int) -> Values:
+        """Of ``count`` messages."""
+        return {"messages_per_s": count / self.elapsed_s, "cpu_s_per_million": self.cpu_s / count * 1e6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +119,7 @@ class Workload:
     storage: str | None = None
     """The kind of stream storage; None for core messaging, which stores nothing."""
     replicas: int | None = None
-    metrics: tuple[Metric, ...] = (MESSAGES_PER_S,)
+    metrics: tuple[Metric, ...] = (MESSAGES_PER_S, CPU_PER_MILLION)
     baselines: tuple[str, ...] = ("nats-py", "bare")
     """Contenders that everyone is compared with."""
     bars: tuple[Bar, ...] = ()

@@ -9,11 +9,12 @@ from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.client import Client, connect
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.fast import FastBatch, FastPublisher
-from jetspark.blocking.jetstream import JetStream, Stream
+from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStore
 from jetspark.blocking.ordered import OrderedConsumer
+from jetspark.blocking.stream import Stream
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.core import public as _core

@@ -1,3 +1,4 @@
+# Generated from aio/atomic.py by tools/unasync.py; edit that file.
 """Atomic batches from threads. Decisions are made in :mod:`jetspark.publish.atomic`; this adds waiting."""
 
 from __future__ import annotations
@@ -5,20 +6,16 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.blocking.admission import admit
+from jetspark.blocking.context import Context
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
-from jetspark.errors import BufferFull
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
-
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["AtomicBatch"]
 
@@ -36,14 +33,20 @@ class AtomicBatch(AtomicBatchBase, Block):
     _line = "with js.atomic_batch() as batch:"
 
     def __init__(
-        self, js: JetStream, batch_id: str | None, ack_first: bool, ack_every: int | None, timeout: float | None
+        self,
+        context: Context,
+        batch_id: str | None = None,
+        *,
+        ack_first: bool = True,
+        ack_every: int | None = None,
+        timeout: float | None = None,
     ) -> None:
-        self._js, self._client = js, js._client
-        self._timeout_s = timeout_of(timeout, js._timeout_s)
+        self._context = context
+        self._timeout_s = timeout_of(timeout, context.timeout_s)
         self._began = time.monotonic(), time.time()
         self._machine = AtomicMachine(
-            js._client._machine,
-            js._api,
+            context.connection,
+            context.api,
             f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
             ack_first=ack_first,
             ack_every=ack_every,
@@ -75,17 +78,12 @@ class AtomicBatch(AtomicBatchBase, Block):
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
-            self._js._run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
+            self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
-        link = self._client._link
-        with link.lock:
-            if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                self._in_time(link.make_room)
-            try:
-                machine.add(subject, data, fields)
-            except BufferFull:
-                self._when_there_is_room(lambda: machine.add(subject, data, fields))
-            link.flush_soon()
+        try:
+            admit(self._context, functools.partial(machine.add, subject, data, fields), self._timeout_s)
+        except TimeoutError:
+            raise machine.give_up(self._timeout_s) from None
 
     def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Add one message after the other, each a subject and data: the fastest way for many.
@@ -94,7 +92,7 @@ class AtomicBatch(AtomicBatchBase, Block):
         """
         if self._place == "before":
             self._check_inside()
-        machine, link = self._machine, self._client._link
+        machine = self._machine
         waiting = iter(messages)
         while True:
             if machine.wants_ack:
@@ -104,28 +102,14 @@ class AtomicBatch(AtomicBatchBase, Block):
                 else:
                     return
             pack = machine.pack(waiting)
-            with link.lock:
-                if self._client._machine.out_bytes >= WRITE_AT_BYTES:
-                    self._in_time(link.make_room)
-                try:
-                    machine.send(pack)
-                except BufferFull:
-                    self._when_there_is_room(functools.partial(machine.send, pack))
-                link.flush()
+            try:
+                admit(self._context, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
+            except TimeoutError:
+                raise machine.give_up(self._timeout_s) from None
             if pack.error is not None:
                 raise pack.error
             if pack.is_last:
                 return
-
-    def _when_there_is_room(self, attempt: Callable[[], None]) -> None:
-        self._in_time(functools.partial(self._client._when_there_is_room, attempt))
-
-    def _in_time(self, wait: Callable[[float], None]) -> None:
-        """Wait for room in the connection's buffer; if none comes within the batch's time-out, the batch is over."""
-        try:
-            wait(time.monotonic() + self._timeout_s)
-        except TimeoutError:
-            raise self._machine.give_up(self._timeout_s) from None
 
     def commit(
         self,
@@ -147,11 +131,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         fields = publish_headers(headers, msg_id, expect, ttl)
-        return self._js._run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
+        return self._context.run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     def discard(self) -> None:
         """Store nothing, and free the batch's place at the server at once."""
-        self._js._run(self._machine.discard(), self._timeout_s, for_each=True)
+        self._context.run(self._machine.discard(), self._timeout_s, for_each=True)
 
     def resolve(self) -> Outcome:
         """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
@@ -169,10 +153,10 @@ class AtomicBatch(AtomicBatchBase, Block):
         monotonic, wall = self._began
         # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
-        return self._js._run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
+        return self._context.run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 
     def __enter__(self) -> AtomicBatch:
         return self._enter()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._js._run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)
+        self._context.run(self._machine.leave(failed=kind is not None), self._timeout_s, for_each=True)

@@ -14,15 +14,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
-from jetspark.blocking.subscription import Callback, Subscription
+from jetspark.blocking.subscription import Callback, Subscription, subscribe
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core import ending
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
@@ -34,9 +36,12 @@ from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.jetstream.operations import Api, api_prefix
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
 __all__ = ["Client", "connect"]
+
+_logger = logging.getLogger("jetspark.blocking")
 
 # Longest time that all clients together may keep a program from ending.
 EXIT_S = 5.0
@@ -62,8 +67,6 @@ def connect(
 class Client(ClientBase):
     """A connection to NATS that heals itself, for any number of threads. Make one with :func:`connect`."""
 
-    _logger = logging.getLogger("jetspark.blocking")
-
     def __init__(
         self,
         servers: Any,
@@ -72,8 +75,6 @@ class Client(ClientBase):
         on_event: OnEvent | None,
         options: ConnectOptions,
     ) -> None:
-        self._on_event = on_event
-        self._listeners = []
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
         self._ending: Waiter | None = None
         """Done when the ``close`` or ``drain`` that came first is."""
@@ -89,7 +90,7 @@ class Client(ClientBase):
             message_class=Message,
             client=self,
         )
-        self._link = Link(self._machine, auth, tls, self._pass_on)
+        self._link = Link(self._machine, auth, tls, Dispatcher(_logger, on_event))
         try:
             self._link.open()
             _clients.add(self)
@@ -129,11 +130,11 @@ class Client(ClientBase):
         try:
             with link.lock:
                 if machine.out_bytes >= WRITE_AT_BYTES:
-                    link.make_room(deadline)
+                    link.write_and_wait(deadline)
                 try:
                     machine.publish(subject, data, reply, headers)
                 except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
-                    self._when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
+                    link.when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
                 link.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
@@ -163,7 +164,8 @@ class Client(ClientBase):
                 more, wait for it already.
         """
         max_messages = whole("max_messages", max_messages, low=0)
-        subscription = self._subscribe(
+        subscription = subscribe(
+            self._link,
             subject,
             queue,
             callback,
@@ -173,30 +175,6 @@ class Client(ClientBase):
         if max_messages:
             subscription.unsubscribe(max_messages)
         return subscription
-
-    def _subscribe(
-        self, subject: str, queue: str = "", callback: Callback | None = None, **bounds: Any
-    ) -> Subscription:
-        subscription = Subscription(self, callback)
-        try:
-            self._begin(subscription, subject, queue, **bounds)
-            return subscription
-        except BaseException:
-            self._abandon(subscription)
-            raise
-
-    def _begin(self, subscription: Subscription, subject: str, queue: str = "", **bounds: Any) -> None:
-        """Subscribe; who is interrupted here has to :meth:`_abandon` what it has made for it."""
-        with self._link.lock, self._link.doubt:
-            subscription._attach(self._machine.subscribe(subject, queue, handle=subscription, **bounds))
-            self._link.wake()
-
-    def _abandon(self, subscription: Subscription) -> None:
-        """Nobody will read it: the call was interrupted, or refused. It may have been made or not."""
-        with self._link.lock, self._link.doubt:
-            for state in [each for each in self._machine.subscriptions if each.handle is subscription]:
-                self._machine.unsubscribe(state)
-                self._link.wake()
 
     def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: HeadersLike | None = None
@@ -220,7 +198,7 @@ class Client(ClientBase):
                     machine.request(answer, subject, data, headers)
                 except BufferFull:
                     try:
-                        self._when_there_is_room(partial(machine.request, answer, subject, data, headers), deadline)
+                        link.when_there_is_room(partial(machine.request, answer, subject, data, headers), deadline)
                     except TimeoutError:
                         raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
                 link.flush()
@@ -270,8 +248,8 @@ class Client(ClientBase):
             stall_s=stall,
             max_messages=max_messages,
         )
-        inbox = self._new_inbox()
-        with self._subscribe(inbox, answers_to=subject) as answers:
+        inbox = self._link.new_inbox()
+        with subscribe(self._link, inbox, answers_to=subject) as answers:
             self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
             while (wait_s := collector.wait_s(time.monotonic())) > 0:
                 try:
@@ -309,7 +287,17 @@ class Client(ClientBase):
                 :class:`~jetspark.WindowFull`.
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
-        return JetStream(self, domain=domain, prefix=prefix, timeout=timeout, window=window)
+        return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
+
+    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> Context:
+        return Context(
+            client=self,
+            connection=self._machine,
+            link=self._link,
+            api=api,
+            timeout_s=timeout_of(timeout, self.options.request_timeout_s),
+            publisher=self._windowed_publisher(window),
+        )
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
         """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""
@@ -330,7 +318,7 @@ class Client(ClientBase):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        self._waited(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
+        self._link.until_done(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
 
     def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish what was received, send everything, close.
@@ -387,12 +375,12 @@ class Client(ClientBase):
 
     def _perform(self, step: ending.Step, deadline: float) -> Any:
         match step:
-            case ReadUp(readers):
-                return self._read_up(readers, deadline)
+            case ReadUp(subscriptions):
+                return self._read_up(subscriptions, deadline)
             case Confirm() if not self._link.may_wait():
                 raise RequestTimeout("close", 0)
             case Confirm():
-                self._waited(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
+                self._link.until_done(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
             case AwaitAcks() if self._link.may_wait():
                 self._await_acks(deadline)
         return None
@@ -420,16 +408,17 @@ class Client(ClientBase):
         if is_late and failure.unconfirmed_messages:
             raise failure
 
-    def _read_up(self, entries: list[Any], deadline: float) -> bool:
+    def _read_up(self, subscriptions: list[SubscriptionState], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
         try:
-            for entry in entries:
-                self._drain_subscription(entry._state, max(0.0, deadline - time.monotonic()))
+            for each in subscriptions:
+                self._link.drain(each, max(0.0, deadline - time.monotonic()))
         except RequestTimeout:
             return False
         except ConnectionClosed:
             pass  # by another thread: nothing more will come
-        outcomes = [entry._read_up(deadline) for entry in entries]  # each, also when one of them has failed
+        readers = [each.reader for each in subscriptions if each.reader is not None]
+        outcomes = [reader.read_up(deadline) for reader in readers]  # each, also when one of them has failed
         return all(outcomes)
 
     def _await_acks(self, deadline: float) -> None:
@@ -467,49 +456,10 @@ class Client(ClientBase):
             if error is None:
                 raise
             # The body's own error is the one to see; this must not hide it.
-            self._logger.warning("%s", failure)
+            _logger.warning("%s", failure)
         except BaseException:
             self._end_surely()  # interrupted, perhaps before it had begun: nobody will close it again
             raise
-
-    # ---- for the driver's other modules ------------------------------------------------------------------------
-
-    def _new_inbox(self) -> str:
-        with self._link.lock:
-            return self._machine.new_inbox()
-
-    def _when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
-        """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""
-        while True:
-            self._link.flush()
-            try:
-                return attempt()
-            except BufferFull:
-                if self.options.when_full == "raise" or not self._link.may_wait():
-                    raise
-            self._link.wait_for_room(deadline)
-
-    def _waited(self, start: Callable[[Any], None], timeout: float, what: str) -> None:
-        self._link.check_may_wait(what)
-        done = Waiter()
-        try:
-            with self._link.lock, self._link.doubt:
-                start(done)
-                self._link.flush()
-            self._link.settle()
-            self._link.wait_for(done, timeout, what)
-        finally:
-            with self._link.lock:
-                self._machine.forget_flush(done)
-
-    def _unsubscribe(self, state: SubscriptionState, max_messages: int) -> None:
-        with self._link.lock, self._link.doubt:
-            self._machine.unsubscribe(state, max_messages)
-            self._link.wake()
-        self._link.settle()
-
-    def _drain_subscription(self, state: SubscriptionState, timeout: float) -> None:
-        self._waited(lambda handle: self._machine.drain(state, handle), timeout, f"drain of {state.subject!r}")
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -523,13 +473,13 @@ def _close_at_exit() -> None:
         try:
             client.close(left_s)
         except ConnectionLost as error:
-            client._logger.warning(
+            _logger.warning(
                 "the program ends without closing its connection to %s: %d published messages are in doubt",
                 client.server,
                 error.unconfirmed_messages,
             )
         except JetSparkError as error:
-            client._logger.warning("the program ends without closing its connection to %s: %s", client.server, error)
+            _logger.warning("the program ends without closing its connection to %s: %s", client.server, error)
 
 
 atexit.register(_close_at_exit)

@@ -1,17 +1,15 @@
+# Generated from aio/consumer.py by tools/unasync.py; edit that file.
 """Consumers from threads."""
 
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.pull import PullConsumer
 from jetspark.blocking.push import PushMessages
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import ConsumerInfo
-
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["Consumer"]
 
@@ -23,8 +21,8 @@ class Consumer(PullConsumer):
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
-        self._js = js
+    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+        self._context = context
         self.cached_info = info
 
     @property
@@ -37,11 +35,11 @@ class Consumer(PullConsumer):
 
     def info(self) -> ConsumerInfo:
         """Configuration and position now."""
-        self.cached_info = self._js._run(self._js._api.consumer_info(self.stream_name, self.name))
+        self.cached_info = self._context.run(self._context.api.consumer_info(self.stream_name, self.name))
         return self.cached_info
 
     def delete(self) -> None:
-        self._js._run(self._js._api.delete_consumer(self.stream_name, self.name))
+        self._context.run(self._context.api.delete_consumer(self.stream_name, self.name))
 
     def pause(self, until: datetime.datetime) -> None:
         """Deliver nothing until then. Returns when the consumer says that it is paused."""
@@ -52,28 +50,28 @@ class Consumer(PullConsumer):
         self._pause(None)
 
     def _pause(self, until: datetime.datetime | None) -> None:
-        operation = self._js._api.pause_consumer(self.stream_name, self.name, until, self._js._timeout_s)
-        self._js._run(operation)
+        operation = self._context.api.pause_consumer(self.stream_name, self.name, until, self._context.timeout_s)
+        self._context.run(operation)
 
     def reset(self, sequence: int | None = None) -> ConsumerInfo:
         """Start again from ``sequence``, or from the consumer's own beginning (needs nats-server 2.14)."""
-        operation = self._js._api.reset_consumer(self.stream_name, self.name, sequence)
-        self.cached_info = self._js._run(operation)
+        operation = self._context.api.reset_consumer(self.stream_name, self.name, sequence)
+        self.cached_info = self._context.run(operation)
         return self.cached_info
 
     def unpin(self, group: str) -> None:
         """Let another client of a ``pinned_client`` group take over."""
-        self._js._run(self._js._api.unpin_consumer(self.stream_name, self.name, group))
+        self._context.run(self._context.api.unpin_consumer(self.stream_name, self.name, group))
 
     def step_down(self) -> None:
         """Have the consumer's leader hand over to another replica."""
-        self._js._run(self._js._api.step_down_consumer(self.stream_name, self.name))
+        self._context.run(self._context.api.step_down_consumer(self.stream_name, self.name))
 
     def pushed_messages(self) -> PushMessages:
         """What a push consumer (one with a ``deliver_subject``) sends; :meth:`messages` is for pull consumers."""
         if not self.cached_info.config.deliver_subject:
             raise UsageError(f"consumer {self.name!r} has no deliver_subject: use messages() or fetch()")
-        return PushMessages(self._js, self.cached_info)
+        return PushMessages(self._context, self.cached_info)
 
     def __repr__(self) -> str:
         return f"<Consumer {self.stream_name}/{self.name}>"

@@ -1,8 +1,7 @@
 """Fast ingest from threads. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
 waiting.
 
-The link's lock guards the machine. Time is watched by the thread that waits, and while none does by the connection's
-own (see ``Link.watch``): a batch must be kept alive while its producer thinks.
+The link's lock guards the machine; what runs it is in :mod:`jetspark.blocking.runner`.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from jetspark.blocking.context import Context
+from jetspark.blocking.runner import ROOM_POLL_S, PacedRunner
 from jetspark.blocking.transport import WRITE_AT_BYTES
-from jetspark.blocking.waiter import Changed
-from jetspark.core.events import ConnectionEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -31,163 +29,25 @@ from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
-
 __all__ = ["FastBatch", "FastPublisher"]
 
-# A full connection buffer is looked at again after this long by those who cannot wait for it.
-ROOM_POLL_S = 0.01
 
+class _FastBlock(Block):
+    """What a batch and a publisher have in common: a block, around a machine that a runner runs."""
 
-class _Paced(Block, ABC):
-    """What a batch and a publisher have in common: a block, and a machine that is woken by answers, events and time."""
-
-    _paced: FastMachine | FastPublisherMachine
     _logger = logging.getLogger("jetspark.blocking")
 
-    def __init__(self, js: JetStream) -> None:
-        client = js._client
-        self._js = js
-        self._client, self._connection, self._link = client, client._machine, client._link
-        self._changed = Changed(client._link.lock)
+    def __init__(self, context: Context) -> None:
+        self._context, self._link = context, context.link
+        self._connection = self._link.connection
 
     def __enter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
-        self._js._run(self._js._api.require(FAST_INGEST))
+        self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
-    def _wake(self) -> None:
-        """The server said something."""
-        with self._link.lock:
-            self._step(self._paced.on_replies, time.monotonic())
-        self._tell_news()
 
-    def _on_event(self, event: ConnectionEvent) -> None:
-        with self._link.lock:
-            self._step(partial(self._paced.on_event, event), time.monotonic())
-        self._tell_news()
-
-    def _next_deadline(self) -> float | None:
-        """For the connection's thread."""
-        return self._paced.next_deadline()
-
-    def _on_clock(self, now: float) -> None:
-        """For the connection's thread."""
-        self._step(self._paced.on_time, now)
-
-    def _step(self, step: Callable[[float], None], now: float) -> None:
-        """With the lock."""
-        try:
-            step(now)
-        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
-            self._paced.fail(error)
-            raise
-        except BaseException as error:
-            self._on_interrupt(error)
-            raise
-        finally:
-            self._settle()
-
-    def _on_interrupt(self, error: BaseException) -> None:
-        """A call into the machine did not return. If it was interrupted half-way, the machine is not used any more, and
-        the session is given up: what the two know of each other may differ. With the lock."""
-        self._link.doubt.after(error)
-        if not isinstance(error, Exception):
-            self._paced.fail(UsageError(f"it was interrupted by {type(error).__name__}; begin another one"))
-            self._drop_inbox()
-            self._stop_listening()
-
-    def _settle(self) -> None:
-        """After every call into the machine, with the lock."""
-        self._changed.notify_all()
-        if self._paced.failure is not None:
-            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
-        if self._connection.out_bytes:
-            self._link.flush_soon()
-
-    @abstractmethod
-    def _tell_news(self) -> None:
-        """Call back, without the lock."""
-
-    def _listen(self) -> None:
-        if self._on_event not in self._client._listeners:
-            self._client._listeners.append(self._on_event)
-        self._link.watch(self)
-
-    def _stop_listening(self) -> None:
-        self._link.unwatch(self)
-        if self._on_event in self._client._listeners:
-            self._client._listeners.remove(self._on_event)
-
-    def _wait(self, deadline: float | None = None) -> None:
-        """Until something has changed, or the deadline; with the lock, which is given up meanwhile."""
-        self._link.check_may_wait("fast ingest")
-        self._link.flush()
-        own = self._next_deadline()
-        times = [each for each in (own, deadline) if each is not None]
-        now = time.monotonic()
-        if not self._changed.wait(max(0.0, min(times) - now) if times else None):
-            self._step(self._paced.on_time, time.monotonic())
-
-    def _sent(self, send: Callable[[float], None]) -> None:
-        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``.
-
-        ``send`` is told the time at which it does; what ages counts from there.
-        """
-        deadline: float | None = None
-        while True:
-            try:
-                send(time.monotonic())
-                break
-            except BufferFull:
-                self._link.flush()
-                if deadline is None:
-                    deadline = time.monotonic() + self._paced.room_timeout_s
-                self._wait_for_room(deadline)
-                self._paced.check()  # it may be over meanwhile
-            except BaseException as error:
-                self._on_interrupt(error)
-                raise
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._push()
-        else:
-            self._link.flush_soon()
-
-    def _wait_for_room(self, deadline: float) -> None:
-        """Until the connection may take more, or it is time to look again; at the deadline the machine gives up."""
-        self._link.room.wait(ROOM_POLL_S)
-        now = time.monotonic()
-        if now >= deadline:
-            self._step(self._paced.on_no_room, now)
-
-    def _push(self) -> None:
-        """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
-        try:
-            self._link.make_room(time.monotonic() + self._paced.room_timeout_s, self._has_failed)
-        except TimeoutError:
-            self._step(self._paced.on_no_room, time.monotonic())
-
-    def _has_failed(self) -> bool:
-        return self._paced.failure is not None
-
-    def _drop_inbox(self) -> None:
-        """An interrupt within ``subscribe`` leaves a subscription that the machine does not know; with the lock."""
-        for state in [each for each in self._connection.subscriptions if each.handle is self]:
-            self._connection.unsubscribe(state)
-
-    # ---- what draining a connection asks of every reader -------------------------------------------------------
-
-    @property
-    def pending_messages(self) -> int:
-        return 0
-
-    def _read_up(self, deadline: float) -> bool:
-        """Answers are read as they come."""
-        return True
-
-
-class FastBatch(_Paced, FastBatchBase):
+class FastBatch(_FastBlock, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
     The guarantees are those of :class:`jetspark.aio.fast.FastBatch`, ``gaps``, ``errors`` and ``doubts`` included; any
@@ -196,9 +56,10 @@ class FastBatch(_Paced, FastBatchBase):
 
     _line = "with js.fast_batch() as fast:"
 
-    def __init__(self, js: JetStream, options: FastBatchOptions) -> None:
-        super().__init__(js)
-        self._paced = self._batch = FastMachine(self._connection, self, options)
+    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+        super().__init__(context)
+        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
+        self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._opener: threading.Thread | None = None
         """Whose message opens the batch. Others wait for what becomes of it."""
 
@@ -228,7 +89,7 @@ class FastBatch(_Paced, FastBatchBase):
         with self._link.lock:
             if batch.sequence >= batch.limit and self._open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
-            self._sent(partial(batch.add, item))
+            self._runner.send(partial(batch.add, item))
             return FastReceipt(batch.sequence, batch.acknowledged)
 
     def add_many(self, items: Iterable[Item], *, commit: bool = False) -> FastReceipt:
@@ -289,7 +150,7 @@ class FastBatch(_Paced, FastBatchBase):
                         chunk = chunk[1:]
                     continue
                 part, chunk = chunk[:room], chunk[room:]
-                self._sent(partial(batch.add_many, part))
+                self._runner.send(partial(batch.add_many, part))
 
     def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
@@ -325,14 +186,14 @@ class FastBatch(_Paced, FastBatchBase):
             if item is not None:
                 if not (batch.is_new and self._begin(item, is_only=True)):
                     self._until_open()
-                    self._sent(partial(batch.commit, item))
+                    self._runner.send(partial(batch.commit, item))
             elif batch.sequence:
                 self._until_open()
-                self._sent(batch.end)
+                self._runner.send(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")
             while not batch.is_ended:
-                self._wait()
+                self._runner.wait()
         self._tell_news()
         if batch.failure is not None:
             batch.check()
@@ -345,7 +206,7 @@ class FastBatch(_Paced, FastBatchBase):
         while batch.room == 0:
             batch.check()
             if not batch.is_new or self._opener is not None:
-                self._wait()
+                self._runner.wait()
             elif self._begin(item):
                 return True
         return False
@@ -355,34 +216,33 @@ class FastBatch(_Paced, FastBatchBase):
         self._check_inside()
         batch = self._batch
         while self._opener is not None:
-            self._wait()
+            self._runner.wait()
         has_begun = False
         self._opener = threading.current_thread()
         try:
             while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
                 if batch.reopen_at is not None:
-                    self._changed.wait(max(0.0, batch.reopen_at - time.monotonic()))
-                self._listen()
-                self._sent(partial(batch.start, item, is_only=is_only))
+                    self._runner.changed.wait(max(0.0, batch.reopen_at - time.monotonic()))
+                self._runner.attach()
+                self._runner.send(partial(batch.start, item, is_only=is_only))
                 has_begun = True
                 while batch.is_opening:
-                    self._wait()
+                    self._runner.wait()
         finally:
             self._opener = None
-            self._changed.notify_all()
+            self._runner.changed.notify_all()
         if has_begun and batch.failure is not None:
             batch.check()
         return has_begun
 
     def _until_open(self) -> None:
         while self._batch.is_opening:
-            self._wait()
+            self._runner.wait()
         self._batch.check()
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _on_step(self) -> None:
         if self._batch.is_ended:
-            self._stop_listening()
+            self._runner.detach()
 
     def _tell_news(self) -> None:
         with self._link.lock:
@@ -408,11 +268,11 @@ class FastBatch(_Paced, FastBatchBase):
     def _abandon(self) -> None:
         with self._link.lock:
             self._batch.abandon(time.monotonic())
-            self._drop_inbox()
-            self._settle()
+            self._runner.drop_inbox()
+            self._runner.settle()
 
 
-class FastPublisher(_Paced, FastPublisherBase):
+class FastPublisher(_FastBlock, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
     Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
@@ -421,15 +281,17 @@ class FastPublisher(_Paced, FastPublisherBase):
 
     _line = "with js.fast_publisher() as publisher:"
 
-    def __init__(self, js: JetStream, options: FastPublisherOptions) -> None:
-        super().__init__(js)
-        self._paced = self._endless = FastPublisherMachine(self._connection, self, options, now=time.monotonic())
-        self._pump_at: float | None = None
+    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+        super().__init__(context)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
+        self._publisher = self._runner.run(
+            FastPublisherMachine(self._connection, self._runner, options, now=time.monotonic())
+        )
 
     def _enter(self) -> Self:
         super()._enter()
         with self._link.lock:
-            self._listen()
+            self._runner.attach()
         return self
 
     def publish(
@@ -453,11 +315,11 @@ class FastPublisher(_Paced, FastPublisherBase):
         checked = publish_headers(headers, msg_id, expect, ttl)
         with self._link.lock:
             self._until_there_is_room()
-            self._endless.accept([(subject, data) if checked is None else (subject, data, checked)], time.monotonic())
-            position = self._endless.accepted
+            self._publisher.accept([(subject, data) if checked is None else (subject, data, checked)], time.monotonic())
+            position = self._publisher.accepted
             self._pump()
             if self._connection.out_bytes >= WRITE_AT_BYTES:
-                self._push()
+                self._runner.write_and_wait()
         return position
 
     def publish_many(self, items: Iterable[Item]) -> int:
@@ -474,27 +336,27 @@ class FastPublisher(_Paced, FastPublisherBase):
         while True:
             with self._link.lock:
                 self._until_there_is_room()
-                count = min(self._endless.room, CHUNK_MESSAGES)
+                count = min(self._publisher.room, CHUNK_MESSAGES)
             chunk: list[Item] = []
             try:
-                take(iterator, chunk, count, min(CHUNK_BYTES, self._endless.room_bytes))
+                take(iterator, chunk, count, min(CHUNK_BYTES, self._publisher.room_bytes))
             finally:
                 with self._link.lock:
-                    self._endless.accept(chunk, time.monotonic())
+                    self._publisher.accept(chunk, time.monotonic())
                     self._pump()
                     if self._connection.out_bytes >= WRITE_AT_BYTES:
-                        self._push()
+                        self._runner.write_and_wait()
             if not chunk:
                 return self.accepted
 
     def _until_there_is_room(self) -> None:
-        endless = self._endless
-        endless.check()
+        machine = self._publisher
+        machine.check()
         if self._place != "inside":
             self._check_inside()
-        while endless.room == 0:
-            self._wait()
-            endless.check()
+        while machine.room == 0:
+            self._runner.wait()
+            machine.check()
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything accepted so far is stored.
@@ -506,10 +368,10 @@ class FastPublisher(_Paced, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        endless = self._endless
+        machine = self._publisher
         with self._link.lock:
-            position = endless.flush()
-            self._until(lambda: endless.published >= position, timeout)
+            position = machine.flush()
+            self._until(lambda: machine.published >= position, timeout)
 
     def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
         """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
@@ -523,10 +385,10 @@ class FastPublisher(_Paced, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        endless = self._endless
+        machine = self._publisher
         with self._link.lock:
-            endless.want(position, time.monotonic(), linger_s)
-            self._until(lambda: endless.published >= position, timeout)
+            machine.want(position, time.monotonic(), linger_s)
+            self._until(lambda: machine.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
@@ -536,11 +398,11 @@ class FastPublisher(_Paced, FastPublisherBase):
             JetSparkError: The publisher gave up; likewise.
         """
         check_timeout(timeout)
-        endless = self._endless
+        machine = self._publisher
         with self._link.lock:
-            endless.close()
+            machine.close()
             try:
-                self._until(lambda: endless.is_idle, timeout)
+                self._until(lambda: machine.is_idle, timeout)
             finally:
                 self._leave()
         self._tell_news()
@@ -549,46 +411,37 @@ class FastPublisher(_Paced, FastPublisherBase):
         deadline = None if timeout is None else time.monotonic() + timeout
         self._pump()
         while not is_done():
-            if self._endless.failure is not None:
-                raise self._endless.failure.with_traceback(None)
+            if self._publisher.failure is not None:
+                raise self._publisher.failure.with_traceback(None)
             if deadline is not None and time.monotonic() >= deadline:
-                raise RequestTimeout(f"{self._endless.pending} messages to be stored", timeout or 0)
-            self._wait(deadline)
+                raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0)
+            self._runner.wait(deadline)
 
-    def _next_deadline(self) -> float | None:
-        deadline = super()._next_deadline()
-        if self._pump_at is None:
-            return deadline
-        return self._pump_at if deadline is None else min(deadline, self._pump_at)
-
-    def _settle(self) -> None:
+    def _on_step(self) -> None:
         self._pump()
-        super()._settle()
 
     def _pump(self) -> None:
-        self._pump_at = None
         try:
-            while self._endless.pump(time.monotonic()):
+            while self._publisher.pump(time.monotonic()):
                 pass
         except BufferFull:
-            self._pump_at = time.monotonic() + ROOM_POLL_S
-            self._link.watch(self)
+            self._runner.wake_at(time.monotonic() + ROOM_POLL_S)  # nothing tells us when there is room again
         except JetSparkError as error:  # the connection was closed meanwhile
-            self._endless.fail(error)
+            self._publisher.fail(error)
         except BaseException as error:
-            self._on_interrupt(error)
+            self._runner.on_interrupt(error)
             raise
         if self._connection.out_bytes:
             self._link.flush_soon()
 
     def _tell_news(self) -> None:
-        if self._endless.news or self._endless.doubled_news:
+        if self._publisher.news or self._publisher.doubled_news:
             self._tell()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
             try:
-                if not self._endless.is_left:  # else the caller was told what became of it
+                if not self._publisher.is_left:  # else the caller was told what became of it
                     self.close()
             except BaseException:  # an interrupt may come while it is left, too
                 self._leave_surely()
@@ -598,7 +451,7 @@ class FastPublisher(_Paced, FastPublisherBase):
             if issubclass(kind, Exception):
                 self.close()  # what was accepted was accepted, whatever happened since
         except JetSparkError as failure:
-            self._logger.warning("%s; %d messages are not stored", failure, self._endless.pending)
+            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.pending)
         finally:
             self._leave_surely()
 
@@ -611,7 +464,7 @@ class FastPublisher(_Paced, FastPublisherBase):
 
     def _leave(self) -> None:
         """Send nothing more, and wake those who wait; with the lock."""
-        self._endless.abandon(time.monotonic())
-        self._drop_inbox()
-        self._settle()
-        self._stop_listening()
+        self._publisher.abandon(time.monotonic())
+        self._runner.drop_inbox()
+        self._runner.settle()
+        self._runner.detach()

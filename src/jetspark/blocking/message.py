@@ -1,3 +1,4 @@
+# Generated from aio/message.py by tools/unasync.py; edit that file.
 """A received message that can be answered."""
 
 from __future__ import annotations

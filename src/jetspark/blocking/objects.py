@@ -1,4 +1,5 @@
-"""Object stores for threads. What they are and what they are asked is in :mod:`jetspark.jetstream.objects`."""
+# Generated from aio/objects.py by tools/unasync.py; edit that file.
+"""Object stores from threads. What they are and what they are asked is in :mod:`jetspark.jetstream.objects`."""
 
 from __future__ import annotations
 
@@ -6,72 +7,51 @@ import datetime
 import io
 import logging
 import os
-import time
 import uuid
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from functools import partial
+from typing import Literal, overload
 
-from jetspark.blocking.ordered import Reading
+from jetspark.blocking import clock
+from jetspark.blocking.context import Context
+from jetspark.blocking.files import READ_BYTES, Source, chunks_of, keep
+from jetspark.blocking.finishing import is_interrupt, see_through
+from jetspark.blocking.object_reading import ObjectReader
+from jetspark.blocking.object_sending import FastSending, Sending
+from jetspark.blocking.ordered import Watch
+from jetspark.blocking.part_file import PartFile
+from jetspark.blocking.stream import Stream
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
-from jetspark.errors import (
-    ConnectionLost,
-    DigestMismatch,
-    JetSparkError,
-    JetStreamUnavailable,
-    MessageNotFound,
-    ObjectNotFound,
-    RequestTimeout,
-    ServerError,
-)
-from jetspark.jetstream.info import StoredMessage
+from jetspark.errors import ConnectionLost, DigestMismatch, JetSparkError, MessageNotFound, RequestTimeout
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.objects import (
     COMMIT_ATTEMPTS,
     DEFAULT_CHUNK_BYTES,
-    FLUSH_EVERY_S,
     LONG_PUT_S,
     READ_ATTEMPTS,
-    WINDOW_BYTES,
-    BinaryReader,
     BinaryWriter,
-    BytesLike,
-    Download,
     ObjectInfo,
     ObjectLink,
     ObjectMeta,
     Objects,
-    ObjectStoreConfig,
     ObjectStoreStatus,
     Progress,
     Upload,
     chunk_subject,
-    create_bucket,
     fast_options,
     info_of_delivery,
-    lag_pauses,
     link_to,
     resolve,
-    steps,
-    stream_of,
     watch_options,
-    write_chunks,
 )
-from jetspark.jetstream.operations import Operation
-from jetspark.jetstream.ordered import OrderedOptions, Patience
+from jetspark.jetstream.ordered import Patience
+from jetspark.publish.fast_publisher import FastPublisherOptions
 
-if TYPE_CHECKING:
-    from jetspark.blocking.fast import FastPublisher
-    from jetspark.blocking.jetstream import JetStream, Stream
-    from jetspark.blocking.publisher import AckFuture
-
-__all__ = ["ObjectStore", "ObjectStores"]
+__all__ = ["ObjectStore"]
 
 _logger = logging.getLogger("jetspark.blocking")
-
-Source: TypeAlias = BytesLike | os.PathLike[str] | BinaryReader | Iterable[BytesLike]
 
 
 class ObjectStore:
@@ -85,10 +65,12 @@ class ObjectStore:
     a write may be stored or not.
     """
 
-    def __init__(self, js: JetStream, stream: Stream) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream: Stream) -> None:
+        self._context = context
         self._stream = stream
-        self._objects = Objects(js._api, stream.cached_info.config)
+        self._objects = Objects(context.api, stream.cached_info.config)
+        self._reader = ObjectReader(context, stream)
+        self._watch = Watch(context, stream.name, info_of_delivery, lambda info: info.is_deleted)
 
     @property
     def bucket(self) -> str:
@@ -109,13 +91,13 @@ class ObjectStore:
     ) -> ObjectInfo:
         """Store an object under a name, in place of what was there; returns when all of it is stored.
 
-        When this raises, the name has what it had before, and the chunks that were stored are removed again. If the
-        connection is gone for good they cannot be: :meth:`purge_orphans` finds them. Interrupted in its very last step,
-        the object is either stored as a whole or not at all.
+        When this raises or is interrupted, the name has what it had before, and the chunks that were stored are removed
+        again. If the connection is gone for good they cannot be: :meth:`purge_orphans` finds them. Interrupted in its
+        very last step, the object is either stored as a whole or not at all.
 
         Args:
-            source: Bytes, a :class:`pathlib.Path`, a file opened in binary mode (read from where it stands, and left
-                open), or an iterator of bytes in pieces of any size.
+            source: Bytes, a :class:`pathlib.Path`, a file opened in binary mode (read from where it
+                stands, and left open), or an iterator of bytes in pieces of any size.
             chunk_bytes: Size of the messages it is cut into; at most the server's ``max_payload``.
             timeout: Longest time the server may take to acknowledge anything (default: the context's); all of it may
                 take longer. A restart takes seconds, the election of a leader up to ten.
@@ -127,27 +109,26 @@ class ObjectStore:
             ConnectionLost: The connection went away, and so did chunks; put it again.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
-        upload = Upload(uuid.uuid4().hex, chunk_bytes)
+        upload = Upload(uuid.uuid4().hex, chunk_bytes, READ_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        progress = Progress(self.bucket, name, timeout_of(timeout, self._js._timeout_s))
+        progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
-        began, is_sent = time.monotonic(), False
+        began, is_sent = clock.now(), False
         try:
-            with closing(_chunks(upload, source)) as chunks:
+            with closing(chunks_of(upload, source)) as chunks:
                 for chunk in chunks:
                     sending.send(chunk)
             sending.complete()
-            if time.monotonic() >= began + LONG_PUT_S:
+            if clock.now() >= began + LONG_PUT_S:
                 with progress.awaited():
-                    self._js._run(self._objects.check_chunks(upload), progress.timeout_s)
+                    self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
             is_sent = True
-            return self._commit(upload, meta, progress)
+            return see_through(partial(self._commit, upload, meta, progress))
         except BaseException as error:
             if not is_sent:
-                self._abandon(upload, sending, progress)
-            elif not isinstance(error, Exception):
-                # Interrupted, and the object may be visible any moment: only doing all of it again tells which chunks
-                # nobody needs.
+                see_through(partial(self._abandon, upload, sending, progress))
+            elif is_interrupt(error):
+                # The object may be visible any moment: only doing all of it again tells which chunks nobody needs.
                 with suppress(JetSparkError):
                     self._commit(upload, meta, progress)
             raise
@@ -160,7 +141,7 @@ class ObjectStore:
             KeyExists: There is one of the new name.
             Conflict: It was replaced at the same time; nothing was changed.
         """
-        return self._js._run(self._objects.update_meta(name, meta))
+        return self._context.run(self._objects.update_meta(name, meta))
 
     def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -168,7 +149,7 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
         """
-        self._delete(name)
+        see_through(partial(self._delete, name))
 
     def add_link(self, name: str, target: ObjectInfo) -> ObjectInfo:
         """A name that leads to an object, in this bucket or another. Reading follows it.
@@ -206,7 +187,7 @@ class ObjectStore:
         # Chunks first: an object that becomes visible in between is then seen to own them.
         state = (self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
         owned = {
-            chunk_subject(self.bucket, info.nuid) for info in self._initial("purge_orphans") if not info.is_deleted
+            chunk_subject(self.bucket, info.nuid) for info in self._present("purge_orphans") if not info.is_deleted
         }
         removed = 0
         for subject in state.subjects.keys() - owned:
@@ -226,7 +207,7 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
         """
-        return self._js._run(self._objects.info(name, include_deleted=include_deleted))
+        return self._context.run(self._objects.info(name, include_deleted=include_deleted))
 
     def get_bytes(self, name: str) -> bytes:
         """The whole object, checked. Prefer :meth:`get_file` or :meth:`chunks` for one that may not fit into memory.
@@ -236,15 +217,16 @@ class ObjectStore:
             DigestMismatch: The bucket does not have what was put.
         """
         for attempt in range(READ_ATTEMPTS):
-            store, info = self._resolve(name)
+            reader, info = self._resolve(name)
             # Joining a list of chunks would need twice the memory, all of it new: that took 40 % of the time.
             whole = io.BytesIO()
             try:
-                for chunk in store._read(info):
-                    whole.write(chunk)
+                with closing(reader.read(info)) as chunks:
+                    for chunk in chunks:
+                        whole.write(chunk)
                 return whole.getvalue()
             except DigestMismatch:
-                if attempt == READ_ATTEMPTS - 1 or not store._is_replaced(info):
+                if attempt == READ_ATTEMPTS - 1 or not reader.is_replaced(info):
                     raise
         raise AssertionError("unreachable")
 
@@ -259,22 +241,21 @@ class ObjectStore:
             DigestMismatch: The bucket does not have what was put.
         """
         if not isinstance(target, str | os.PathLike):
-            store, info = self._resolve(name)
-            store._write_to(info, target)
+            reader, info = self._resolve(name)
+            reader.write_to(info, target)
             return info
         for attempt in range(READ_ATTEMPTS):
-            store, info = self._resolve(name)
-            part = f"{os.fspath(target)}.{uuid.uuid4().hex}.part"
+            reader, info = self._resolve(name)
+            part = PartFile(target)
             try:
-                with open(part, "wb") as file:
-                    store._write_to(info, file)
-                os.replace(part, target)
+                reader.write_to(info, part)
+                keep(part)
                 return info
             except DigestMismatch:
-                if attempt == READ_ATTEMPTS - 1 or not store._is_replaced(info):
+                if attempt == READ_ATTEMPTS - 1 or not reader.is_replaced(info):
                     raise
             finally:
-                _remove(part)
+                part.discard()
         raise AssertionError("unreachable")
 
     def chunks(self, name: str) -> Iterator[bytes]:
@@ -284,8 +265,8 @@ class ObjectStore:
             ObjectNotFound: There is no such object.
             DigestMismatch: The bucket does not have what was put, or it was replaced meanwhile.
         """
-        store, info = self._resolve(name)
-        with closing(store._read(info)) as chunks:
+        reader, info = self._resolve(name)
+        with closing(reader.read(info)) as chunks:
             yield from chunks
 
     def list(self) -> Iterator[ObjectInfo]:
@@ -297,7 +278,7 @@ class ObjectStore:
             StreamRecreated: The bucket was deleted and made again in the middle.
         """
         seen: set[str] = set()
-        with closing(self._initial("list")) as infos:
+        with closing(self._present("list")) as infos:
             for info in infos:
                 if not info.is_deleted and info.name not in seen:
                     seen.add(info.name)
@@ -333,25 +314,25 @@ class ObjectStore:
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(self.bucket, updates_only=updates_only)
-        return self._watch(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
+        return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     def status(self) -> ObjectStoreStatus:
         """The bucket's configuration and size."""
-        return self._js._run(self._objects.status())
+        return self._context.run(self._objects.status())
 
     # ---- steps of writing --------------------------------------------------------------------------------------
 
     def _commit(self, upload: Upload, meta: ObjectMeta, progress: Progress) -> ObjectInfo:
         info = upload.info(self.bucket, meta, _now())
-        patience = Patience(progress.what, progress.timeout_s, time.monotonic())
+        patience = Patience(progress.what, progress.timeout_s, clock.now())
         for attempt in range(COMMIT_ATTEMPTS):
             try:
                 committing = self._objects.commit(upload, info)
-                stored = self._js._run(committing, patience.left_s(time.monotonic(), progress.timeout_s))
+                stored = self._context.run(committing, patience.left_s(clock.now(), progress.timeout_s))
                 break
             except (RequestTimeout, ConnectionLost) as error:
                 # Perhaps it is stored, perhaps it will be: removing its chunks now would leave a damaged object.
-                patience.check(time.monotonic(), error)
+                patience.check(clock.now(), error)
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
             except JetSparkError:
@@ -361,306 +342,62 @@ class ObjectStore:
             self._purge(upload.replaced_nuid)
         return stored
 
-    def _sending(self, upload: Upload, progress: Progress) -> _Sending | _FastSending:
+    def _sending(self, upload: Upload, progress: Progress) -> Sending | FastSending:
         subject = chunk_subject(self.bucket, upload.nuid)
         config = self._stream.cached_info.config
-        options = fast_options(config, upload, self._js._client.max_payload_bytes, progress.timeout_s)
+        options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
-            return _Sending(self._js, subject, progress)
-        return _FastSending(self._js, subject, progress, options, self._objects.check_chunks(upload))
+            return Sending(self._context, subject, progress)
+        return FastSending(
+            self._context,
+            subject,
+            progress,
+            FastPublisherOptions(**options),
+            self._objects.check_chunks(upload),
+        )
 
-    def _abandon(self, upload: Upload, sending: _Sending | _FastSending, progress: Progress) -> None:
-        settle_s, purge_s = progress.clean_up_s(self._js._timeout_s)
+    def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
+        settle_s, purge_s = progress.clean_up_s(self._context.timeout_s)
         if sending.settle(settle_s):
             self._purge(upload.nuid, purge_s)
 
     def _delete(self, name: str) -> None:
-        deadline = self._js._now() + self._js._timeout_s
+        deadline = clock.now() + self._context.timeout_s
         try:
-            nuid = self._js._run(self._objects.delete(name))
-            self._purge(nuid, max(0.0, deadline - self._js._now()))
+            nuid = self._context.run(self._objects.delete(name))
+            self._purge(nuid, max(0.0, deadline - clock.now()))
         except BaseException as error:
-            if not isinstance(error, Exception):  # interrupted: its chunks may be nobody's by now
+            if is_interrupt(error):  # its chunks may be nobody's by now
                 with suppress(JetSparkError):
-                    self._purge(self._js._run(self._objects.finish_delete(name)))
+                    self._purge(self._context.run(self._objects.finish_delete(name)))
             raise
 
     def _purge(self, nuid: str, timeout: float | None = None) -> None:
         """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
         try:
-            self._js._run(self._objects.purge_chunks(nuid), timeout)
+            self._context.run(self._objects.purge_chunks(nuid), timeout)
         except JetSparkError as error:
             _logger.warning(
                 "chunks %s are left in bucket %r (purge_orphans removes them): %s", nuid, self.bucket, error
             )
 
     def _add_link(self, name: str, link: ObjectLink) -> ObjectInfo:
-        return self._js._run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
+        return self._context.run(self._objects.add_link(name, uuid.uuid4().hex, link, _now()))
 
     # ---- steps of reading --------------------------------------------------------------------------------------
 
-    def _resolve(self, name: str) -> tuple[ObjectStore, ObjectInfo]:
-        """The object behind a name, however many links away, and the bucket it is in."""
-        from jetspark.blocking.jetstream import Stream  # which is built on this module
+    def _resolve(self, name: str) -> tuple[ObjectReader, ObjectInfo]:
+        """The object behind a name, however many links away, and who reads the bucket it is in."""
+        stream, info = self._context.run(resolve(self._objects, name))
+        if stream is None:
+            return self._reader, info
+        return ObjectReader(self._context, Stream(self._context, stream)), info
 
-        stream, info = self._js._run(resolve(self._objects, name))
-        return (self if stream is None else ObjectStore(self._js, Stream(self._js, stream))), info
-
-    def _read(self, info: ObjectInfo) -> Generator[bytes, None, None]:
-        download = Download(info)
-        subject = chunk_subject(self.bucket, info.nuid)
-        config = self._stream.cached_info.config
-        read = self._read_direct if config.allow_direct else self._read_singly
-        pauses = lag_pauses(config)
-        sequence = 0
-        while True:
-            with closing(read(sequence + 1, subject, download)) as messages:
-                for message in messages:
-                    sequence = message.sequence
-                    yield download.feed(message.data)
-            if not download.is_short or not pauses:
-                break
-            time.sleep(pauses.pop(0))
-        download.finish()
-
-    def _read_direct(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
-        """What is there, in requests of bounded size; one reads ahead as much as that, and no more.
-
-        An ordered consumer is a tenth to a quarter faster, but if the chunks it waits for are purged, by somebody who
-        replaces the object, it waits for ever.
-        """
-        missing = 0
-        while not missing:
-            missing = download.max_messages
-            some = self._stream.get_messages(start, subject=subject, max_messages=missing)
-            with closing(cast("Generator[StoredMessage, None, None]", some)) as messages:
-                for message in messages:
-                    start = message.sequence + 1
-                    missing -= 1
-                    yield message
-
-    def _read_singly(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
-        """The same for buckets of old clients, which do not allow direct gets."""
-        for _ in range(download.missing_chunks + 1):
-            try:
-                message = self._stream.get_message(start, next_for=subject, direct=False)
-            except MessageNotFound:
-                return
-            start = message.sequence + 1
-            yield message
-
-    def _is_replaced(self, info: ObjectInfo) -> bool:
-        try:
-            return (self.info(info.name)).nuid != info.nuid
-        except ObjectNotFound:
-            return True
-
-    def _write_to(self, info: ObjectInfo, file: BinaryWriter) -> None:
-        with closing(self._read(info)) as chunks:
-            write_chunks(file, chunks)
-
-    def _watch(
-        self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
-    ) -> Iterator[ObjectInfo | None]:
-        reading = Reading(self._js, self._stream.name, options)
-        is_initial = True
-        try:
-            reading.start()
-            while True:
-                message = reading.next(until_idle=is_initial)
-                if message is not None:
-                    info = info_of_delivery(message)
-                    if not (ignore_deletes and info.is_deleted):
-                        yield info
-                elif is_initial and reading.is_caught_up:
-                    is_initial = False
-                    if initial_marker:
-                        yield None
-                else:
-                    return
-        finally:
-            reading.close()
-
-    def _initial(self, what: str) -> Generator[ObjectInfo, None, None]:
-        """What a watch begins with, and no more."""
-        listing = f"{what} of object store {self.bucket!r}"
-        reading = Reading(self._js, self._stream.name, watch_options(self.bucket), listing=listing)
-        try:
-            reading.start()
-            while (message := reading.next(until_idle=True)) is not None:
-                yield info_of_delivery(message)
-        finally:
-            reading.close()
+    def _present(self, what: str) -> Generator[ObjectInfo, None, None]:
+        return self._watch.present(watch_options(self.bucket), f"{what} of object store {self.bucket!r}")
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self.bucket}>"
-
-
-class ObjectStores:
-    """What :class:`JetStream` does about object stores."""
-
-    def create_object_store(self, config: ObjectStoreConfig | str) -> ObjectStore:
-        """Create a bucket for objects; one that exists with the very same configuration is returned as it is.
-
-        Raises:
-            StreamNameInUse: One of that name exists with another configuration.
-        """
-        from jetspark.blocking.jetstream import Stream  # which is built on this module
-
-        js = cast("JetStream", self)
-        creating = create_bucket(js._api, ObjectStoreConfig.of(config))
-        return ObjectStore(js, Stream(js, js._run(creating)))
-
-    def object_store(self, bucket: str) -> ObjectStore:
-        """A bucket for objects that exists.
-
-        Raises:
-            StreamNotFound: There is no such bucket.
-        """
-        js = cast("JetStream", self)
-        return ObjectStore(js, js.stream(stream_of(bucket)))
-
-    def delete_object_store(self, bucket: str) -> None:
-        """Delete a bucket with every object in it."""
-        cast("JetStream", self).delete_stream(stream_of(bucket))
-
-    def object_store_names(self) -> Iterator[str]:
-        """Every bucket for objects."""
-        for name in cast("JetStream", self).stream_names("$O.*.C.>"):
-            if name.startswith("OBJ_"):
-                yield name.removeprefix("OBJ_")
-
-
-class _Sending:
-    """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
-
-    def __init__(self, js: JetStream, subject: str, progress: Progress) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
-        self._waiting: deque[tuple[AckFuture, int]] = deque()
-        self._waiting_bytes = 0
-        self._is_anything_stored = False
-        self._is_in_hand = False
-        """Stays true when publishing is interrupted: then nobody has the future of what may be on its way."""
-
-    def send(self, chunk: bytes) -> None:
-        while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
-            self._take_one()
-        self._is_in_hand = True
-        try:
-            with self._progress.awaited():  # the network may take no more
-                future = self._js.publish_async(self._subject, chunk, timeout=self._progress.timeout_s)
-            self._waiting.append((future, len(chunk)))
-        except Exception:
-            self._is_in_hand = False  # it was not sent
-            raise
-        self._is_in_hand = False
-        self._waiting_bytes += len(chunk)
-
-    def complete(self) -> None:
-        while self._waiting:
-            self._take_one()
-
-    def settle(self, timeout: float) -> bool:
-        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
-        deadline = time.monotonic() + timeout
-        for future, _ in self._waiting:
-            try:
-                error = future.exception(max(deadline - time.monotonic(), 0.0))
-            except RequestTimeout:
-                error = None
-            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
-        if self._is_in_hand:
-            self._is_anything_stored = True
-            with suppress(JetSparkError):
-                self._js.publish_async_complete(max(deadline - time.monotonic(), 0.0))
-        return self._is_anything_stored
-
-    def _take_one(self) -> None:
-        future, size_bytes = self._waiting[0]
-        with self._progress.awaited():
-            future.result(self._progress.timeout_s)
-        self._is_anything_stored = True
-        self._waiting.popleft()
-        self._waiting_bytes -= size_bytes
-
-
-class _FastSending:
-    """The chunks of one put on their way over fast ingest, through restarts and changes of leader.
-
-    A single chunk goes the plain way: a fast batch takes one round trip more.
-    """
-
-    def __init__(
-        self, js: JetStream, subject: str, progress: Progress, options: Mapping[str, Any], check: Operation[None]
-    ) -> None:
-        self._js, self._subject, self._progress = js, subject, progress
-        self._options, self._check = options, check
-        self._first: bytes | None = None
-        self._single: _Sending | None = None
-        self._publisher: FastPublisher | None = None
-        self._flushed_at = 0.0
-
-    def send(self, chunk: bytes) -> None:
-        if self._publisher is None:
-            if self._first is None:
-                self._first = chunk
-                return
-            self._publisher = self._js.fast_publisher(**self._options)._enter()
-            self._flushed_at = time.monotonic()
-            first, self._first = self._first, None
-            with self._progress.awaited():
-                self._publisher.publish(self._subject, first)
-        with self._progress.awaited():
-            self._publisher.publish(self._subject, chunk)
-        if (now := time.monotonic()) >= self._flushed_at + FLUSH_EVERY_S:
-            self._flushed_at = now
-            with self._progress.awaited():
-                self._publisher.flush()
-
-    def complete(self) -> None:
-        if self._publisher is not None:
-            with self._progress.awaited():
-                # First what may take long: interrupted, it leaves a publisher that can still tell when all has arrived.
-                self._publisher.flush()
-                self._publisher.close()
-                if self._publisher.batches > 1:
-                    self._js._run(self._check, self._progress.timeout_s)
-        elif self._first is not None:
-            self._single = _Sending(self._js, self._subject, self._progress)
-            self._single.send(self._first)
-            self._single.complete()
-
-    def settle(self, timeout: float) -> bool:
-        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
-        if self._single is not None:
-            return self._single.settle(timeout)
-        if self._publisher is None:
-            return False
-        try:
-            # The end of the batch is acknowledged after everything before it.
-            self._publisher.close(timeout)
-        except (ServerError, JetStreamUnavailable):
-            return self._publisher.published() > 0
-        except JetSparkError as error:
-            _logger.debug("chunks of a failed put may still arrive: %s", error)
-        return True
-
-
-def _chunks(upload: Upload, source: Source) -> Generator[bytes, None, None]:
-    if isinstance(source, os.PathLike):
-        with open(source, "rb") as file:
-            for some in steps(upload, file):
-                yield from some
-    else:
-        for some in steps(upload, source):
-            yield from some
-
-
-def _remove(path: str) -> None:
-    try:
-        os.remove(path)
-    except FileNotFoundError:
-        pass  # it was renamed, or never made
 
 
 def _now() -> datetime.datetime:

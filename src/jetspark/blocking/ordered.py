@@ -1,13 +1,15 @@
-"""Ordered consumers for threads. What to do about each message is decided in :mod:`jetspark.jetstream.ordered`."""
+# Generated from aio/ordered.py by tools/unasync.py; edit that file.
+"""Ordered consumers from threads. What to do about each message is decided in :mod:`jetspark.jetstream.ordered`."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Generic, TypeVar, cast
 
+from jetspark.blocking import clock
+from jetspark.blocking.context import Context
 from jetspark.blocking.pull import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ConnectionClosed, JetSparkError
@@ -25,10 +27,9 @@ from jetspark.jetstream.ordered import (
 )
 from jetspark.jetstream.pull import Wait
 
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
+__all__ = ["OrderedConsumer", "Reading", "Watch"]
 
-__all__ = ["OrderedConsumer"]
+T = TypeVar("T")
 
 
 class OrderedConsumer:
@@ -38,8 +39,8 @@ class OrderedConsumer:
     Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` begins where the options say.
     """
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions) -> None:
-        self._js = js
+    def __init__(self, context: Context, stream_name: str, options: OrderedOptions) -> None:
+        self._context = context
         self.stream_name = stream_name
         self.options = options
 
@@ -58,7 +59,7 @@ class OrderedConsumer:
                 memory only.
             RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
         """
-        reading = Reading(self._js, self.stream_name, self.options)
+        reading = Reading(self._context, self.stream_name, self.options)
         try:
             while messages := reading.some():
                 yield from messages
@@ -73,8 +74,8 @@ class Reading:
     time-out without any progress is an error. Without it one waits for ever, once there was a first consumer.
     """
 
-    def __init__(self, js: JetStream, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
-        self._js, self._client, self._stream_name = js, js._client, stream_name
+    def __init__(self, context: Context, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
+        self._context, self._client, self._stream_name = context, context.client, stream_name
         self._listing = listing
         self._reader = OrderedReader(options)
         self._source: Source | None = None
@@ -130,7 +131,7 @@ class Reading:
     def _patience(self) -> Patience:
         is_bounded = self._listing or not self._reader.has_begun
         what = self._listing or f"ordered consumer of stream {self._stream_name!r}"
-        return Patience(what, self._js._timeout_s if is_bounded else None, _now())
+        return Patience(what, self._context.timeout_s if is_bounded else None, clock.now())
 
     def _advance(self, patience: Patience) -> list[JetStreamMessage]:
         """Do what the flow wants next; returns messages if that is to hand some out."""
@@ -156,7 +157,7 @@ class Reading:
 
     def _restart(self, patience: Patience) -> None:
         if pause_s := self._reader.pause_s():
-            time.sleep(patience.left_s(_now(), pause_s))
+            clock.sleep(patience.left_s(clock.now(), pause_s))
         for pause_s in retry_pauses():
             try:
                 info = self._open(patience)
@@ -164,31 +165,29 @@ class Reading:
                 if not self._reader.may_pass(error):
                     raise
                 self._check(patience, error)
-                time.sleep(patience.left_s(_now(), pause_s))
+                clock.sleep(patience.left_s(clock.now(), pause_s))
             else:
                 self._begin(info)
                 return
 
     def _open(self, patience: Patience) -> ConsumerInfo:
-        js = self._js
-        with self._client._link.lock:
-            name = self._client._machine.new_name()
-        operation = self._reader.open(js._api, self._stream_name, name)
-        return js._run(operation, patience.left_s(_now(), js._timeout_s))
+        context = self._context
+        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
+        return context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:
         if self.initial_pending is None:
             self.initial_pending = info.pending
-        source = Source(self._js, info, partial(OrderedPuller, reader=self._reader))
+        source = Source(self._context, info, partial(OrderedPuller, reader=self._reader))
         puller = cast("OrderedPuller[JetStreamMessage]", source.puller)
-        heartbeat_s = heartbeat_for(self._js._timeout_s) if self._listing else HEARTBEAT_S
-        max_payload_bytes = self._client._machine.info.max_payload_bytes
+        heartbeat_s = heartbeat_for(self._context.timeout_s) if self._listing else HEARTBEAT_S
+        max_payload_bytes = self._context.connection.info.max_payload_bytes
         self._flow = OrderedFlow(puller, self._reader, self._client.options, max_payload_bytes, heartbeat_s)
         self._source, self._consumer = source, info.name
 
     def _check(self, patience: Patience, error: JetSparkError | None = None) -> None:
         try:
-            patience.check(_now(), error)
+            patience.check(clock.now(), error)
         except JetSparkError:
             self._is_given_up = True
             raise
@@ -202,12 +201,53 @@ class Reading:
         self._source = None  # not before: interrupted, it is done again
         if self._client.is_connected:
             try:
-                operation = self._js._api.delete_consumer(self._stream_name, self._consumer)
+                operation = self._context.api.delete_consumer(self._stream_name, self._consumer)
                 # One who did not answer before will not do so now.
-                self._js._run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
+                self._context.run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
 
 
-def _now() -> float:
-    return time.monotonic()
+class Watch(Generic[T]):
+    """The entries of a bucket: its stream read in order, and each message made an entry."""
+
+    def __init__(
+        self,
+        context: Context,
+        stream_name: str,
+        entry_of: Callable[[JetStreamMessage], T],
+        is_deletion: Callable[[T], bool],
+    ) -> None:
+        self._context, self._stream_name = context, stream_name
+        self._entry_of, self._is_deletion = entry_of, is_deletion
+
+    def changes(self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool) -> Iterator[T | None]:
+        """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        reading = Reading(self._context, self._stream_name, options)
+        is_initial = True
+        try:
+            reading.start()
+            while True:
+                message = reading.next(until_idle=is_initial)
+                if message is not None:
+                    entry = self._entry_of(message)
+                    if not (ignore_deletes and self._is_deletion(entry)):
+                        yield entry
+                elif is_initial and reading.is_caught_up:
+                    is_initial = False
+                    if initial_marker:
+                        yield None
+                else:
+                    return
+        finally:
+            reading.close()
+
+    def present(self, options: OrderedOptions, listing: str) -> Generator[T, None, None]:
+        """Those there are, and no more; ``listing`` is what an error calls it."""
+        reading = Reading(self._context, self._stream_name, options, listing=listing)
+        try:
+            reading.start()
+            while (message := reading.next(until_idle=True)) is not None:
+                yield self._entry_of(message)
+        finally:
+            reading.close()

@@ -6,19 +6,16 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.stream_message import JetStreamMessage
+from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Waiter
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
-
-if TYPE_CHECKING:
-    from jetspark.blocking.client import Client
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -35,7 +32,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _js: JetStream
+    _context: Context
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -68,11 +65,11 @@ class PullConsumer:
             ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        client = self._js._client
-        client._link.check_may_wait("fetch")
-        with client._link.lock:
+        link = self._context.link
+        link.check_may_wait("fetch")
+        with link.lock:
             if self._source is None or self._source.state.is_finished:
-                self._source = Source(self._js, self.cached_info)
+                self._source = Source(self._context, self.cached_info)
             source = self._source
             fetch = Fetch(
                 source.puller,
@@ -89,7 +86,7 @@ class PullConsumer:
                 pass
             is_complete = True
         finally:
-            with client._link.lock:
+            with link.lock:
                 fetch.leave(is_cancelled=not is_complete)
         return fetch.messages
 
@@ -130,7 +127,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._js, self.cached_info, limits, preferences if group is not None else None)
+        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
 
     def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
@@ -146,8 +143,8 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, js: JetStream, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+        self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None
         self._flow: Flow[JetStreamMessage]
@@ -173,10 +170,11 @@ class Messages:
     def _iterate(self) -> Iterator[JetStreamMessage]:
         if self._is_closed:
             return
-        self._js._client._link.check_may_wait("messages")
-        with self._js._client._link.lock:
+        link = self._context.link
+        link.check_may_wait("messages")
+        with link.lock:
             if self._source is None:
-                self._source = Source(self._js, self._info)
+                self._source = Source(self._context, self._info)
                 self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
@@ -200,34 +198,36 @@ class Source:
 
     def __init__(
         self,
-        js: JetStream,
+        context: Context,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        client = self._client = js._client
-        self._link = client._link
-        machine = self._machine = client._machine
-        subject = f"{js._api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
-        with self._link.lock:
-            _sweep(client)
-            inbox = machine.new_inbox()
+        link = self._link = context.link
+        self._connection = link.connection
+        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
+        with link.lock:
+            _sweep(link)
+            inbox = link.new_inbox()
             self.puller = make_puller(inbox, subject)
+            reader = _SourceReader(link, self)
             # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
-            self.state = machine.subscribe(
-                f"{inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, answers_to=subject
+            self.state = reader.state = link.connection.subscribe(
+                f"{inbox}.*",
+                is_unbounded=True,
+                reader=reader,
+                message_class=JetStreamMessage,
+                answers_to=subject,
+                follows_sessions=True,
             )
-            self.state.message_class = JetStreamMessage
-            self.state.follows_sessions = True
-            self.state.handle = _Gate(client, self.state, self)
         self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = js._timeout_s
+        self._timeout_s = context.timeout_s
         self._waiters: list[Waiter] = []
         self._is_closed = False
 
     @property
     def session(self) -> int | None:
-        machine = self._machine
-        return machine.sessions if machine.is_connected else None
+        connection = self._connection
+        return connection.sessions if connection.is_connected else None
 
     def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
         """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
@@ -256,13 +256,13 @@ class Source:
 
     def _publish(self, ask: Ask, deadline: float | None) -> None:
         """Ask, unless there is no room for the question until the deadline."""
-        machine = self._machine
+        connection = self._connection
         try:
             try:
-                machine.publish(self.puller.subject, ask.body, ask.reply)
+                connection.publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                self._client._when_there_is_room(
-                    lambda: machine.publish(self.puller.subject, ask.body, ask.reply), deadline
+                self._link.when_there_is_room(
+                    lambda: connection.publish(self.puller.subject, ask.body, ask.reply), deadline
                 )
         except TimeoutError:
             self.puller.take_back(ask)
@@ -274,22 +274,14 @@ class Source:
         """With the lock: someone to wake, and whether this thread is the one that reads meanwhile."""
         waiter = Waiter()
         self._waiters.append(waiter)
-        return waiter, self._link._take_over()
+        return waiter, self._link.take_over()
 
     def _wait(self, waiter: Waiter, until: float | None, *, is_reading: bool) -> bool:
         """Whether something ended it before its time."""
         latest = time.monotonic() + LONGEST_WAIT_S
         deadline = latest if until is None else min(until, latest)
-        self._link._let_go()
         try:
-            try:
-                if is_reading:
-                    self._link._read_until(waiter, deadline)
-            finally:
-                try:
-                    self._link._hand_back()
-                finally:
-                    self._link._hand_back()  # an interrupt can have been in the way of the first
+            self._link.read_for(waiter, deadline, is_reading=is_reading)
             waiter.wait(deadline - time.monotonic())
             return True
         except TimeoutError:
@@ -301,16 +293,7 @@ class Source:
 
     def on_arrival(self) -> None:
         with self._link.lock, self._link.doubt:
-            state, puller = self.state, self.puller
-            arrived = cast("list[JetStreamMessage]", list(state.pending))
-            state.pending.clear()
-            if arrived:
-                puller.absorb(arrived, time.monotonic())
-            else:
-                puller.has_news = True  # another session, or the end
-            if state.is_finished and puller.error is None:
-                puller.error = state.error or ConnectionClosed("the consumer's subscription is over")
-            if puller.wants_wake():
+            if self.puller.on_replies(self.state, time.monotonic()):
                 self._wake()
 
     def close(self) -> None:
@@ -324,7 +307,7 @@ class Source:
         try:
             # What the server has sent off to us when it hears UNSUB is lost until ack_wait is over; so let it finish.
             give_up_at = time.monotonic() + LEAVING_S
-            while puller.owed and self._machine.is_connected and time.monotonic() < give_up_at:
+            while puller.owed and self._connection.is_connected and time.monotonic() < give_up_at:
                 before = state.received
                 with self._link.lock:
                     puller.wake_at = 1
@@ -332,7 +315,7 @@ class Source:
                 self._wait(waiter, time.monotonic() + QUIET_S, is_reading=is_reading)
                 if state.received == before:
                     break
-            self._client._drain_subscription(state, self._timeout_s)
+            self._link.drain(state, self._timeout_s)
             self._give_back()
         except ConnectionClosed:
             pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
@@ -344,14 +327,14 @@ class Source:
 
     def _leave_at_once(self) -> None:
         """Interrupted while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
-        if self._machine.is_closed:
+        if self._connection.is_closed:
             return
-        self._client._unsubscribe(self.state, 0)
+        self._link.unsubscribe(self.state)
         with self._link.lock:
             replies = self.puller.release() if self._has_acks else []
             try:
                 for reply in replies:
-                    self._machine.publish_raw(reply, NAK)
+                    self._connection.publish_raw(reply, NAK)
             except BufferFull:
                 pass  # then these come again after their ack_wait, too
             self._link.wake()
@@ -359,22 +342,22 @@ class Source:
     def leave(self) -> None:
         """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
         self._is_closed = True
-        if not self._machine.is_closed:
-            self._client._unsubscribe(self.state, 0)
+        if not self._connection.is_closed:
+            self._link.unsubscribe(self.state)
 
     def _give_back(self) -> None:
-        machine = self._machine
+        connection = self._connection
         with self._link.lock:
             if self.state.pending:
                 self.on_arrival()
             replies = self.puller.release()
-            if not self._has_acks or machine.is_closed:
+            if not self._has_acks or connection.is_closed:
                 return
             for reply in replies:
                 try:
-                    machine.publish_raw(reply, NAK)
+                    connection.publish_raw(reply, NAK)
                 except BufferFull:
-                    self._client._when_there_is_room(lambda reply=reply: machine.publish_raw(reply, NAK))  # type: ignore[misc]
+                    self._link.when_there_is_room(lambda reply=reply: connection.publish_raw(reply, NAK))  # type: ignore[misc]
             self._link.flush()
 
     def _wake(self) -> None:
@@ -383,36 +366,39 @@ class Source:
             waiter.set_result(None)
 
 
-class _Gate:
-    """What the connection knows of a source: a source nobody uses any more must not live on for being subscribed."""
+class _SourceReader:
+    """The reader of a source's subscription. The connection keeps it, and it must not keep the source: a source that
+    nobody uses any more has to go, and its subscription with it."""
 
-    def __init__(self, client: Client, state: SubscriptionState, source: Source) -> None:
-        self._client, self._state = client, state
+    state: SubscriptionState | None = None
+
+    def __init__(self, link: Link, source: Source) -> None:
+        self._link = link
         self._source = weakref.ref(source)
 
     @property
     def is_abandoned(self) -> bool:
         return self._source() is None
 
+    def wake(self) -> None:
+        source = self._source()
+        if source is not None:
+            source.on_arrival()
+        elif self.state is not None and not self.state.is_finished:
+            self._link.unsubscribe(self.state)
+
     @property
     def pending_messages(self) -> int:
         source = self._source()
         return len(source.puller.buffer) if source is not None else 0
 
-    def _wake(self) -> None:
-        source = self._source()
-        if source is not None:
-            source.on_arrival()
-        elif not self._state.is_finished:
-            self._client._unsubscribe(self._state, 0)
-
-    def _read_up(self, deadline: float) -> bool:
+    def read_up(self, deadline: float) -> bool:
         """A drain does not wait for readers here: what they leave unread is delivered again."""
         return True
 
 
-def _sweep(client: Client) -> None:
-    """End the subscriptions of sources that are gone; there is no moment of their going to do it in."""
-    for state in client._machine.subscriptions:
-        if isinstance(state.handle, _Gate) and state.handle.is_abandoned:
-            client._machine.unsubscribe(state)
+def _sweep(link: Link) -> None:
+    """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
+    for state in link.connection.subscriptions:
+        if isinstance(state.reader, _SourceReader) and state.reader.is_abandoned:
+            link.connection.unsubscribe(state)

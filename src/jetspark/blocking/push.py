@@ -1,18 +1,17 @@
-"""Push consumers for threads."""
+# Generated from aio/push.py by tools/unasync.py; edit that file.
+"""Push consumers from threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from jetspark.blocking.context import Context
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.push import answer_to, check_status, silence_s
-
-if TYPE_CHECKING:
-    from jetspark.blocking.jetstream import JetStream
 
 __all__ = ["PushMessages"]
 
@@ -25,8 +24,8 @@ class PushMessages:
     the messages.
     """
 
-    def __init__(self, js: JetStream, info: ConsumerInfo) -> None:
-        self._js, self._info = js, info
+    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+        self._context, self._info = context, info
         self._subscription: Subscription | None = None
 
     def __iter__(self) -> Iterator[JetStreamMessage]:
@@ -42,7 +41,7 @@ class PushMessages:
     def close(self) -> None:
         """Stop, and give back what was received and not handed out."""
         subscription, self._subscription = self._subscription, None
-        if subscription is None or self._js._client.is_closed:
+        if subscription is None or self._context.client.is_closed:
             return
         subscription.unsubscribe()
         if self._info.config.ack_policy == "none":
@@ -59,15 +58,8 @@ class PushMessages:
         if self._subscription is None:
             config = self._info.config
             assert config.deliver_subject is not None
-            client = self._js._client
-            subscription = Subscription(client, None)
-            try:
-                client._begin(subscription, config.deliver_subject, config.deliver_group or "")
-                subscription._state.message_class = JetStreamMessage
-                self._subscription = subscription
-            except BaseException:
-                client._abandon(subscription)  # interrupted: nobody will close it
-                raise
+            group = config.deliver_group or ""
+            self._subscription = self._context.subscribe(config.deliver_subject, group, message_class=JetStreamMessage)
         return self._subscription
 
     def _iterate(self) -> Iterator[JetStreamMessage]:
@@ -88,13 +80,13 @@ class PushMessages:
                 elif status.code != 100:
                     check_status(self._info, status.code, status.description)
                 elif (subject := answer_to(message)) is not None:
-                    self._js._client.publish(subject)
+                    self._context.client.publish(subject)
         finally:
             self.close()
 
     def _check_alive(self) -> None:
         """No heartbeat: raise if the consumer is gone; else it will come back."""
         try:
-            self._js._run(self._js._api.consumer_info(self._info.stream_name, self._info.name))
+            self._context.run(self._context.api.consumer_info(self._info.stream_name, self._info.name))
         except RequestTimeout:
             pass

@@ -1,18 +1,24 @@
+# Generated from aio/steps.py by tools/unasync.py; edit that file.
 """Running procedures from threads: what a step of :mod:`jetspark.publish.steps` asks for is done here."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+from jetspark.blocking import clock
+from jetspark.blocking.ack_waits import error_of
+from jetspark.blocking.context import Context, context_of
+from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.pull import Source
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
+from jetspark.jetstream.publishing import publish_headers
+from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.steps import (
     AskMany,
     ClosePull,
@@ -39,13 +45,14 @@ class ProcedureRunner:
 
     def __init__(self, js: JetStream | None = None, *, renew: Callable[[], JetStream] | None = None) -> None:
         """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
-        self._js, self._renew = js, renew
+        self._context = None if js is None else context_of(js)
+        self._renew = renew
         self._rng = random.SystemRandom()
         self._ways: dict[type[Any], Callable[[Any], Any]] = {
             Request: self._ask,
-            Pause: lambda step: time.sleep(step.seconds),
-            RandomPause: lambda step: time.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
-            ReadClock: lambda step: time.monotonic(),
+            Pause: lambda step: clock.sleep(step.seconds),
+            RandomPause: lambda step: clock.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
+            ReadClock: self._now,
             Connect: self._connect,
             AskMany: self._ask_many,
             IngestAll: self._ingest,
@@ -97,33 +104,36 @@ class ProcedureRunner:
         return error
 
     @property
-    def _context(self) -> JetStream:
-        assert self._js is not None, "a procedure connects before anything else"
-        return self._js
+    def _connected(self) -> Context:
+        assert self._context is not None, "a procedure connects before anything else"
+        return self._context
+
+    def _now(self, step: ReadClock) -> float:
+        return clock.now()
 
     def _connect(self, step: Connect) -> Api:
         if self._renew is not None:
-            self._js = self._renew()
-        return self._context._api
+            self._context = context_of(self._renew())
+        return self._connected.api
 
     def _ask(self, step: Request) -> Any:
-        js = self._context
-        return js._perform(step, Deadline(js._timeout_s, js._now()))
+        context = self._connected
+        return context.perform(step, Deadline(context.timeout_s, clock.now()))
 
     def _ask_many(self, step: AskMany) -> None:
-        js, reading = self._context, step.answers
-        timeout_s, accept = js._timeout_s, reading.accept
-        with js._asked(reading.request()) as answers:
+        context, reading = self._connected, step.answers
+        timeout_s, accept = context.timeout_s, reading.accept
+        with context.asked(reading.request()) as answers:
             try:
                 while not reading.is_over:
                     accept(answers.next(timeout_s))
             except ConnectionClosed:
-                if js._client.is_closed:
+                if context.client.is_closed:
                     raise
                 reading.lost()
 
     def _ingest(self, step: IngestAll) -> IngestReport:
-        batch = self._context.fast_batch(gap="ok")
+        batch = FastBatch(self._connected, FastBatchOptions(gap="ok"))
         failure: JetSparkError | None = None
         try:
             with batch:
@@ -133,17 +143,18 @@ class ProcedureRunner:
         return IngestReport(batch.acknowledged, (*batch.gaps, *batch.doubts), tuple(batch.errors), failure)
 
     def _publish_each(self, step: PublishEach) -> list[Exception | None]:
-        js = self._context
+        context = self._connected
         futures = []
         for subject, data, *rest in step.items:
             block = rest[0] if rest else None
             headers = decode(block) if isinstance(block, bytes) else block
-            futures.append(js.publish_async(subject, data, headers=headers))
-        errors = (future.exception() for future in futures)
+            fields = publish_headers(headers, None, None, None)
+            futures.append(context.publisher.publish(subject, data, fields, None))
+        errors = [error_of(future) for future in futures]
         return [self._meaning(error) if isinstance(error, JetSparkError) else error for error in errors]
 
     def _open_pull(self, step: OpenPull) -> Source:
-        return Source(self._context, step.info)
+        return Source(self._connected, step.info)
 
     def _pull(self, step: Pull) -> list[Any]:
         source, buffer = step.source, step.source.puller.buffer
@@ -155,12 +166,12 @@ class ProcedureRunner:
         return [take() for _ in range(count)]
 
     def _close_pull(self, step: ClosePull) -> None:
-        source, info, js = step.source, step.info, self._context
+        source, info, context = step.source, step.info, self._connected
         assert isinstance(source, Source)
         source.puller.release()  # nothing is owed an acknowledgement, so nothing has to be waited for
         source.close()
-        if js._client.is_connected:
+        if context.client.is_connected:
             try:
-                js._run(js._api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
+                context.run(context.api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be

@@ -53,9 +53,9 @@ class JetStreamMessage(AckableMessage):
         machine, link, address = client._machine, client._link, self.raw_reply
         with link.lock:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                link.make_room()
+                link.write_and_wait()
             try:
                 machine.publish_raw(address, payload)
             except BufferFull:
-                client._when_there_is_room(lambda: machine.publish_raw(address, payload))
+                link.when_there_is_room(lambda: machine.publish_raw(address, payload))
             link.flush_soon()

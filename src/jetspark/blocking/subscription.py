@@ -6,21 +6,68 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from jetspark.blocking.message import Message
+from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
-if TYPE_CHECKING:
-    from jetspark.blocking.client import Client
-
-__all__ = ["Callback", "Subscription"]
+__all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 
 Callback = Callable[[Message], Any]
+
+
+def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Any) -> Subscription:
+    """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    reader = SubscriptionReader(link)
+    try:
+        with link.lock, link.doubt:
+            reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
+            link.wake()
+            return Subscription(link, reader, callback)
+    except BaseException:
+        _abandon(link, reader)
+        raise
+
+
+def _abandon(link: Link, reader: SubscriptionReader) -> None:
+    """Nobody will read it: the call was interrupted, or refused. It may have been made or not."""
+    with link.lock, link.doubt:
+        for state in [each for each in link.connection.subscriptions if each.reader is reader]:
+            link.connection.unsubscribe(state)
+            link.wake()
+
+
+class SubscriptionReader:
+    """What the connection knows of a subscription: who waits for its messages, and who calls back with them."""
+
+    state: SubscriptionState
+
+    def __init__(self, link: Link) -> None:
+        self._lock = link.lock
+        self.changed = Changed(link.lock)
+        self.thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        with self._lock:
+            self.changed.notify_all()
+
+    @property
+    def pending_messages(self) -> int:
+        return len(self.state.pending)
+
+    def read_up(self, deadline: float) -> bool:
+        if self.thread is threading.current_thread():
+            return True  # a callback that drains: it goes on with what is here when it comes back
+        if self.thread is not None:
+            self.thread.join(max(0.0, deadline - time.monotonic()))
+            return not self.thread.is_alive()
+        with self._lock:
+            return self.changed.wait_for(lambda: not self.state.pending, deadline - time.monotonic())
 
 
 class Subscription(SubscriptionBase):
@@ -29,23 +76,14 @@ class Subscription(SubscriptionBase):
     The guarantees are those of :class:`jetspark.Subscription`.
     """
 
-    def __init__(self, client: Client, callback: Callback | None) -> None:
-        self._client = client
-        self._callback = callback
-        self._lock = client._link.lock
-        self._changed = Changed(self._lock)
-        self._reader: threading.Thread | None = None
-
-    def _attach(self, state: SubscriptionState) -> None:
-        self._state = state
-        if self._callback is not None:
-            self._reader = threading.Thread(
-                target=self._call_back,
-                args=(self._callback,),
-                name=f"jetspark-callback-{state.subject}",
-                daemon=True,
+    def __init__(self, link: Link, reader: SubscriptionReader, callback: Callback | None) -> None:
+        self._link, self._lock, self._reader = link, link.lock, reader
+        self._state, self._changed = reader.state, reader.changed
+        if callback is not None:
+            reader.thread = threading.Thread(
+                target=self._call_back, args=(callback,), name=f"jetspark-callback-{self.subject}", daemon=True
             )
-            self._reader.start()
+            reader.thread.start()
 
     def __iter__(self) -> Iterator[Message]:
         state = self._state
@@ -60,7 +98,7 @@ class Subscription(SubscriptionBase):
                 else:
                     yield message
         finally:
-            self._wake()  # a drain may wait for us
+            self._reader.wake()  # a drain may wait for us
 
     def _wait_for_more(self) -> bool:
         state = self._state
@@ -91,7 +129,7 @@ class Subscription(SubscriptionBase):
 
     def unsubscribe(self, max_messages: int = 0) -> None:
         """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
-        self._client._unsubscribe(self._state, max_messages)
+        self._link.unsubscribe(self._state, max_messages)
 
     def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the readers finish what is here.
@@ -101,10 +139,10 @@ class Subscription(SubscriptionBase):
         Raises:
             RequestTimeout: The readers did not finish in time.
         """
-        timeout = timeout_of(timeout, self._client.options.drain_timeout_s)
+        timeout = timeout_of(timeout, self._link.connection.options.drain_timeout_s)
         deadline = time.monotonic() + timeout
-        self._client._drain_subscription(self._state, timeout)
-        if not self._read_up(deadline):
+        self._link.drain(self._state, timeout)
+        if not self._reader.read_up(deadline):
             raise RequestTimeout(f"drain of {self.subject!r}, {self.pending_messages} messages unread", timeout)
 
     def __enter__(self) -> Subscription:
@@ -113,25 +151,12 @@ class Subscription(SubscriptionBase):
     def __exit__(self, *exc_info: object) -> None:
         self.unsubscribe()
 
-    def _read_up(self, deadline: float) -> bool:
-        if self._reader is threading.current_thread():
-            return True  # a callback that drains: it goes on with what is here when it comes back
-        if self._reader is not None:
-            self._reader.join(max(0.0, deadline - time.monotonic()))
-            return not self._reader.is_alive()
-        with self._lock:
-            return self._changed.wait_for(lambda: not self._state.pending, deadline - time.monotonic())
-
-    def _wake(self) -> None:
-        with self._lock:
-            self._changed.notify_all()
-
     def _call_back(self, callback: Callback) -> None:
         try:
             for message in self:
                 try:
                     callback(message)
                 except Exception as error:
-                    self._client._report(error)
+                    self._link.report(error)
         except Exception as error:
-            self._client._report(error)
+            self._link.report(error)

@@ -1,8 +1,8 @@
 """The blocking driver's engine: one thread a connection, which dials, reads, pings and reconnects.
 
-``lock`` guards the machine and the socket. The socket never blocks, so the lock is never held for long, and any
-thread may write what it has just published. Events are passed on without the lock, so that the threads they wake can
-take it.
+``lock`` guards the connection, its machines and the socket. The socket never blocks, so the lock is never held for
+long, and any thread may write what it has just published. Events and time are passed on without the lock, so that the
+threads they wake can take it.
 
 Who waits for the network: the connection's own thread (in ``select``), except while another thread waits for an
 answer. That thread then reads by itself (``wait_for``) and the connection's thread looks away: being woken by another
@@ -12,11 +12,11 @@ Interrupts. The main thread may meet a KeyboardInterrupt between any two steps, 
 the main thread leaves nothing behind that only it could put right:
 
 * A guest has the reading for ``LEASE_S`` and renews it; a guest that does not hand it back loses it.
-* What may be interrupted half-way is marked: ``_is_moving`` (bytes between the machine and the socket), ``_interest``
-  (None while the selector is changed), ``_in_hand`` (events taken and not passed on), ``is_suspect`` (a call into the
-  machine). A mark that is found with the lock in hand is that of an interrupted thread. Then the connection's thread
-  makes the selector anew, or ends the session and begins another: every part of the client is made for that, and
-  ``Disconnected`` tells what is in doubt.
+* What may be interrupted half-way is marked: ``_is_moving`` (bytes between the connection and the socket),
+  ``_interest`` (None while the selector is changed), ``_in_hand`` (events taken and not passed on), ``is_suspect`` (a
+  call into the connection). A mark that is found with the lock in hand is that of an interrupted thread. Then the
+  connection's thread makes the selector anew, or ends the session and begins another: every part of the client is made
+  for that, and ``Disconnected`` tells what is in doubt.
 * Nobody sleeps for longer than ``LONGEST_SLEEP_S`` without looking.
 """
 
@@ -32,16 +32,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any
 
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.core.connection import Connection, Event
+from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
+from jetspark.core.machine import Attached
 from jetspark.core.options import TLSConfig
+from jetspark.core.subscription import SubscriptionState
 from jetspark.core.tls import describe_error, tls_context
-from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
+from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["Link", "Timed"]
+__all__ = ["WRITE_AT_BYTES", "Link"]
 
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
@@ -63,13 +66,6 @@ _logger = logging.getLogger("jetspark.blocking")
 
 # What a non-blocking socket raises when it would have to wait.
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-class Timed(Protocol):
-    """Something that ages."""
-
-    def _next_deadline(self) -> float | None: ...
-    def _on_clock(self, now: float) -> None: ...
 
 
 class _Call(threading.Thread):
@@ -108,22 +104,21 @@ class InterruptGuard:
     def after(self, error: BaseException) -> None:
         """The same where a ``with`` for each message costs too much: to be called in ``except BaseException``."""
         if not isinstance(error, _REFUSED):
-            self._link.is_suspect = True
-            self._link._ring()
+            self._link.give_up_session()
 
 
 class Link:
-    """Keeps one :class:`Connection` connected, and moves bytes between it and the network."""
+    """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
 
-    def __init__(
-        self,
-        machine: Connection,
-        auth: AuthSource,
-        tls: TLSConfig | None,
-        on_events: Callable[[list[Event]], None],
-    ) -> None:
-        self._machine, self._auth, self._tls = machine, auth, tls
-        self._on_events = on_events
+    It is also where machines and readers meet the threads: it passes on what happened (:meth:`settle`), tells what is
+    attached of events and of time, and waits for room. The asyncio driver's has the same methods.
+    """
+
+    now = staticmethod(time.monotonic)
+
+    def __init__(self, connection: Connection, auth: AuthSource, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
+        self.connection, self._auth, self._tls = connection, auth, tls
+        self._dispatcher = dispatcher
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
         self._socket: socket.socket | None = None
@@ -149,7 +144,7 @@ class Link:
         self._is_establishing = True
         self._is_moving = False
         self.is_suspect = False
-        """A call into the machine was interrupted half-way: the session is given up."""
+        """A call into the connection was interrupted half-way: the session is given up."""
         self.doubt = InterruptGuard(self)
         self._bell, self._bell_button = socket.socketpair()
         self._bell.setblocking(False)
@@ -158,7 +153,8 @@ class Link:
         self._opened, self._over = Waiter(), Waiter()
         self._asking: _Call | None = None
         self._has_ended = False
-        self._clocks: list[Timed] = []
+        self._sleeps_until = 0.0
+        """Until when the connection's thread sleeps, if nothing happens; an earlier alarm has to wake it."""
         _links.add(self)
 
     def open(self) -> None:
@@ -183,7 +179,7 @@ class Link:
         if not self._has_ended:
             # It dials, which cannot be interrupted, or is in a callback: nobody should have to wait for that.
             with self.lock:
-                self._machine.close()
+                self.connection.close()
                 self.room.notify_all()
             self.settle()
             if not is_ours and self._thread.is_alive():
@@ -226,27 +222,34 @@ class Link:
         """
         if deadline is None:
             deadline = time.monotonic() + timeout_s
+        self.read_for(waiter, deadline)
+        try:
+            return waiter.wait(deadline - time.monotonic())
+        except TimeoutError:
+            raise RequestTimeout(what, timeout_s) from None
+
+    def read_for(self, waiter: Waiter, deadline: float, *, is_reading: bool | None = None) -> None:
+        """Read in place of the connection's thread until the waiter is told, unless another thread does.
+
+        ``is_reading`` is what :meth:`take_over` said to a caller that had to know before it began to wait.
+        """
         self._let_go()
         try:
-            if self._take_over():
+            if self.take_over() if is_reading is None else is_reading:
                 self._read_until(waiter, deadline)
         finally:
             try:
                 self._hand_back()
             finally:
                 self._hand_back()  # an interrupt can have been in the way of the first
-        try:
-            return waiter.wait(deadline - time.monotonic())
-        except TimeoutError:
-            raise RequestTimeout(what, timeout_s) from None
 
     def _let_go(self) -> None:
         """Before a thread waits for others: have it hold no lock that an interrupted call of its own has left it."""
         while self.lock._is_owned():  # type: ignore[attr-defined]
             self.lock.release()
 
-    def _take_over(self) -> bool:
-        """Whether the caller reads from here on; then it has to ``_hand_back``, and has to when it does not know."""
+    def take_over(self) -> bool:
+        """Whether the caller reads from here on; then it has to call :meth:`read_for`, which hands back."""
         me = threading.get_ident()
         with self.lock:
             now = time.monotonic()
@@ -279,7 +282,7 @@ class Link:
         if me not in self._in_hand or self._is_passing_on(me):
             return
         for events in reversed(self._in_hand[me]):
-            self._machine.put_back(events)
+            self.connection.put_back(events)
         self.is_suspect = True
         self._in_hand.pop(me, None)
         self._ring()
@@ -304,7 +307,7 @@ class Link:
                             else:
                                 self._read()
                         self.flush()
-                        if self._machine.is_leaving:
+                        if self.connection.is_leaving:
                             self.wake()  # its deadline may have come nearer
                     except Exception as error:
                         if not isinstance(error, OSError | JetSparkError):
@@ -317,7 +320,7 @@ class Link:
 
     def _take_events(self) -> list[Event]:
         """With the lock: what happened, for this thread to pass on."""
-        events = self._machine.events()
+        events = self.connection.events()
         if events:
             self._in_hand.setdefault(threading.get_ident(), []).append(events)
         return events
@@ -326,7 +329,7 @@ class Link:
         """Without the lock. What a guest waits for may be among them, and the guest is looking at the socket."""
         if not events:
             return
-        self._on_events(events)
+        self._dispatcher.deliver(events)
         me = threading.get_ident()
         if me in self._in_hand:
             self._in_hand[me].pop()
@@ -361,20 +364,72 @@ class Link:
             selector.modify(self._socket, interest)
         self._interest = interest
 
-    # ---- what ages beside the connection; with the lock held ---------------------------------------------------
+    # ---- what is attached, and what it needs -------------------------------------------------------------------
 
-    def watch(self, clock: Timed) -> None:
-        """Have the connection's thread call ``_on_clock``, with the lock, whenever its time has come.
+    def attach(self, attached: Attached) -> None:
+        """Tell it of connection events, and when the moment of its ``next_deadline`` has come."""
+        self._dispatcher.attach(attached)
 
-        Call it again when the time has come nearer.
+    def detach(self, attached: Attached) -> None:
+        self._dispatcher.detach(attached)
+
+    def set_alarm(self, deadline: float) -> None:
+        """With the lock: look at the clock then; something attached has this deadline."""
+        if deadline < self._sleeps_until:
+            self.wake()
+
+    def report(self, error: Exception) -> None:
+        """Tell the program of an error that ends nothing."""
+        self._dispatcher.report(error)
+
+    def deadline(self, timeout_s: float) -> float:
+        return time.monotonic() + timeout_s
+
+    def until_done(self, start: Callable[[Any], None], timeout_s: float, what: str) -> None:
+        """Have the connection begin something, and wait until it is done: ``start`` is given the handle for it.
+
+        Raises:
+            RequestTimeout: It was not done in time.
         """
-        if clock not in self._clocks:
-            self._clocks.append(clock)
-        self.wake()
+        self.check_may_wait(what)
+        done = Waiter()
+        try:
+            with self.lock, self.doubt:
+                start(done)
+                self.flush()
+            self.settle()
+            self.wait_for(done, timeout_s, what)
+        finally:
+            with self.lock:
+                self.connection.forget_flush(done)
 
-    def unwatch(self, clock: Timed) -> None:
-        if clock in self._clocks:
-            self._clocks.remove(clock)
+    def new_inbox(self) -> str:
+        """A reply subject that is used by nobody else."""
+        with self.lock:
+            return self.connection.new_inbox()
+
+    def new_name(self) -> str:
+        """A name for something at the server that no other connection uses."""
+        with self.lock:
+            return self.connection.new_name()
+
+    def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
+        """End a subscription, at once or when it has received ``max_messages`` in all. Without the lock."""
+        with self.lock, self.doubt:
+            self.connection.unsubscribe(subscription, max_messages)
+            self.wake()
+        self.settle()
+
+    def drain(self, subscription: SubscriptionState, timeout_s: float) -> None:
+        """End a subscription; returns when all that the server had sent for it has arrived."""
+        connection = self.connection
+        what = f"drain of {subscription.subject!r}"
+        self.until_done(lambda handle: connection.drain(subscription, handle), timeout_s, what)
+
+    def give_up_session(self) -> None:
+        """A call into the connection was interrupted half-way: only a new session is sound."""
+        self.is_suspect = True
+        self._ring()
 
     # ---- writing: any thread, with the lock held ---------------------------------------------------------------
 
@@ -410,7 +465,7 @@ class Link:
         try:
             while True:
                 if not self._unsent:
-                    self._unsent = memoryview(self._machine.data_to_send())
+                    self._unsent = memoryview(self.connection.data_to_send())
                     if not self._unsent:
                         break
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -420,7 +475,7 @@ class Link:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
         self._is_moving = False
 
-    def make_room(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
+    def write_and_wait(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
         """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
 
         Whoever makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
@@ -429,7 +484,7 @@ class Link:
             TimeoutError: It took no more until the deadline.
         """
         self.flush()
-        while self._unsent and self._machine.is_connected and self.may_wait():
+        while self._unsent and self.connection.is_connected and self.may_wait():
             if is_over is not None and is_over():
                 return
             self.wait_for_room(deadline)
@@ -444,6 +499,18 @@ class Link:
         if left_s is not None and left_s <= 0:
             raise TimeoutError
         self.room.wait(left_s)
+
+    def when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
+        """With the lock: the attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the
+        deadline."""
+        while True:
+            self.flush()
+            try:
+                return attempt()
+            except BufferFull:
+                if self.connection.options.when_full == "raise" or not self.may_wait():
+                    raise
+            self.wait_for_room(deadline)
 
     def settle(self) -> None:
         """Pass on what happened. Without the lock."""
@@ -468,7 +535,7 @@ class Link:
             while not self._is_closing:
                 try:
                     self._perform_all(
-                        establish(self._machine, self._auth, self._tls, is_first=is_first), is_first=is_first
+                        establish(self.connection, self._auth, self._tls, is_first=is_first), is_first=is_first
                     )
                 except Exception as problem:
                     error = problem
@@ -478,18 +545,18 @@ class Link:
                 if self._must_close():
                     break
                 with self.lock:
-                    self._machine.end(describe_error(lost))
+                    self.connection.end(describe_error(lost))
                     self._hang_up()
                     self.room.notify_all()
                 self._is_establishing = True
                 self.settle()
-                if not self._machine.options.reconnect:
+                if not self.connection.options.reconnect:
                     error = ConnectionLost(describe_error(lost))
                     break
         finally:
             self._is_establishing = False
             with self.lock:
-                self._machine.close(None if self._is_closing else error)
+                self.connection.close(None if self._is_closing else error)
                 self._hang_up()
                 self.room.notify_all()
                 for end in (self._alarm, self._alarm_button, self._bell_button):
@@ -523,7 +590,7 @@ class Link:
         except StopIteration:
             pass
         with self.lock:
-            self._machine.on_time(time.monotonic())
+            self.connection.on_time(time.monotonic())
             self.flush()
             self.room.notify_all()
         self.settle()
@@ -531,7 +598,7 @@ class Link:
             self._opened.set_result(None)
 
     def _perform(self, step: Step) -> Any:
-        timeout_s = self._machine.options.connect_timeout_s
+        timeout_s = self.connection.options.connect_timeout_s
         match step:
             case Delay(seconds):
                 self._sleep(seconds)
@@ -574,7 +641,7 @@ class Link:
         assert self._socket is not None
         deadline = time.monotonic() + timeout_s
         with self.lock:
-            data = self._machine.data_to_send()
+            data = self.connection.data_to_send()
         self._socket.sendall(data)
         while not is_done():
             if self._is_closing:  # then the machine is closed, and never done
@@ -590,7 +657,7 @@ class Link:
             if not data:
                 raise ConnectionLost("the server closed the connection")
             with self.lock:
-                self._machine.receive_data(data)
+                self.connection.receive_data(data)
         self._socket.settimeout(timeout_s)
 
     def _serve(self) -> Exception:
@@ -606,14 +673,15 @@ class Link:
                     if self._interest is None:
                         self._make_selector()
                     self._watch_socket(is_ours=not self._guest)
-                    selector = self._selector
+                    selector, patience_s = self._selector, self._patience_s()
                     assert selector is not None
-                ready = selector.select(self._patience_s())
+                ready = selector.select(patience_s)
                 with self.lock:
                     self._attend(ready)
                     events = self._take_events()
                 self._pass_on(events)
                 del events  # while there is nothing to do, nothing that was read is kept alive
+                self._tell_time()
             return ConnectionLost("closed")
         # Many may keep the error for long; its traceback would keep what was in hand.
         except (OSError, JetSparkError) as error:
@@ -656,34 +724,35 @@ class Link:
                 self._alarm.recv(4096)
             elif mask & selectors.EVENT_READ and not self._guest:
                 self._read()
-        now = time.monotonic()
-        self._machine.on_time(now)
-        for clock in list(self._clocks):
-            if (deadline := clock._next_deadline()) is not None and now >= deadline:
-                self._advance(clock, now)
-        if not ready and not self._machine.out_bytes:
+        self.connection.on_time(time.monotonic())
+        if not ready and not self.connection.out_bytes:
             self._is_alarmed = False  # nobody has published for a while
         self.flush()
         if not self._unsent:
             self.room.notify_all()
 
-    def _advance(self, clock: Timed, now: float) -> None:
-        try:
-            clock._on_clock(now)
-        except Exception:
-            # A mistake, or what an interrupt has left in pieces: it must not take the connection of the others with it.
-            _logger.exception("%r failed, and is not called again", clock)
-            self.unwatch(clock)
+    def _tell_time(self) -> None:
+        """Without the lock: call what is attached and due."""
+        if self._dispatcher.attached:
+            now = time.monotonic()
+            with self.lock:
+                deadlines = [(attached, attached.next_deadline()) for attached in self._dispatcher.attached]
+            for attached, deadline in deadlines:
+                if deadline is not None and now >= deadline:
+                    self._dispatcher.guard(attached.on_time, now)
 
     def _patience_s(self) -> float:
-        """How long there may be nothing to do."""
-        if self._is_alarmed and not self._unsent:
-            return LINGER_S
-        with self.lock:
-            deadlines = [self._machine.next_deadline(), *(clock._next_deadline() for clock in self._clocks)]
+        """With the lock: how long there may be nothing to do."""
         now = time.monotonic()
-        deadline = min((each for each in deadlines if each is not None), default=now + LONGEST_SLEEP_S)
-        return min(max(0.0, deadline - now), LONGEST_SLEEP_S)
+        patience_s = LONGEST_SLEEP_S
+        deadlines = [self.connection.next_deadline(), *(each.next_deadline() for each in self._dispatcher.attached)]
+        for deadline in deadlines:
+            if deadline is not None:
+                patience_s = min(patience_s, max(0.0, deadline - now))
+        if self._is_alarmed and not self._unsent:
+            patience_s = min(patience_s, LINGER_S)
+        self._sleeps_until = now + patience_s
+        return patience_s
 
     def _read(self) -> None:
         assert self._socket is not None
@@ -694,10 +763,10 @@ class Link:
             count = self._socket.recv_into(self._arrived)
             if not count:
                 raise ConnectionLost("the server closed the connection")
-            self._machine.receive_data(bytes(self._arrived[:count]))
+            self.connection.receive_data(bytes(self._arrived[:count]))
             # TLS hands out one record at a time, and select cannot see those already decrypted.
             while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-                self._machine.receive_data(self._socket.recv(READ_BYTES))
+                self.connection.receive_data(self._socket.recv(READ_BYTES))
         except _NOT_NOW:
             pass
         self._is_moving = False
@@ -717,7 +786,7 @@ class Link:
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
         self._is_closing = self._has_ended = True
-        self._machine.disown(UsageError("it belongs to the process that forked this one; connect again here"))
+        self.connection.disown(UsageError("it belongs to the process that forked this one; connect again here"))
         if self._socket is not None:
             self._socket.close()  # this process's copy only; the parent's connection does not notice
             self._socket = None

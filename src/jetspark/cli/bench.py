@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jetspark.bench.report import Ratio, Report, Spread, Verdict, WorkloadResult
 from jetspark.bench.runner import Plan, run, total_samples
-from jetspark.bench.workload import Metric
+from jetspark.bench.workload import CPU_PER_MILLION, Metric
 from jetspark.bench.workloads import WORKLOADS
 from jetspark.errors import ConfigError
 
@@ -21,6 +21,8 @@ __all__ = ["bench"]
 
 # From this width on, a row also says how the contender does the work.
 WIDE_COLUMNS = 110
+# Below that width, a table with more baselines has no room for the spread.
+MOST_BASELINES_WITH_SPREAD = 2
 
 
 def bench(
@@ -101,8 +103,11 @@ def _show(report: Report, out: Console) -> None:
         out.print()
         out.print(f"[bold]{result.workload.name}[/]: {result.workload.what}")
         out.print(f"{result.count:,} operations, {result.workload.payload_bytes} bytes each")
-        for metric in result.workload.metrics:
-            out.print(_table(result, metric, is_wide=out.width >= WIDE_COLUMNS))
+        first, *others = (metric for metric in result.workload.metrics if metric != CPU_PER_MILLION)
+        is_wide = out.width >= WIDE_COLUMNS
+        out.print(_table(result, first, is_wide=is_wide, has_cpu=CPU_PER_MILLION in result.workload.metrics))
+        for metric in others:
+            out.print(_table(result, metric, is_wide=is_wide, has_cpu=False))
         for contender in result.contenders:
             if contender.skipped is not None:
                 out.print(f"{contender.name} skipped: {contender.skipped}", markup=False)
@@ -123,13 +128,17 @@ def _value(verdict: Verdict) -> str:
     return f"{verdict.value:,.0f}"
 
 
-def _table(result: WorkloadResult, metric: Metric, *, is_wide: bool) -> Table:
+def _table(result: WorkloadResult, metric: Metric, *, is_wide: bool, has_cpu: bool) -> Table:
+    has_spread = is_wide or len(result.workload.baselines) <= MOST_BASELINES_WITH_SPREAD
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(metric.name, no_wrap=True)
     table.add_column(metric.unit if metric.unit != "s" else "us", justify="right", no_wrap=True)
-    table.add_column("spread", justify="right", no_wrap=True)
+    if has_spread:
+        table.add_column("spread", justify="right", no_wrap=True)
     for baseline in result.workload.baselines:
         table.add_column(f"x {baseline}", justify="right", no_wrap=True)
+    if has_cpu:
+        table.add_column("CPU s/M", justify="right", no_wrap=True)
     if is_wide:
         table.add_column("how", style="dim")
     for contender in result.contenders:
@@ -140,8 +149,9 @@ def _table(result: WorkloadResult, metric: Metric, *, is_wide: bool) -> Table:
         table.add_row(
             contender.name,
             _amount(spread.median, metric),
-            _range(spread, metric),
+            *([_range(spread, metric)] if has_spread else []),
             *(_times(ratio) for ratio in ratios),
+            *([f"{contender.spreads[CPU_PER_MILLION.name].median:.1f}"] if has_cpu else []),
             *([contender.what] if is_wide else []),
         )
     return table

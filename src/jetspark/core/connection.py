@@ -25,23 +25,21 @@ A server that announces its end (lame duck) is left in good order, if another on
 accepted waits for the next session; a PING confirms what was handed over; for ``LINGER_S`` answers to it may arrive;
 then the subscriptions end, and with the answer to a last PING the session. Nothing is in doubt.
 
-``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at.
+``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
+arguments are woken by whoever passes the events on: see :mod:`jetspark.core.machine`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth, connect_fields
 from jetspark.core.events import (
     Closed,
     Connected,
-    ConnectionEvent,
     Disconnected,
     ErrorReported,
     LameDuck,
@@ -50,25 +48,29 @@ from jetspark.core.events import (
     ServersDiscovered,
     SlowConsumer,
 )
-from jetspark.core.headers import HeadersLike, encode
+from jetspark.core.headers import HeadersLike
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
+from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
+from jetspark.core.outbox import Outbox
+from jetspark.core.outcomes import Done, Event, Failed, Ready
 from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, Pong
+from jetspark.core.pings import Pings, SentPing
 from jetspark.core.reconnect import Server, ServerPool
-from jetspark.core.subjects import ApiSubject, validate_filter, validate_queue, validate_subject
+from jetspark.core.requests import Requests
+from jetspark.core.subjects import validate_filter, validate_queue
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscriptions import Subscriptions
 from jetspark.core.tls import describe_error
 from jetspark.core.version import VERSION
 from jetspark.errors import (
     AuthenticationFailed,
-    BufferFull,
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
     JetSparkError,
-    NoResponders,
     PayloadTooLarge,
     PermissionDenied,
     ProtocolError,
@@ -77,15 +79,12 @@ from jetspark.errors import (
 
 __all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
 
-# SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
-MIN_CONTROL_ROOM_BYTES = 1 << 20
+# Bounds of a subscription that drops nothing, in messages and bytes: more than memory holds.
+NO_BOUNDS = (1 << 30, 1 << 40)
 
 # Time for answers to what a server has confirmed, before it is left: publishers are held back meanwhile. Without it the
 # last acknowledgements of a stream with three replicas were missed.
 LINGER_S = 0.25
-
-# Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
-MAX_KNOWN_ADDRESSES = 4096
 
 
 class State(enum.Enum):
@@ -97,49 +96,13 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclass(slots=True)
-class Done:
-    """An operation succeeded."""
+class Connection(Outbox):
+    """One logical connection, over as many sessions as it takes.
 
-    handle: Any
-    result: Any = None
-
-
-@dataclass(slots=True)
-class Failed:
-    """An operation failed."""
-
-    handle: Any
-    error: Exception
-
-
-@dataclass(slots=True)
-class Ready:
-    """A subscription has messages to read, or is over."""
-
-    subscription: SubscriptionState
-
-
-Event: TypeAlias = Done | Failed | Ready | ConnectionEvent
-
-
-@dataclass(slots=True)
-class _SentPing:
-    handle: Any
-    """Who waits for the answer; None for a ping of our own."""
-    published: int
-    """How many messages had been published before it: its PONG confirms them."""
-    draining: SubscriptionState | None = None
-    is_liveness: bool = False
-    """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
-    then: Literal["", "linger", "leave"] = ""
-    """What its PONG means to a session that we are leaving."""
-    error: Exception | None = None
-    """Why it fails, whatever the server answers: one of the messages it waits for was not sent."""
-
-
-class Connection:
-    """One logical connection, over as many sessions as it takes."""
+    Its parts: what it sends is in :class:`Outbox`, its subscriptions in :class:`Subscriptions`, requests and their
+    answers in :class:`Requests`, confirmations and liveness in :class:`Pings`. Here are the session's states, and what
+    the server's commands mean to all of them.
+    """
 
     def __init__(
         self,
@@ -152,6 +115,10 @@ class Connection:
         client: Any = None,
     ) -> None:
         """``inbox`` is a subject prefix no other connection has; ``jitter`` gives random numbers in [0, 1)."""
+        self.info = ServerInfo()
+        """What the server of the present session, or of the last one, says of itself."""
+        self._requests = Requests(inbox)
+        super().__init__(options.send_buffer_bytes, self._requests.prefix, self.info.max_payload_bytes)
         self.options = options
         self.pool = ServerPool(
             servers,
@@ -162,54 +129,24 @@ class Connection:
         )
         self.state = State.IDLE
         self.server: Server | None = None
-        self.info = ServerInfo()
-        """What the server of the present session, or of the last one, says of itself."""
         self.greeting = ServerInfo()
         """The same of the server we are talking to, which may not be the one we want."""
         self.sessions = 0
         """How many there have been, the present one included."""
-        self.published = 0
-        """Messages accepted for sending since the beginning."""
-        self.out_bytes = 0
-        """Bytes accepted and not yet handed to the driver."""
-        self._message_class, self._client = message_class, client
-        self._max_payload_bytes = self.info.max_payload_bytes
-        self._events: list[Event] = []
-        self._routes: dict[bytes, SubscriptionState] = {}
-        self._parser = Parser(self._routes, message_class, client)
-        self._handshake = HandshakeReader()
-        self._wants_tls = self._is_secure = False
-        self._out: list[bytes] = []
-        self._last_words: list[bytes] | None = None
-        """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
-        self._published_at_leaving = 0
-        self.is_leaving = False
-        """Whether a driver has to ask for :meth:`next_deadline` anew: it may have come nearer."""
-        self._leave_at: float | None = None
-        """When lingering ends; 0 until somebody has told us the time."""
-        self._control_bytes = 0
-        """Bytes of ``_out`` that are not messages. They have a bound of their own: see :meth:`_check_control_room`."""
-        self._control_room_bytes = max(options.send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
-        self._login = b""
-        self._addresses: dict[str, bytes] = {}
-        self._room_bytes = options.send_buffer_bytes
-        """Bound of ``out_bytes``; below 0 once closed, so that ``publish`` needs one look for both."""
-        self._last_sid = 0
-        self._handed_over = 0
-        self._confirmed = 0
         self.lost_messages = 0
         """Publishes that were unconfirmed when their session ended, of all sessions."""
-        self._pings: deque[_SentPing] = deque()
-        self._ping_due: float | None = None
-        self._has_been_connected = False
+        self._message_class, self._client = message_class, client
+        self._events: list[Event] = []
+        self._subscriptions = Subscriptions()
+        self._parser = Parser(self._subscriptions.routes, message_class, client)
+        self._handshake = HandshakeReader()
+        self._wants_tls = self._is_secure = False
+        self._login = b""
+        self._pings = Pings(options.ping_interval_s, options.max_outstanding_pings)
+        self._leave_at: float | None = None
+        """When lingering ends; 0 until somebody has told us the time."""
         self._refused_publish: PermissionDenied | PayloadTooLarge | None = None
         self._last_complaint: ServerRefused | None = None
-        self._inbox = inbox
-        self._reply_subject = f"{inbox}."
-        self._replies: SubscriptionState | None = None
-        self._requests: dict[str, tuple[Any, str]] = {}
-        self._last_token = 0
-        self._closed_because = "the connection is closed"
         self._has_told_closed = False
 
     # ---- the session -------------------------------------------------------------------------------------------
@@ -225,35 +162,28 @@ class Connection:
     @property
     def unconfirmed_messages(self) -> int:
         """Publishes handed to the network that the server has not confirmed by answering a later PING."""
-        return self._handed_over - self._confirmed
-
-    @property
-    def buffered_messages(self) -> int:
-        """Publishes accepted and not yet handed to the network."""
-        return self.published - self._handed_over
+        return self._handed_over - self._pings.confirmed
 
     @property
     def in_doubt(self) -> int:
         """Publishes of which nobody knows yet whether they arrive: unconfirmed, or still buffered here."""
-        return self.published - self._confirmed
+        return self.published - self._pings.confirmed
 
     @property
     def subscriptions(self) -> list[SubscriptionState]:
-        return list(self._routes.values())
+        return self._subscriptions.all
 
     def new_inbox(self) -> str:
         """A reply subject that is used by nobody else, for a subscription of its own."""
-        self._last_token += 1
-        return f"{self._inbox}.many.{self._last_token}"
+        return f"{self._requests.inbox}.many.{self._requests.next_token()}"
 
     def new_batch(self) -> tuple[str, str]:
         """A prefix of reply subjects and a batch id below it that no other connection uses."""
-        return self._inbox.rpartition(".")[0], self.new_name()
+        return self._requests.inbox.rpartition(".")[0], self.new_name()
 
     def new_name(self) -> str:
         """A name for something at the server that no other connection uses."""
-        self._last_token += 1
-        return f"{self._inbox.rpartition('.')[2]}-{self._last_token}"
+        return f"{self._requests.inbox.rpartition('.')[2]}-{self._requests.next_token()}"
 
     def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
         """A transport to ``server`` is being opened; its greeting is expected.
@@ -266,7 +196,7 @@ class Connection:
         self.server = server
         self.greeting = ServerInfo()
         self._wants_tls, self._is_secure = wants_tls or server.requires_tls, is_secure
-        self._parser = Parser(self._routes, self._message_class, self._client)
+        self._parser = Parser(self._subscriptions.routes, self._message_class, self._client)
         self._handshake = HandshakeReader()
         self._last_complaint = None
 
@@ -360,7 +290,7 @@ class Connection:
         was_connected = self.is_connected
         self.state = State.IDLE
         self._login = b""
-        self._ping_due = None
+        self._pings.due = None
         if was_connected:
             self._end_session(self._last_complaint.text if self._last_complaint is not None else reason)
 
@@ -376,17 +306,12 @@ class Connection:
         complaint = self._last_complaint
         if complaint is not None and is_about_credentials(complaint.text):
             self.pool.refused_in_use(AuthenticationFailed(str(self.server), complaint.text))
-        # Only publishes wait for the next session: subscriptions are sent again from their own table.
-        unsent, self._last_words = [*(self._last_words or ()), *self._out], None
-        self.is_leaving, self._leave_at = False, None
-        self._out = [frame for frame in unsent if frame.startswith((b"PUB ", b"HPUB "))]
-        self._control_bytes = 0
-        self.out_bytes = sum(map(len, self._out))
+        self._keep_messages()  # only these: subscriptions are sent again from their own table
+        self._leave_at = None
         unconfirmed = self.unconfirmed_messages
         self.lost_messages += unconfirmed
-        confirmed, self._confirmed = self._confirmed, self._handed_over
-        pings, self._pings = self._pings, deque()
-        for ping in pings:
+        confirmed, self._pings.confirmed = self._pings.confirmed, self._handed_over
+        for ping in self._pings.take_all():
             if ping.draining is not None:  # nothing more will come: that is what draining waits for
                 self._finish(ping.draining)
             if ping.handle is None:
@@ -396,9 +321,11 @@ class Connection:
             elif unconfirmed and ping.published > confirmed:
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
-                self._pings.append(_SentPing(ping.handle, self.published, error=ping.error))
-        buffered = self.published - self._handed_over
-        self._events.append(Disconnected(str(self.server), reason, unconfirmed, buffered, self.published))
+                self._pings.add(SentPing(ping.handle, self.published, error=ping.error))
+        for subscription in [each for each in self.subscriptions if each.is_finished]:
+            self._finish(subscription)  # an interrupt came between
+        told = Disconnected(str(self.server), reason, unconfirmed, self.buffered_messages, self.published)
+        self._events.append(told)
 
     def close(self, error: Exception | None = None) -> None:
         """End everything. Whoever still waits is told. One that was interrupted is done again by the next."""
@@ -410,24 +337,20 @@ class Connection:
         self.state = State.CLOSED
         self._room_bytes = -1
         self._login = b""
-        self._ping_due = None
-        for ping in self._pings:
-            if ping.handle is not None:
-                self._events.append(Failed(ping.handle, cause))
-        self._pings.clear()
-        for handle, _ in self._requests.values():
-            self._events.append(Failed(handle, cause))
-        self._requests.clear()
-        for subscription in list(self._routes.values()):
+        self._pings.due = None
+        self._events.extend(Failed(ping.handle, cause) for ping in self._pings if ping.handle is not None)
+        self._pings.take_all()
+        self._requests.fail_all(cause, self._events)
+        for subscription in self._subscriptions.all:
             if error is not None:
                 subscription.error = error
             self._finish(subscription)
-        self._events.append(Closed(error, self.published - self._handed_over))
+        self._events.append(Closed(error, self.buffered_messages))
         self._has_told_closed = True
 
     def disown(self, error: Exception) -> None:
         """End everything here: the connection is another process's, and so are the messages that are on their way."""
-        self._handed_over = self._confirmed = self.published
+        self._handed_over = self._pings.confirmed = self.published
         self.close(error)
         self.events()
 
@@ -447,30 +370,14 @@ class Connection:
         if self.state is not State.CONNECTED:
             data, self._login = self._login, b""
             return data
-        if self._last_words is not None:
-            return self._take_last_words()
-        if not self._out:
-            return b""
-        data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
-        self._handed_over = self.published
-        self._out.clear()
-        self.out_bytes = self._control_bytes = 0
-        return data
-
-    def _take_last_words(self) -> bytes:
-        assert self._last_words is not None
-        data = b"".join(self._last_words)
-        self._last_words.clear()
-        self.out_bytes -= len(data)
-        self._control_bytes = 0
-        self._handed_over = self._published_at_leaving
-        return data
+        return self._take()
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next; None while there is nothing to wait for."""
+        due = self._pings.due
         if self._leave_at is not None:
-            return self._leave_at if self._ping_due is None else min(self._leave_at, self._ping_due)
-        return self._ping_due
+            return self._leave_at if due is None else min(self._leave_at, due)
+        return due
 
     def on_time(self, now: float) -> None:
         """Time has passed. Call it once after connecting too: that starts the clock.
@@ -484,112 +391,10 @@ class Connection:
             self._leave_at = now + LINGER_S
         elif self._leave_at is not None and now >= self._leave_at:
             self._say_goodbye()
-        if self._ping_due is not None and now < self._ping_due:
-            return
-        if self._ping_due is not None:
-            unanswered = sum(ping.is_liveness for ping in self._pings)
-            if unanswered >= self.options.max_outstanding_pings:
-                raise ConnectionLost(f"{unanswered} pings without an answer")
-            self._send_ping(_SentPing(None, self.published, is_liveness=True))
-        self._ping_due = now + self.options.ping_interval_s
+        if self._pings.on_time(now):
+            self._send_ping(SentPing(None, self.published, is_liveness=True))
 
-    # ---- operations --------------------------------------------------------------------------------------------
-
-    def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: HeadersLike | None = None) -> None:
-        """Accept a message for sending.
-
-        Raises:
-            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: Nothing was accepted, nothing will be sent.
-            BufferFull: Not accepted; try again when there is room.
-            ConnectionClosed: Not accepted.
-        """
-        address = self._addresses.get(subject)
-        if address is None:
-            address = self._learn_address(subject)
-        if reply:
-            # A reply subject of our own making needs no second look.
-            raw_reply = reply.encode() if reply.startswith(self._reply_subject) else validate_subject(reply).encode()
-            address = b"%b %b" % (address, raw_reply)
-        if type(data) is not bytes:
-            data = _to_bytes(data)
-        if headers:
-            block = encode(headers)
-            if len(block) + len(data) > self._max_payload_bytes:
-                raise PayloadTooLarge(len(block) + len(data), self._max_payload_bytes)
-            frame = frames.HPUB % (address, len(block), len(block) + len(data), block, data)
-        else:
-            if len(data) > self._max_payload_bytes:
-                raise PayloadTooLarge(len(data), self._max_payload_bytes)
-            frame = frames.PUB % (address, len(data), data)
-        out_bytes = self.out_bytes + len(frame)
-        if out_bytes > self._room_bytes:
-            self._check_room()
-        self.published += 1  # before it is there: an interrupt in between leaves one counted too many, never too few
-        self.out_bytes = out_bytes
-        self._out.append(frame)
-
-    def publish_raw(self, address: bytes, data: bytes) -> None:
-        """Like :meth:`publish`, for an address that came from the server and is used once, such as an ack's.
-
-        It is neither checked nor remembered. The data are ours, and small.
-        """
-        frame = frames.PUB % (address, len(data), data)
-        out_bytes = self.out_bytes + len(frame)
-        if out_bytes > self._room_bytes:
-            self._check_room()
-        self.published += 1
-        self.out_bytes = out_bytes
-        self._out.append(frame)
-
-    def publish_frames(self, ready: list[bytes], *, is_urgent: bool = False) -> None:
-        """Like :meth:`publish`, for many messages whose frames their sender has built.
-
-        All are accepted or none. What is in them is neither checked nor looked at: :meth:`address` and
-        :meth:`payload` do that. What ``is_urgent`` is small and rare, and does not wait for room.
-        """
-        data = ready[0] if len(ready) == 1 else b"".join(ready)
-        out_bytes = self.out_bytes + len(data)
-        if out_bytes > self._room_bytes and (not is_urgent or self.is_closed):
-            self._check_room()
-        self.published += len(ready)
-        self.out_bytes = out_bytes
-        self._out.append(data)
-
-    def publish_frame(self, data: bytes) -> None:
-        """Like :meth:`publish_frames`, for one."""
-        out_bytes = self.out_bytes + len(data)
-        if out_bytes > self._room_bytes:
-            self._check_room()
-        self.published += 1
-        self.out_bytes = out_bytes
-        self._out.append(data)
-
-    def address(self, subject: str) -> bytes:
-        """A subject as it stands in a frame.
-
-        Raises:
-            InvalidSubject: It cannot be published to.
-        """
-        return self._addresses.get(subject) or self._learn_address(subject)
-
-    def payload(self, data: bytes, header_bytes: int = 0) -> bytes:
-        """A payload as it stands in a frame.
-
-        Raises:
-            PayloadTooLarge, ConfigError: It cannot be published.
-        """
-        if type(data) is not bytes:
-            data = _to_bytes(data)
-        if header_bytes + len(data) > self._max_payload_bytes:
-            raise PayloadTooLarge(header_bytes + len(data), self._max_payload_bytes)
-        return data
-
-    def _check_room(self) -> None:
-        if self.is_closed:
-            raise ConnectionClosed(self._closed_because)
-        # A message larger than the whole buffer goes through an empty one: it must not wait for ever.
-        if self._out:
-            raise BufferFull(self.out_bytes, self.options.send_buffer_bytes)
+    # ---- subscriptions, flushes, requests ----------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -598,12 +403,28 @@ class Connection:
         *,
         max_pending_messages: int | None = None,
         max_pending_bytes: int | None = None,
+        is_unbounded: bool = False,
+        reader: Reader | None = None,
+        message_class: type[CoreMessage] | None = None,
+        is_inbox: bool = False,
         answers_to: str = "",
-        handle: Any = None,
+        follows_sessions: bool = False,
+        ends_with_session: bool = False,
     ) -> SubscriptionState:
         """Start receiving.
 
-        ``answers_to`` names a subject we ask on: if we may not publish there, the subscription ends with that error.
+        Args:
+            subject: What to receive; it may have wildcards.
+            queue: Each message goes to one member of the queue group only.
+            max_pending_messages: Bound of unread messages, instead of the connection's; see also
+                ``max_pending_bytes``.
+            is_unbounded: Nothing is dropped: its owner asks for no more than it can hold.
+            reader: Who is woken when messages have arrived.
+            message_class: What its messages are, if not what the connection's messages are.
+            is_inbox: Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open.
+            answers_to: A subject we ask on: if we may not publish there, the subscription ends with that error.
+            follows_sessions: The reader is woken when a session begins, too.
+            ends_with_session: The subscription is over when the next session begins.
 
         Raises:
             BufferFull: The network takes nothing, and as many subscriptions as allowed wait for it.
@@ -611,30 +432,34 @@ class Connection:
         validate_filter(subject)
         if queue:
             validate_queue(queue)
-        messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
-        size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
-        messages, size = whole("max_pending_messages", messages), whole("max_pending_bytes", size)
-        if self.is_closed:
-            raise ConnectionClosed(self._closed_because)
+        messages, size = self._bounds(max_pending_messages, max_pending_bytes) if not is_unbounded else NO_BOUNDS
+        self._check_open()
         self._check_control_room()
-        self._last_sid += 1
-        subscription = SubscriptionState(
-            self._last_sid,
+        subscription = self._subscriptions.add(
             subject,
             queue,
             max_pending_messages=messages,
             max_pending_bytes=size,
+            reader=reader,
+            message_class=message_class,
+            is_inbox=is_inbox,
             answers_to=answers_to,
-            handle=handle,
+            follows_sessions=follows_sessions,
+            ends_with_session=ends_with_session,
         )
-        self._routes[b"%d" % subscription.sid] = subscription
         self._send_control(frames.sub(subject, queue, subscription.sid))
         return subscription
+
+    def _bounds(self, max_pending_messages: int | None, max_pending_bytes: int | None) -> tuple[int, int]:
+        messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
+        size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
+        return whole("max_pending_messages", messages), whole("max_pending_bytes", size)
 
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all."""
         max_messages = whole("max_messages", max_messages, low=0)
         if subscription.is_finished:
+            self._finish(subscription)  # what ended it may have been interrupted
             return
         if max_messages > subscription.received:
             self._check_control_room()  # a limit can be changed any number of times
@@ -648,6 +473,8 @@ class Connection:
             # The server counts from the SUB of this session, which may be younger than the subscription.
             self._send_control(frames.unsub(subscription.sid, max_messages - subscription.received_before))
         else:
+            # First: if the rest is interrupted, the session is given up, and its end removes what is finished.
+            subscription.is_finished = True
             self._send_control(frames.unsub(subscription.sid))
             self._finish(subscription)
 
@@ -658,57 +485,51 @@ class Connection:
             self._events.append(Done(handle))
             return
         self._send_control(frames.unsub(subscription.sid))
-        self._send_ping(_SentPing(handle, self.published, draining=subscription))
+        self._send_ping(SentPing(handle, self.published, draining=subscription))
 
     def flush(self, handle: Any) -> None:
         """``handle`` is Done when the server has processed everything published before this call."""
-        if self.is_closed:
-            raise ConnectionClosed(self._closed_because)
+        self._check_open()
         self._check_control_room()
-        self._send_ping(_SentPing(handle, self.published))
+        self._send_ping(SentPing(handle, self.published))
 
     def forget_flush(self, handle: Any) -> None:
         """Nobody waits for this flush any more."""
-        for ping in self._pings:
-            if ping.handle is handle:
-                ping.handle = None
-        if not self.is_connected:  # none of these has been sent, and none needs to be
-            self._pings = deque(ping for ping in self._pings if ping.handle is not None)
+        self._pings.forget(handle, is_connected=self.is_connected)
 
     def request(self, handle: Any, subject: str, data: bytes, headers: HeadersLike | None) -> str:
         """Publish with a reply subject of our own; ``handle`` is Done with the first answer.
 
         Returns a token for :meth:`forget`, which the driver must call when it stops waiting.
         """
-        if self._replies is None:
-            self._replies = self._subscribe_to_replies()
-        self._last_token += 1
-        token = str(self._last_token)
-        self.publish(subject, data, self._reply_subject + token, headers)
-        self._requests[token] = (handle, subject)
+        requests = self._requests
+        if requests.replies is None:
+            requests.replies = self._subscribe_to_replies()
+        token = str(requests.next_token())
+        self.publish(subject, data, requests.prefix + token, headers)
+        requests.add(token, handle, subject)
         return token
 
     def _subscribe_to_replies(self) -> SubscriptionState:
-        for abandoned in [entry for entry in self._routes.values() if entry.subject == f"{self._inbox}.*"]:
+        subject = self._requests.filter
+        for abandoned in self._subscriptions.named(subject):
             self.unsubscribe(abandoned)  # of a request that was interrupted in here
-        replies = self.subscribe(f"{self._inbox}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40)
-        replies.is_inbox = True
-        return replies
+        return self.subscribe(subject, is_unbounded=True, is_inbox=True)
 
     def forget(self, token: str) -> None:
         """Nobody waits for this answer any more; a late one is dropped."""
-        self._requests.pop(token, None)
+        self._requests.forget(token)
 
     def forget_handle(self, handle: Any) -> None:
         """:meth:`forget` for those who have no token: they were interrupted before they got it."""
-        for token in [token for token, (waiting, _) in self._requests.items() if waiting is handle]:
-            del self._requests[token]
+        self._requests.forget_handle(handle)
 
     # ---- what the peer sends -----------------------------------------------------------------------------------
 
     def _deliver(self, subscription: SubscriptionState) -> None:
-        if subscription is self._replies:
-            self._answer(subscription)
+        if subscription is self._requests.replies:
+            self._requests.answer(subscription.arrived, self._events)
+            subscription.arrived.clear()
             return
         before = subscription.dropped
         if subscription.settle(self._parser.chunk_bytes):
@@ -719,21 +540,6 @@ class Connection:
         if subscription.is_finished:
             self._remove(subscription)
         self._events.append(Ready(subscription))
-
-    def _answer(self, replies: SubscriptionState) -> None:
-        prefix = self._reply_subject
-        skip = len(prefix)
-        for message in replies.arrived:
-            # The server chooses the subscription a message goes to; whose answer it is, the subject must say in full.
-            waiting = self._requests.pop(message.subject[skip:], None) if message.subject.startswith(prefix) else None
-            if waiting is None:
-                continue  # timed out or cancelled before the answer came, or a second answer
-            handle, subject = waiting
-            if is_no_responders(message):
-                self._events.append(Failed(handle, NoResponders(subject)))
-            else:
-                self._events.append(Done(handle, message))
-        replies.arrived.clear()
 
     def _on_control(self, frame: Control) -> None:
         if isinstance(frame, Ping):
@@ -751,12 +557,11 @@ class Connection:
         if self.state is State.LOGGING_IN:
             self._on_connected()
             return
-        if not self._pings or self.state is not State.CONNECTED:
+        ping = self._pings.on_pong() if self.state is State.CONNECTED else None
+        if ping is None:
             return  # an unasked PONG is odd but harmless
         self._last_complaint = None  # it was forgiven: the session goes on
         self.pool.proven()
-        ping = self._pings.popleft()
-        self._confirmed = max(self._confirmed, ping.published)
         if ping.then == "linger":
             self._leave_at = 0.0
         elif ping.then == "leave":
@@ -777,23 +582,15 @@ class Connection:
         self.state = State.CONNECTED
         self.sessions += 1
         self._take_info(self.greeting)
-        restored: list[bytes] = []
-        for subscription in self._routes.values():
-            restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
-            subscription.received_before = subscription.received
-            if subscription.max_messages:
-                left = subscription.max_messages - subscription.received
-                restored.append(frames.unsub(subscription.sid, left))
-        self._out[:0] = restored
-        self.out_bytes += sum(map(len, restored))
-        pings, self._pings = self._pings, deque()
-        for ping in pings:
+        for subscription in [each for each in self._subscriptions.all if each.ends_with_session]:
+            self._finish(subscription)
+        self._say_first(self._subscriptions.restore())
+        for ping in self._pings.take_all():
             ping.published = self.published  # all that is buffered goes out before it
             self._send_ping(ping)
         server = str(self.server)
-        self._events.append(Reconnected(server) if self._has_been_connected else Connected(server))
-        self._has_been_connected = True
-        self._events.extend(Ready(entry) for entry in self._routes.values() if entry.follows_sessions)
+        self._events.append(Connected(server) if self.sessions == 1 else Reconnected(server))
+        self._events.extend(Ready(entry) for entry in self._subscriptions.all if entry.follows_sessions)
 
     def _on_info(self, frame: Info) -> None:
         try:
@@ -816,63 +613,30 @@ class Connection:
 
     def _leave(self) -> None:
         """Go to another server as soon as this one has confirmed and answered what it got."""
-        self._last_words, self._out = [*self._out, frames.PING], []
-        self.out_bytes += len(frames.PING)
-        self.is_leaving = True
-        self._published_at_leaving = self.published
-        self._pings.append(_SentPing(None, self.published, then="linger"))
+        self._hold_back()
+        self._say_last([frames.PING])
+        self._pings.add(SentPing(None, self.published, then="linger"))
 
     def _say_goodbye(self) -> None:
         """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
-        assert self._last_words is not None
-        goodbye = [frames.unsub(subscription.sid) for subscription in self._routes.values()] + [frames.PING]
-        self._last_words += goodbye
-        self.out_bytes += sum(map(len, goodbye))
+        self._say_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
         self._leave_at = None
-        # In front: those behind it have not been sent, and will not be before the next session.
-        self._pings.appendleft(_SentPing(None, self._published_at_leaving, then="leave"))
+        self._pings.add_first(SentPing(None, self._published_at_leaving, then="leave"))
 
     def _take_info(self, info: ServerInfo) -> None:
         """The server of this session says so."""
         self.info = info
-        has_less_room = info.max_payload_bytes < self._max_payload_bytes
-        self._max_payload_bytes = info.max_payload_bytes
-        if has_less_room and self._out:
-            self._drop_too_large()
+        for number, message in self._allow_payload(info.max_payload_bytes):
+            self._on_dropped(message, number)
         self._discover(info)
 
-    def _drop_too_large(self) -> None:
-        """Drop the messages that were accepted when more was allowed: for one of them the server ends the session, and
-        all that was sent with it is in doubt."""
-        kept: list[bytes] = []
-        number = self._handed_over if self._last_words is None else self._published_at_leaving
-        for entry in self._out:
-            if not entry.startswith((b"PUB ", b"HPUB ")):
-                kept.append(entry)
-                continue
-            for message in frames.published(entry):
-                number += 1
-                if message.size <= self._max_payload_bytes:
-                    kept.append(message.frame)
-                else:
-                    self._drop(message, number)
-        self.out_bytes += sum(map(len, kept)) - sum(map(len, self._out))
-        self._out = kept
-
-    def _drop(self, message: frames.Published, number: int) -> None:
+    def _on_dropped(self, message: frames.Published, number: int) -> None:
         """Whoever waits for the ``number``-th of all messages is told that it was not sent."""
-        error = PayloadTooLarge(message.size, self._max_payload_bytes, message.subject.decode(errors="replace"))
+        error = PayloadTooLarge(message.size, self.info.max_payload_bytes, message.subject.decode(errors="replace"))
         self._events.append(ErrorReported(error))
-        prefix = self._reply_subject.encode()
-        if message.reply.startswith(prefix):
-            request = self._requests.pop(message.reply[len(prefix) :].decode(), None)
-            if request is not None:
-                self._events.append(Failed(request[0], error))
-            return
-        waiting = [ping for ping in self._pings if ping.published >= number and ping.handle is not None]
-        for ping in waiting:
-            ping.error = ping.error or error
-        if not waiting:
+        if not self._requests.fail_reply(message.reply, error, self._events) and not self._pings.fail_from(
+            number, error
+        ):
             self._refused_publish = self._refused_publish or error
 
     def _discover(self, info: ServerInfo) -> None:
@@ -909,89 +673,38 @@ class Connection:
     def _on_permission_denied(self, error: PermissionDenied, queue: str) -> None:
         subject = error.subject
         if error.operation == "publish":
-            tokens = [token for token, (_, asked) in self._requests.items() if asked == subject]
-            for token in tokens:
-                handle, _ = self._requests.pop(token)
-                self._events.append(Failed(handle, error))
-            asking = [entry for entry in self._routes.values() if entry.answers_to == subject]
+            was_asked = self._requests.fail_subject(subject, error, self._events)
+            asking = self._subscriptions.answering(subject)
             for subscription in asking:
                 subscription.error = error
                 self._send_control(frames.unsub(subscription.sid))
                 self._finish(subscription)
-            if not tokens and not asking:
+            if not was_asked and not asking:
                 self._refused_publish = self._refused_publish or error
         else:
-            for subscription in [
-                entry for entry in self._routes.values() if entry.subject == subject and entry.queue == queue
-            ]:
+            for subscription in self._subscriptions.named(subject, queue):
                 subscription.error = error
                 self._finish(subscription)
-                if subscription is self._replies:
-                    self._replies = None
-                    for handle, _ in self._requests.values():
-                        self._events.append(Failed(handle, error))
-                    self._requests.clear()
+                if subscription is self._requests.replies:
+                    self._requests.replies = None
+                    self._requests.fail_all(error, self._events)
         self._events.append(ErrorReported(error))
-
-    # ---- small steps -------------------------------------------------------------------------------------------
 
     def _send_control(self, frame: bytes) -> None:
         # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.
-        if self.state is not State.CONNECTED:
-            return
-        if self._last_words is None:
-            self._out.append(frame)
-        elif frame is frames.PONG:
-            self._last_words.append(frame)
-        else:
-            return  # for a session that we are leaving it is as if there were none
-        self.out_bytes += len(frame)
-        self._control_bytes += len(frame)
+        if self.state is State.CONNECTED:
+            self._say(frame)
 
-    def _check_control_room(self) -> None:
-        """Where the network takes nothing, subscribing and flushing must not go on for ever either.
-
-        An UNSUB is always accepted: there are no more of them than subscriptions.
-        """
-        if self._control_bytes > self._control_room_bytes:
-            raise BufferFull(self._control_bytes, self._control_room_bytes)
-
-    def _send_ping(self, ping: _SentPing) -> None:
-        self._pings.append(ping)
+    def _send_ping(self, ping: SentPing) -> None:
+        self._pings.add(ping)
         self._send_control(frames.PING)
 
     def _finish(self, subscription: SubscriptionState) -> None:
         subscription.is_finished = True
-        self._events.append(Ready(subscription))
-        self._remove(subscription)  # the last step: what was interrupted before it is done again
+        if b"%d" % subscription.sid in self._subscriptions.routes:
+            self._events.append(Ready(subscription))
+            self._remove(subscription)  # the last step: what was interrupted before it is done again
 
     def _remove(self, subscription: SubscriptionState) -> None:
-        if self._routes.pop(b"%d" % subscription.sid, None) is not None:
+        if self._subscriptions.remove(subscription):
             self._parser.forget_routes()
-
-    def _learn_address(self, subject: str) -> bytes:
-        if isinstance(subject, ApiSubject):
-            # Not remembered: the same text as a plain str is no subject to publish to.
-            return validate_filter(subject).encode()
-        address = validate_subject(subject).encode()
-        if len(self._addresses) >= MAX_KNOWN_ADDRESSES:
-            self._addresses.clear()
-        self._addresses[subject] = address
-        return address
-
-
-def is_no_responders(message: CoreMessage) -> bool:
-    """Whether this is the server's own answer to a request that nobody listens to."""
-    if message.data:
-        return False
-    try:
-        status = message.status
-    except ProtocolError:  # the sender's fault, not the connection's: reading the headers raises
-        return False
-    return status is not None and status.code == 503
-
-
-def _to_bytes(data: object) -> bytes:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    raise ConfigError(f"data of type {type(data).__name__}: expected bytes; encode text with .encode()")

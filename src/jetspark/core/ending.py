@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from jetspark.core.connection import Connection
 from jetspark.core.options import ConnectOptions
+from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BufferFull,
     ConnectionLost,
@@ -40,9 +41,9 @@ class AwaitAcks:
 
 @dataclass(frozen=True, slots=True)
 class ReadUp:
-    """Have the server send no more and these readers finish; the answer is whether they did in time."""
+    """Have the server send no more on these and their readers finish; the answer is whether they did in time."""
 
-    readers: list[Any]
+    subscriptions: list[SubscriptionState]
 
 
 Step: TypeAlias = Confirm | AwaitAcks | ReadUp
@@ -71,11 +72,10 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
         ConnectionLost, PermissionDenied: As for :func:`close`.
     """
     # Acknowledgements come to inboxes, and are waited for once everything is sent.
-    states = [state for state in machine.subscriptions if state.handle is not None and not state.is_inbox]
-    readers = [state.handle for state in states]
+    read = [each for each in machine.subscriptions if each.reader is not None and not each.is_inbox]
     lost_before = machine.lost_messages
-    is_read = yield ReadUp(readers)
-    unread = sum(reader.pending_messages for reader in readers)
+    is_read = yield ReadUp(read)
+    unread = sum(each.reader.pending_messages for each in read if each.reader is not None)
     try:
         yield from _confirm(machine)
     except RequestTimeout:

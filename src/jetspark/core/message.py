@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jetspark.core.headers import Headers, Status, decode, decode_status
-from jetspark.errors import UsageError
+from jetspark.errors import ProtocolError, UsageError
 
-__all__ = ["CoreMessage"]
+__all__ = ["CoreMessage", "is_no_responders"]
 
 
 class CoreMessage:
@@ -61,3 +61,14 @@ class CoreMessage:
     def __repr__(self) -> str:
         reply = f", reply={self.reply!r}" if self.raw_reply else ""
         return f"<Message subject={self.subject!r}{reply}, {len(self.data)} bytes>"
+
+
+def is_no_responders(message: CoreMessage) -> bool:
+    """Whether this is the server's own answer to a request that nobody listens to."""
+    if message.data:
+        return False
+    try:
+        status = message.status
+    except ProtocolError:  # the sender's fault, not the connection's: reading the headers raises
+        return False
+    return status is not None and status.code == 503

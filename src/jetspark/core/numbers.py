@@ -12,7 +12,18 @@ from typing import Any
 
 from jetspark.errors import ConfigError
 
-__all__ = ["INT64", "MAX_SECONDS", "UINT64", "check_timeout", "seconds", "seconds_above_0", "timeout_of", "whole"]
+__all__ = [
+    "INT64",
+    "MAX_SECONDS",
+    "UINT64",
+    "check_timeout",
+    "rate",
+    "seconds",
+    "seconds_above_0",
+    "share",
+    "timeout_of",
+    "whole",
+]
 
 INT64, UINT64 = 2**63 - 1, 2**64 - 1
 # As nanoseconds these fit the server's durations, and as seconds what threads may wait for.
@@ -59,6 +70,30 @@ def seconds_above_0(what: str, value: Any, *, instead: str = "") -> float:
     if 0 < number <= MAX_SECONDS:
         return number
     raise _unfit(what, value, _finite("seconds above 0", number), instead)
+
+
+def share(what: str, value: Any, *, instead: str = "") -> float:
+    """A part of a whole, from 0 to 1.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    number = value if type(value) in (float, int) else _real(what, value, "a number from 0 to 1", instead)
+    if 0 <= number <= 1:
+        return number
+    raise _unfit(what, value, "a number from 0 to 1", instead)
+
+
+def rate(what: str, value: Any, *, instead: str = "") -> float:
+    """How many a second: more than 0, and no more than can be counted.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    number = value if type(value) in (float, int) else _real(what, value, "a number above 0", instead)
+    if 0 < number <= INT64:
+        return number
+    raise _unfit(what, value, "a number above 0" + (f", and at most {INT64}" if number > INT64 else ""), instead)
 
 
 def check_timeout(timeout: Any) -> None:

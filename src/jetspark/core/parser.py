@@ -3,8 +3,9 @@
 Theory of operation. A chunk holds some complete frames and perhaps the beginning of one more. Three readers share it.
 Each reads frames from the start of what the one before has left, and stops at the first frame it is not made for:
 
-* ``_read_run`` is for what a consumer of a stream gets: messages of one subscription, subject and size, which differ
-  in payload and reply subject only. One regular expression, made for exactly these, finds them all in one C call.
+* ``_read_run`` is for what a consumer of a stream gets, messages of one subscription, subject and size, which differ
+  in payload and reply subject only; and for answers that come to an inbox in great numbers, which differ in payload and
+  the last token of their subject. One regular expression, made for exactly these, finds them all in one C call.
 * ``_read_lines`` is for plain ``MSG`` frames whose payload has no line break: the chunk is cut at every CRLF by one
   C call, and the pieces are pairs of control line and payload. It stops at the first pair that is anything else (a
   payload of another length than announced, ``HMSG``, a control frame).
@@ -32,11 +33,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
@@ -109,15 +110,27 @@ class Route(Protocol):
     """What its messages are, if not what the connection's messages are."""
 
 
+class _Kind(NamedTuple):
+    """What the control lines of a run have in common."""
+
+    before: bytes
+    """Of the part that differs."""
+    after: bytes
+    subject: str
+    """Of all; or the beginning of the subjects, and the part that differs is the rest of them."""
+    route: Route
+    has_replies: bool
+    """Whether the part that differs is the reply subject."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Messages of one subscription, subject and size, as they are expected to come."""
+    """Messages of one kind, as they are expected to come."""
 
-    beginning: bytes
+    kind: _Kind
     frames: re.Pattern[bytes]
-    """Matches one message after the other without a gap, then all that is left; the groups are reply, payload, rest."""
-    subject: str
-    route: Route
+    """Matches one message after the other without a gap, then all that is left. The groups are the part of the line
+    that differs, payload, rest."""
 
 
 class Parser:
@@ -144,7 +157,7 @@ class Parser:
         self._skip_chunks = 0
         self._next_skip = 1
         self._run: _Run | None = None
-        self._last_kind = (b"", b"")
+        self._last_kind: _Kind | None = None
         self._alike_messages = 0
 
     def forget_routes(self) -> None:
@@ -172,7 +185,7 @@ class Parser:
                 tail, data = b"", tail + data
         self.chunk_bytes = len(tail) + len(data)
         run = self._run
-        if run is not None and (tail + data[: len(run.beginning)]).startswith(run.beginning):
+        if run is not None and (tail + data[: len(run.kind.before)]).startswith(run.kind.before):
             tail, data = b"", self._read_runs(run, tail + data)
         if self._skip_chunks:
             self._skip_chunks -= 1
@@ -192,7 +205,7 @@ class Parser:
             if not data.startswith(b"HMSG "):
                 break
             position = self._read_frames(data, max_frames=1)
-            if not data.startswith(run.beginning, position):
+            if not data.startswith(run.kind.before, position):
                 return data[position:]
             data = self._read_run(run, data[position:])
         return data
@@ -201,18 +214,25 @@ class Parser:
         """Read messages of an expected run from the start of ``data``; returns what follows them."""
         # With nothing between the matches, splitting gives their groups as columns, of which messages are made without
         # a loop in Python. An expression that leaves the size open, to be compared afterwards, took 1.4 times as long.
-        pieces = run.frames.split(data)  # b"", reply, payload, None, b"", reply, ...; at the end None, None, rest, b""
+        pieces = run.frames.split(data)  # b"", part, payload, None, b"", part, ...; at the end None, None, rest, b""
         rest = pieces[-2]
         if rest is not None:
             del pieces[-4:]
-        payloads = pieces[2::4]
+        parts, payloads, kind = pieces[1::4], pieces[2::4], run.kind
         if payloads:
-            self.touched.append(run.route)
-            run.route.arrived += map(
-                run.route.message_class or self._message_class,
-                repeat(run.subject),
+            route = kind.route
+            subjects: Iterable[str] = repeat(kind.subject)
+            replies: Iterable[bytes | None] = parts
+            if not kind.has_replies:
+                # One call decodes all of them; a part has no space in it.
+                tokens = b" ".join(parts).decode(errors="surrogateescape").split(" ")
+                subjects, replies = map(kind.subject.__add__, tokens), repeat(None)
+            self.touched.append(route)
+            route.arrived += map(
+                route.message_class or self._message_class,
+                subjects,
                 payloads,
-                pieces[1::4],
+                replies,
                 repeat(None),
                 repeat(self._client),
             )
@@ -221,21 +241,34 @@ class Parser:
     def _watch_for_run(self, first_line: bytes, last_line: bytes, messages: int) -> None:
         """A chunk of ``messages`` messages was read without a run: is it time to expect one?"""
         self._run = None
-        beginning, size_text = kind = _kind(last_line)
-        known = self._known_beginnings.get(beginning)
-        if known is None:  # a line without reply; those repeat as a whole and are known as such
+        kind = self._kind(last_line)
+        if kind is None:
             return
-        if not kind == self._last_kind == _kind(first_line):
+        if not kind == self._last_kind == self._kind(first_line):
             self._last_kind = kind
             self._alike_messages = 0
             return
         self._alike_messages += messages
-        before, after = beginning + b" ", b" " + size_text
-        max_reply_bytes = MAX_LINE_BYTES - len(before) - len(after)
-        if self._alike_messages >= RUN_AFTER_MESSAGES and max_reply_bytes > 0:
-            # No space and no line break is part of the reply, or a match could begin in a line and end in a payload.
-            frame = rb"%b([!-\xff]{1,%d})%b\r\n(.{%b})\r\n" % (re.escape(before), max_reply_bytes, after, size_text)
-            self._run = _Run(beginning, re.compile(frame + b"|(.+)", re.DOTALL), *known)
+        max_part_bytes = MAX_LINE_BYTES - len(kind.before) - len(kind.after)
+        if self._alike_messages >= RUN_AFTER_MESSAGES and max_part_bytes > 0:
+            # No space and no line break is in the part, or a match could begin in a line and end in a payload.
+            line = rb"%b([!-\xff]{1,%d})%b\r\n" % (re.escape(kind.before), max_part_bytes, kind.after)
+            frame = line + rb"(.{%b})\r\n" % kind.after.rpartition(b" ")[2]
+            self._run = _Run(kind, re.compile(frame + b"|(.+)", re.DOTALL))
+
+    def _kind(self, line: bytes) -> _Kind | None:
+        """What a run of such lines would have in common; None when it is no line of a run."""
+        beginning, last, size_text = line.rsplit(b" ", 2)
+        known = self._known_beginnings.get(beginning)
+        if known is not None:
+            return _Kind(beginning + b" ", b" " + size_text, *known, has_replies=True)
+        route = self._routes.get(last)
+        # Other lines without reply repeat as a whole, and are known as such.
+        if route is None or not route.is_inbox or beginning.count(b" ") != 1:
+            return None
+        before = beginning[: beginning.rfind(b".") + 1]
+        subject = before[len(b"MSG ") :].decode(errors="surrogateescape")
+        return _Kind(before, b" %b %b" % (last, size_text), subject, route, has_replies=False) if subject else None
 
     def _read_lines(self, tail: bytes, data: bytes) -> int:
         """Read plain messages from the start of ``tail + data``; returns where they end."""
@@ -505,12 +538,6 @@ def _size(text: bytes) -> int:
     if not text.isdigit() or len(text) > 9 or (size := int(text)) > MAX_MESSAGE_BYTES:
         raise ValueError(text)
     return size
-
-
-def _kind(line: bytes) -> tuple[bytes, bytes]:
-    """What the lines of a run have in common."""
-    beginning, _, size_text = line.rsplit(b" ", 2)
-    return beginning, size_text
 
 
 def _show(data: bytes) -> str:

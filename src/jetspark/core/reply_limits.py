@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from jetspark.core.connection import is_no_responders
-from jetspark.core.message import CoreMessage
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import NoResponders
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
+from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
 
 __all__ = ["SubscriptionState"]
@@ -26,9 +26,9 @@ class SubscriptionState:
         "answers_to",
         "arrived",
         "dropped",
+        "ends_with_session",
         "error",
         "follows_sessions",
-        "handle",
         "is_finished",
         "is_inbox",
         "is_slow",
@@ -38,6 +38,7 @@ class SubscriptionState:
         "message_class",
         "pending",
         "queue",
+        "reader",
         "received",
         "received_before",
         "sid",
@@ -52,17 +53,30 @@ class SubscriptionState:
         *,
         max_pending_messages: int,
         max_pending_bytes: int,
+        reader: Reader | None = None,
+        message_class: type[CoreMessage] | None = None,
+        is_inbox: bool = False,
         answers_to: str = "",
-        handle: Any = None,
+        follows_sessions: bool = False,
+        ends_with_session: bool = False,
     ) -> None:
         self.sid = sid
         self.subject = subject
         self.queue = queue
         self.max_pending_messages = max_pending_messages
         self.max_pending_bytes = max_pending_bytes
+        self.reader = reader
+        """Who is woken; None where the connection itself reads."""
+        self.message_class = message_class
+        """What its messages are, if not what the connection's messages are."""
+        self.is_inbox = is_inbox
+        """Answers come on subjects used once."""
         self.answers_to = answers_to
-        self.handle = handle
-        """The driver's object, handed back in events; never looked at here."""
+        """The subject we ask on: if we may not publish there, no answer will come."""
+        self.follows_sessions = follows_sessions
+        """Its reader wants to be woken when a session begins: what it had asked for ended with the one before."""
+        self.ends_with_session = ends_with_session
+        """It is over when the next session begins: what it waits for was asked in one before, and will not come."""
         self.arrived: list[CoreMessage] = []
         self.pending: deque[CoreMessage] = deque()
         self._pending_bytes_at_most = 0
@@ -72,12 +86,6 @@ class SubscriptionState:
         self.dropped = 0
         self.max_messages = 0
         """End after this many received in all; 0 is without end."""
-        self.is_inbox = False
-        """Answers come on subjects used once."""
-        self.message_class: type[CoreMessage] | None = None
-        """What its messages are, if not what the connection's messages are."""
-        self.follows_sessions = False
-        """Its reader wants to be woken when a session begins: what it had asked for ended with the one before."""
         self.is_finished = False
         self.is_slow = False
         self.error: Exception | None = None

@@ -40,13 +40,14 @@ import logging
 import re
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
 from jetspark.core.numbers import INT64, seconds_above_0, whole
-from jetspark.errors import ConfigError, ConsumerNotFound, ServerError
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import ConfigError, ConnectionClosed, ConsumerNotFound, ServerError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.wire import seconds_to_ns
@@ -301,6 +302,18 @@ class Puller(Generic[M]):
         self._strike(ask.reply.removeprefix(self._prefix))
 
     # ---- what comes --------------------------------------------------------------------------------------------
+
+    def on_replies(self, inbox: SubscriptionState, now: float) -> bool:
+        """Take everything that has arrived in the inbox; True when a reader has to look."""
+        arrived = cast("list[M]", list(inbox.pending))
+        inbox.pending.clear()
+        if arrived:
+            self.absorb(arrived, now)
+        else:
+            self.has_news = True  # another session, or the end
+        if inbox.is_finished and self.error is None:
+            self.error = inbox.error or ConnectionClosed("the consumer's subscription is over")
+        return self.wants_wake()
 
     def absorb(self, arrived: list[M], now: float) -> None:
         """Take over what the subscription received."""

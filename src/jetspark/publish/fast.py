@@ -9,7 +9,7 @@ States, and who moves them::
 
 "Nobody listens" (503) to the first message says that nothing was stored and that no batch is open: no stream stores the
 subject, JetStream is off, or a leader is being elected. Only the last one passes, so the message is sent again for
-``wait_for_stream_s``. A batch that is open knows that there is a stream, and has ``timeout`` for a 503.
+``wait_for_stream_s``. A batch that a stream has answered, if only that it has too many, has ``timeout`` for a 503.
 
 Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject; whatever the
 server has to say about the batch arrives in one inbox over ``<prefix>.<id>.>``, and is told apart by its content
@@ -53,9 +53,10 @@ from typing import Any
 from jetspark.codes import Code
 from jetspark.core import frames
 from jetspark.core.backoff import Backoff
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
-from jetspark.core.message import CoreMessage
+from jetspark.core.machine import Reader
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BatchCutShort,
@@ -75,7 +76,7 @@ from jetspark.jetstream import wire
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.fast_options import FastBatchOptions, Refusal
+from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, Refusal
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
 
 __all__ = ["FastMachine", "FastState", "Operation"]
@@ -117,7 +118,7 @@ class FastState(enum.Enum):
 class FastMachine:
     """One fast batch."""
 
-    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+    def __init__(self, machine: Connection, owner: Reader, options: FastBatchOptions) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
         self.state = FastState.NEW
@@ -137,7 +138,9 @@ class FastMachine:
         self.reopen_at: float | None = None
         """The server could not open the batch for the moment: when to try again."""
         self.reopen_error: Exception | None = None
-        """Why it could not."""
+        """Why it could not; None as soon as it is tried again, which may succeed."""
+        self.is_stream_known = False
+        """A stream answered, if only to refuse: "nobody listens" means from now on that it has no leader."""
         self._machine, self._owner = machine, owner
         self._is_failing = options.gap == "fail"
         self._progress = 0
@@ -168,7 +171,7 @@ class FastMachine:
         """Subject to the beginning of its frames, up to the sequence."""
         self._first_subject = ""
         self._opening_since: float | None = None
-        self._unavailable_since = 0.0
+        self._unavailable_since: float | None = None
         """Since when nobody listens to the first message."""
         self._times_reopened = 0
         self._sent_at = self._pinged_at = self._moved_at = 0.0
@@ -255,7 +258,7 @@ class FastMachine:
         self._send([self._frame(item, 1, operation)], 1, now)
         self._first_subject = item[0]
         self._enter(FastState.COMMITTING if is_only else FastState.OPENING)
-        self.reopen_at = None
+        self.reopen_at = self.reopen_error = None
 
     def add(self, item: Item, now: float) -> None:
         """Send one message, as soon as it is wanted; there must be room.
@@ -469,10 +472,7 @@ class FastMachine:
         if self.options.batch_id is not None:
             prefix, batch_id = f"{prefix}.{batch_id}", self.options.batch_id
         # No more can arrive than was asked for: an answer a message at the very most.
-        inbox = self._machine.subscribe(
-            f"{prefix}.{batch_id}.>", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
-        )
-        inbox.is_inbox = True
+        inbox = self._machine.subscribe(f"{prefix}.{batch_id}.>", is_unbounded=True, is_inbox=True, reader=self._owner)
         self._inbox, self._id = inbox, batch_id
         self._reply = f"{prefix}.{batch_id}.{self.options.flow}.{self.options.gap}.".encode()
         self._heads.clear()
@@ -498,16 +498,15 @@ class FastMachine:
             self._in_doubt(inbox.error or ConnectionClosed("the connection was closed"))
 
     def _on_reply(self, message: CoreMessage, now: float) -> None:
-        plain = _FLOW_ACK.fullmatch(message.data)
-        if plain is not None:
-            self._on_ack(int(plain[1]), int(plain[2]), now)
-            return
-        if is_no_responders(message):
-            error = unavailable(self._first_subject, self._machine.info)
-            self._on_hole(*_place_of(message.subject), error, now)
-            return
         try:
-            self._on_json(message, wire.read_object(message.data), now)
+            plain = _FLOW_ACK.fullmatch(message.data)
+            if plain is not None:
+                self._on_ack(int(plain[1]), int(plain[2]), now)
+            elif is_no_responders(message):
+                error = unavailable(self._first_subject, self._machine.info)
+                self._on_hole(*_place_of(message.subject), error, now)
+            else:
+                self._on_json(message, wire.read_object(message.data), now)
         except JetSparkError as error:
             self._in_doubt(error)
 
@@ -530,14 +529,16 @@ class FastMachine:
                 raise ProtocolError(f"an answer to a fast batch that is none: {message.data[:80]!r}")
 
     def _on_ack(self, sequence: int, msgs_per_ack: int, now: float) -> None:
+        _check_range("ack", sequence, 0, self.sent)  # the first one acknowledges none
         if self.state is FastState.OPENING:
             self._enter(FastState.OPEN)
+            self.is_stream_known = True
             self._moved_at = now
-        self._msgs_per_ack = max(1, msgs_per_ack)
+        self._msgs_per_ack = min(max(1, msgs_per_ack), HIGHEST_FLOW)
         self._window = self._msgs_per_ack * self.options.max_outstanding_acks
         self._set_limit()
         if sequence > self.acknowledged:
-            self.acknowledged = min(sequence, self.sent)
+            self.acknowledged = min(sequence, self.messages)  # in mode "ok" a lost end of ours is counted, too
         self._move_to(sequence, now)
 
     def _enter(self, state: FastState) -> None:
@@ -572,6 +573,8 @@ class FastMachine:
 
     def _on_gap(self, missing: range, now: float) -> None:
         # "last_seq" is the first that is missing, and "seq" the one that was received; for a ping, one above it.
+        _check_range("gap", missing.start, 1, self.sent + 1)
+        _check_range("gap", missing.stop, 1, self.sent + 1)
         is_commit_lost = self.state is FastState.COMMITTING and self.sequence in missing
         # A message too large for the stream is refused and never reaches the batch. And a new leader knows what is
         # stored and nothing else: it reports again what the old one had reported or refused.
@@ -590,6 +593,7 @@ class FastMachine:
             self._place_end(now)
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
+        _check_range("error", refusal.sequence, 1, self.sent)
         self._report_refusal(refusal)
         self._move_to(refusal.sequence, now)
         if self._is_failing:
@@ -610,7 +614,8 @@ class FastMachine:
         elif self._is_failing and sequence == 1:
             self._refused_from_the_start(error)
         else:
-            if error.err_code != Code.TOO_MANY_REQUESTS:  # that one was dropped on the way, and will be in a gap
+            # A message that came too fast was dropped on the way, and will be in a gap; a ping is no message.
+            if error.err_code != Code.TOO_MANY_REQUESTS and operation != Operation.PING:
                 self._report_refusal(Refusal(sequence, error))
             self._on_hole(sequence, operation, error, now)
 
@@ -632,36 +637,59 @@ class FastMachine:
 
     def _reopen_later(self, error: Exception, now: float) -> None:
         """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
-        assert self._opening_since is not None
-        give_up_at = self._opening_since + self.options.timeout
-        if isinstance(error, JetStreamUnavailable):
-            if not isinstance(self.reopen_error, JetStreamUnavailable):
-                self._unavailable_since = now
-            give_up_at = self._unavailable_since + self.options.wait_for_stream_s
-        self.reopen_error = error
-        wait_s = REOPEN.wait_s(self._times_reopened + 1)
-        if now + wait_s >= give_up_at:
+        give_up_at = self._give_up_opening_at(error, now)
+        if now >= give_up_at:
             self._over(error)
             return
         self._close_inbox()
         self._enter(FastState.NEW)
         self.sequence = self.sent = 0
-        self.reopen_at = now + wait_s
+        self._unheard.clear()  # of a message that is surely not stored, and whose sequence is given again
+        self._ping_at = None
+        self.reopen_error = error
         self._times_reopened += 1
+        # The last attempt is made when the time is over, so that all of it is used.
+        self.reopen_at = min(now + REOPEN.wait_s(self._times_reopened), give_up_at)
+
+    def _give_up_opening_at(self, error: Exception, now: float) -> float:
+        assert self._opening_since is not None
+        give_up_at = self._opening_since + self.options.timeout
+        if not isinstance(error, JetStreamUnavailable):
+            self.is_stream_known = True
+            self._unavailable_since = None
+            return give_up_at
+        if self._unavailable_since is None:
+            self._unavailable_since = now
+        found_none_at = self._unavailable_since + self.options.wait_for_stream_s
+        return max(give_up_at, found_none_at) if self.is_stream_known else found_none_at
 
     def _on_final(self, ack: PubAck) -> None:
-        self.ack = ack
         count = ack.batch_size or 0
-        # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
-        is_committed = self.state is FastState.COMMITTING and self.sent == self.sequence
-        if is_committed and (not self._is_failing or count == self.messages):
+        # In mode "ok" the count is one of sequences, and ends of ours that were lost are among them.
+        _check_range("final ack", count, 0, min(self.sent, self.messages) if self._is_failing else self.sent)
+        self.ack = ack
+        if self._is_our_commit(count):
             self.acknowledged = self.messages
             self._over(None)
         elif self._is_failing:
             self.acknowledged = max(self.acknowledged, count)
-            self._over(BatchCutShort(self._id, count, str(self._hole or "the server ended it")))
+            failure = BatchCutShort(self._id, count, str(self._hole or "the server ended it"))
+            # What was refused is refused again, mostly; what was lost, or found no leader, is not.
+            failure.__cause__ = self._hole if isinstance(self._hole, ServerError | PermissionDenied) else None
+            self._over(failure)
         else:
             self._over(BatchInDoubt(self._id, "the server ended the batch, though gaps are allowed", 0))
+
+    def _is_our_commit(self, count: int) -> bool:
+        """Whether the batch ended where we ended it, and not before."""
+        if self.state is not FastState.COMMITTING or self.sent != self.sequence:
+            return False
+        # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
+        if self._is_failing:
+            return count == self.messages
+        # The server counts sequences, so all of them, and a lost end as well; but not a last message that it refused.
+        # Anything else above the count was sent for nothing, and nobody told us.
+        return not _without(range(count + 1, self.messages + 1), self._accounted_for())
 
     def _on_plain_ack(self, stream: str) -> None:
         """The stream's leader is too old to know batches: it stored the first message like any other."""
@@ -684,7 +712,7 @@ class FastMachine:
                 if self.state not in (FastState.NEW, FastState.ENDED):
                     self._in_doubt(error or ConnectionClosed("the connection was closed"))
             case ErrorReported(PermissionDenied(operation="publish") as error) if error.subject in self._heads:
-                if self.state is FastState.OPENING and error.subject == self._first_subject:
+                if self.is_opening and error.subject == self._first_subject:
                     self._over(error)
                 elif self.state is not FastState.ENDED:
                     self._on_hole(0, Operation.APPEND, error, now)
@@ -739,7 +767,7 @@ class FastMachine:
     def _report_refusal(self, refusal: Refusal) -> None:
         sequence = refusal.sequence
         is_in_gap = sequence < self._gaps_end and any(sequence in each for each in self.gaps)
-        if sequence not in self._refused and not is_in_gap:
+        if sequence not in self._refused and sequence not in self._ends and not is_in_gap:
             self._refused.add(sequence)
             self._report(self.errors, refusal)
 
@@ -794,9 +822,20 @@ def _place_of(subject: str) -> tuple[int, int]:
 
 def _number(reply: dict[str, Any], name: str) -> int:
     value = reply.get(name)
-    if not isinstance(value, int):
+    if type(value) is not int:  # a bool is none, either
         raise ProtocolError(f"an answer to a fast batch without {name!r}: {reply}")
     return value
+
+
+def _check_range(answer: str, sequence: int, low: int, high: int) -> None:
+    """Whether an answer is about messages that were sent.
+
+    Raises:
+        ProtocolError: It is not. Counting with such a number would open the window for ever, or take for stored what
+            was never sent.
+    """
+    if not low <= sequence <= high:
+        raise ProtocolError(f"{answer} of a fast batch for sequence {sequence}: expected {low} to {high}")
 
 
 def _without(numbers: range, others: Iterable[range]) -> list[range]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.fast import FastMachine
@@ -90,41 +89,36 @@ class FastBatchBase:
             else:
                 _call(self._batch.options.on_error, entry, self._logger)
 
-    @property
-    def _state(self) -> SubscriptionState:
-        assert self._batch.inbox is not None
-        return self._batch.inbox
-
 
 class FastPublisherBase:
     """The facts of a fast publisher."""
 
-    _endless: FastPublisherMachine
+    _publisher: FastPublisherMachine
     _logger: logging.Logger
 
     def published(self) -> int:
         """Everything up to this position is stored (or was handed to ``on_refused``); it never goes back."""
-        return self._endless.published
+        return self._publisher.published
 
     @property
     def accepted(self) -> int:
         """Position of the last message accepted, counted from 1."""
-        return self._endless.accepted
+        return self._publisher.accepted
 
     @property
     def pending(self) -> int:
         """Accepted, and not known to be stored."""
-        return self._endless.pending
+        return self._publisher.pending
 
     @property
     def possibly_doubled(self) -> int:
         """Messages sent again of which nobody knew whether they were stored, without ids to be recognised by."""
-        return self._endless.possibly_doubled
+        return self._publisher.possibly_doubled
 
     @property
     def batches(self) -> int:
         """How many it took so far."""
-        return self._endless.batches
+        return self._publisher.batches
 
     def unpublished(self) -> list[Item]:
         """What is accepted and not known to be stored, in order: after a failure, what to save.
@@ -132,24 +126,18 @@ class FastPublisherBase:
         Once the publisher gave up or was left, this stays as it is: nothing is sent any more. The first ones may be
         stored all the same, because they were on their way.
         """
-        return self._endless.unpublished()
+        return self._publisher.unpublished()
 
     def _tell(self) -> None:
-        endless = self._endless
-        news, endless.news = endless.news, []
-        doubled, endless.doubled_news = endless.doubled_news, 0
+        machine = self._publisher
+        news, machine.news = machine.news, []
+        doubled, machine.doubled_news = machine.doubled_news, 0
         for entry in news:
-            _call(endless.options.on_refused, entry, self._logger)
+            _call(machine.options.on_refused, entry, self._logger)
         if doubled:
             self._logger.warning(
                 "sent %d messages again that may be stored already; message_ids=True avoids it", doubled
             )
-
-    @property
-    def _state(self) -> SubscriptionState:
-        assert self._endless.batch is not None
-        assert self._endless.batch.inbox is not None
-        return self._endless.batch.inbox
 
 
 def _call(callback: Callable[[Any], None] | None, entry: object, logger: logging.Logger) -> None:

@@ -17,6 +17,8 @@ GapMode = Literal["fail", "ok"]
 
 # The server allows 500 at most, whatever is asked for.
 MAX_FLOW = 500
+# The highest number that the protocol knows: the window has a bound, whatever a server says.
+HIGHEST_FLOW = 65535
 # As long as a single publish tries again. A leader that steps down has a successor by then; one that died has not.
 WAIT_FOR_STREAM_S = 1.0
 
@@ -67,7 +69,7 @@ class FastBatchOptions:
             raise ConfigError(f"gap={self.gap!r}: expected 'fail' or 'ok'")
         if self.batch_id is not None:
             check_batch_id(self.batch_id)
-        whole("flow", self.flow, high=65535)
+        whole("flow", self.flow, high=HIGHEST_FLOW)
         whole("max_outstanding_acks", self.max_outstanding_acks, high=3)
         for name in ("timeout", "ping_after_s", "keep_alive_s"):
             seconds_above_0(name, getattr(self, name))

@@ -43,13 +43,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
 from jetspark.core.headers import Headers, HeadersLike
+from jetspark.core.machine import Reader
 from jetspark.core.numbers import seconds, seconds_above_0, whole
 from jetspark.core.options import check_keywords
 from jetspark.errors import (
@@ -164,7 +165,7 @@ class FastPublisherKeywords(TypedDict, total=False):
 class FastPublisherMachine:
     """Messages on their way into a stream, over as many fast batches as it takes."""
 
-    def __init__(self, machine: Connection, owner: Any, options: FastPublisherOptions, *, now: float) -> None:
+    def __init__(self, machine: Connection, owner: Reader, options: FastPublisherOptions, *, now: float) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
         self.published = 0
@@ -450,8 +451,7 @@ class FastPublisherMachine:
         """The batch may have moved, or be over."""
         batch = self._batch
         assert batch is not None
-        if batch.state is FastState.OPEN:
-            self._is_stream_known = True
+        self._is_stream_known |= batch.is_stream_known
         if not self._is_proving:
             self._settle(batch.stored, now)
         if batch.is_ended:
@@ -466,6 +466,7 @@ class FastPublisherMachine:
         count = stored - self._settled_in_batch
         if count <= 0:
             return
+        assert count <= len(self._sent), (count, len(self._sent))  # the batch believes no number above what was sent
         self._settled_in_batch = stored
         first = self.published + len(self._claimed) + 1
         if self._claimed or first <= self._sent_before:
@@ -611,7 +612,7 @@ class FastPublisherMachine:
             self._batch.on_time(now)
             self._look(now)
         if self.failure is None and self._is_owed and now >= self._moved_at + self.options.patience_s:
-            self._give_up((self._batch and self._batch.reopen_error) or self._last_error or "no answer", now)
+            self._give_up(self._last_error or "no answer", now)
 
     @property
     def room_timeout_s(self) -> float:
@@ -624,9 +625,14 @@ class FastPublisherMachine:
             self._give_up(RequestTimeout("a message of the publisher", self.room_timeout_s, was_sent=False), now)
 
     def _give_up(self, reason: object, now: float) -> None:
-        if isinstance(reason, JetStreamUnavailable) and not self._is_stream_known:
-            self.fail(reason)  # no doubt about it: nothing was stored
-        self.fail(BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0))
+        refusal = self._last_error if self._batch is None else self._batch.reopen_error
+        is_in_doubt = self._sent_before > self.published  # or else no batch that was sent is without an answer
+        if isinstance(refusal, JetStreamUnavailable | ServerError) and not is_in_doubt:
+            self.fail(refusal)
+        reason = refusal or reason
+        doubt = BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0)
+        doubt.__cause__ = reason if isinstance(reason, Exception) else None
+        self.fail(doubt)
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None

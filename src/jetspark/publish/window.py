@@ -30,10 +30,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from jetspark.core.connection import Connection, is_no_responders
+from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.core.message import CoreMessage
+from jetspark.core.machine import Reader
+from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
@@ -59,8 +60,10 @@ ACK_TIMEOUT_S = 30.0
 
 WhenFull = Literal["wait", "raise"]
 
-# What nearly every acknowledgement looks like. Reading it this way takes 1 µs, as JSON 5.5 µs.
-_PLAIN_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([0-9]{1,19})\}')
+# What nearly every acknowledgement looks like: the same beginning, then a number. Reading it as JSON takes 5.5 µs, with
+# the expression 0.7 µs, and 0.3 µs where the beginning is the one that was read last.
+_PLAIN_ACK = re.compile(rb'(\{"stream":"([A-Za-z0-9_-]+)", ?"seq":)([0-9]{1,19})\}')
+_MAX_DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +98,16 @@ class Window:
     def __init__(
         self,
         machine: Connection,
-        owner: Any,
+        reader: Reader,
         *,
         max_outstanding: int = MAX_OUTSTANDING,
         ack_timeout: float = ACK_TIMEOUT_S,
         when_full: WhenFull = "wait",
     ) -> None:
-        """``owner`` is the driver's object that is woken when acknowledgements have arrived."""
+        """``reader`` is the driver's object that is woken when acknowledgements have arrived."""
         WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)  # raises, if wrong
         self.max_outstanding, self.ack_timeout_s, self.when_full = max_outstanding, ack_timeout, when_full
-        self._machine, self._owner = machine, owner
+        self._machine, self._reader = machine, reader
         self._inbox: SubscriptionState | None = None
         self._reply_prefix = ""
         self._last_token = 0
@@ -112,6 +115,8 @@ class Window:
         """By reply subject: handle, subject, the connection's number of the message, when it was accepted."""
         self._session_began = float("-inf")
         self._overlooked = 0
+        self._last_plain = (b'{"stream":"","seq":', "")
+        """What the last plain acknowledgement began with, and the stream that it named."""
 
     @property
     def outstanding(self) -> int:
@@ -158,16 +163,13 @@ class Window:
     def _open_inbox(self) -> None:
         prefix = self._machine.new_inbox()
         # No more can arrive than was asked for, so the window is the bound.
-        inbox = self._machine.subscribe(
-            f"{prefix}.*", max_pending_messages=1 << 30, max_pending_bytes=1 << 40, handle=self._owner
-        )
-        inbox.is_inbox = True
+        inbox = self._machine.subscribe(f"{prefix}.*", is_unbounded=True, is_inbox=True, reader=self._reader)
         self._reply_prefix = f"{prefix}."
         self._inbox = inbox
 
     # ---- what comes back ---------------------------------------------------------------------------------------
 
-    def on_acks(self) -> None:
+    def on_replies(self, now: float) -> None:
         """Take everything that has arrived in the inbox."""
         inbox = self._inbox
         if inbox is None:
@@ -179,27 +181,36 @@ class Window:
             if known is not None:  # else it timed out before the answer came, or this is a second answer
                 handle = known[0]
                 if not handle.cancelled():
-                    plain = _PLAIN_ACK.fullmatch(message.data)
-                    if plain is not None:
-                        handle.set_result(_plain_ack(plain[1].decode(), int(plain[2])))
+                    (beginning, stream), data = self._last_plain, message.data
+                    digits = data[len(beginning) : -1]
+                    if (
+                        digits.isdigit()
+                        and data.startswith(beginning)
+                        and data[-1] == 125
+                        and len(digits) <= _MAX_DIGITS
+                    ):
+                        handle.set_result(_plain_ack(stream, int(digits)))
+                    elif (plain := _PLAIN_ACK.fullmatch(data)) is not None:
+                        self._last_plain = plain[1], plain[2].decode()
+                        handle.set_result(_plain_ack(self._last_plain[1], int(plain[3])))
                     else:
                         _resolve(handle, known[1], message, self._machine)
                 del waiting[message.subject]
             pending.popleft()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
             self._inbox = None
-            self._fail_all(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
+            self.fail(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
         """Something happened to the connection."""
         match event:
             case Disconnected():
-                self.on_acks()  # what was read before the end counts
+                self.on_replies(now)  # what was read before the end counts
                 self._on_disconnected(event)
             case Reconnected():
                 self._session_began = now
             case Closed(error, _):
-                self._fail_all(error or ConnectionClosed("closed before the acknowledgement came"))
+                self.fail(error or ConnectionClosed("closed before the acknowledgement came"))
             case ErrorReported(PermissionDenied(operation="publish") as error):
                 denied = [reply for reply, known in self._waiting.items() if known[1] == error.subject]
                 self._fail(denied, error)
@@ -220,7 +231,7 @@ class Window:
 
     def on_time(self, now: float) -> None:
         """Give up those that have waited too long."""
-        self.on_acks()  # what was read in time counts
+        self.on_replies(now)  # what was read in time counts
         if not self._machine.is_connected:
             return
         late = []
@@ -243,38 +254,36 @@ class Window:
         self._overlooked += 1
         return self._overlooked if self._overlooked.bit_count() == 1 else 0
 
-    # ---- small steps -------------------------------------------------------------------------------------------
+    def fail(self, error: Exception) -> None:
+        """Give up all that is outstanding: nobody knows what becomes of it."""
+        self._fail(list(self._waiting), error)
 
     def _fail(self, replies: list[str], error: Exception) -> None:
         for reply in replies:
             _fail_one(self._waiting[reply][0], error)
             del self._waiting[reply]
 
-    def _fail_all(self, error: Exception) -> None:
-        self._fail(list(self._waiting), error)
 
+class _Draft:
+    """A ``PubAck`` whose slots may be filled."""
 
-_new_ack = PubAck.__new__
-_slots: Any = PubAck
-_set_stream, _set_sequence = _slots.stream.__set__, _slots.sequence.__set__
-_set_duplicate, _set_domain, _set_batch = _slots.duplicate.__set__, _slots.domain.__set__, _slots.batch.__set__
-_set_batch_size, _set_value, _set_extra = _slots.batch_size.__set__, _slots.value.__set__, _slots.extra.__set__
+    __slots__ = PubAck.__slots__
+
+    def __init__(self, stream: str, sequence: int) -> None:
+        self.stream, self.sequence = stream, sequence
+        self.duplicate = False
+        self.domain = self.batch = self.batch_size = self.value = None
+        self.extra: dict[str, Any] = {}
 
 
 def _plain_ack(stream: str, sequence: int) -> PubAck:
     """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
 
-    It takes 0.4 µs instead of 1.1, which made publishing a tenth faster.
+    It takes 0.28 µs instead of 1.4.
     """
-    ack = _new_ack(PubAck)
-    _set_stream(ack, stream)
-    _set_sequence(ack, sequence)
-    _set_duplicate(ack, False)
-    _set_domain(ack, None)
-    _set_batch(ack, None)
-    _set_batch_size(ack, None)
-    _set_value(ack, None)
-    _set_extra(ack, {})
+    draft: Any = _Draft(stream, sequence)
+    draft.__class__ = PubAck
+    ack: PubAck = draft
     return ack
 
 

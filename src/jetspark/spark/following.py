@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from jetspark.blocking import JetStream
 from jetspark.errors import DataLoss, JetSparkError
 from jetspark.spark.offsets import Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged, position_of
-from jetspark.spark.options import Connecting
+from jetspark.spark.options import LOSS_REMEDY, Connecting
 from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.retrying import patiently, will_pass
 from jetspark.state.scan import Head
@@ -228,7 +228,7 @@ def check_loss(start: Offset, heads: Iterable[Head], *, is_allowed: bool) -> boo
         position = start.streams[head.stream]
         if position.is_promised and position.next < min(head.first, head.next):
             is_lost = True
-            loss = DataLoss(head.stream, position.next, head.first)
+            loss = DataLoss(head.stream, position.next, head.first, LOSS_REMEDY)
             if not is_allowed:
                 raise loss
             _logger.warning("%s", loss)

@@ -25,6 +25,7 @@ from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
 
 __all__ = [
+    "LOSS_REMEDY",
     "Connecting",
     "Described",
     "boolean",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+LOSS_REMEDY = "set failOnDataLoss=false to go on with what is left"
 
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 

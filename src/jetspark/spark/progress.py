@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetspark.blocking import JetStream
+from jetspark.blocking.context import context_of
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.spark.offsets import Offset, Position
 from jetspark.spark.stream.heads import heads_of
@@ -93,7 +94,9 @@ def _filters(name: str, subjects: tuple[str, ...]) -> list[str]:
 
 def _first(js: JetStream, stream: str, sequence: int, subject: str) -> datetime.datetime | None:
     try:
-        found = js._run(js._api.get_message(stream, {"seq": sequence, "next_by_subj": subject}, direct=False))
+        context = context_of(js)
+        query = {"seq": sequence, "next_by_subj": subject}
+        found = context.run(context.api.get_message(stream, query, direct=False))
     except MessageNotFound:
         return None
     moment: datetime.datetime = found.timestamp

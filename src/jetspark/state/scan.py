@@ -291,16 +291,23 @@ class RangeScan:
     """
 
     def __init__(
-        self, part: Range, *, wants_data: bool = True, fail_on_loss: bool = True, timeout_s: float = 120.0
+        self,
+        part: Range,
+        *,
+        wants_data: bool = True,
+        fail_on_loss: bool = True,
+        loss_remedy: str = "",
+        timeout_s: float = 120.0,
     ) -> None:
         """
         Args:
             wants_data: Whether the messages' data is of use; without, large ones come with their headers only.
             fail_on_loss: Whether messages that are gone are an error.
+            loss_remedy: What the error tells to do about it.
             timeout_s: How long to go on while nothing comes.
         """
         self._part, self._wants_data = part, wants_data
-        self._fail_on_loss, self._timeout_s = fail_on_loss, timeout_s
+        self._fail_on_loss, self._loss_remedy, self._timeout_s = fail_on_loss, loss_remedy, timeout_s
         self._next = part.start
         self._is_done = self._is_failed = False
         self._api: Api
@@ -503,7 +510,7 @@ class RangeScan:
             _logger.info("stream %s: evicted before it was read: %d from %d on", stream, count, wanted)
             return
         if self._fail_on_loss:
-            raise DataLoss(stream, wanted, first)
+            raise DataLoss(stream, wanted, first, self._loss_remedy)
         if not self.lost_sequences:
             _logger.warning(
                 "stream %s: %d sequences from %d on are gone, the first there is is %d; data loss is allowed",

@@ -74,6 +74,18 @@ class VirtualClock:
         self._queue: list[tuple[float, int, Timer]] = []
         self._last = 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether anything is to happen."""
+        while self._queue and not self._queue[0][2].is_pending:
+            heapq.heappop(self._queue)
+        return bool(self._queue)
+
+    @property
+    def next_at(self) -> float:
+        """When it does; only while ``has_more``."""
+        return self._queue[0][0]
+
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Have ``call`` called at a time; one that has passed is now, after all that is due already."""
         timer, now = Timer(call), self.now
@@ -366,7 +378,7 @@ class Front:
                     block = first_line + block[len(b"NATS/1.0") :]
             for entry in self.interest.find(each.subject):
                 if self.fork is None or (entry.session.node == self.parted_node) == is_from_fork:
-                    entry.session.deliver(entry, each.subject, "", block, each.data)
+                    entry.session.deliver(entry, each.shown_subject or each.subject, each.reply, block, each.data)
         self.flush()
         self._watch(self.model if by is None else by)
 

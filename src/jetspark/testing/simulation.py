@@ -37,8 +37,8 @@ CONNECT_AGAIN_S = 0.2
 class SimulatedLink:
     """Moves bytes between a connection and the network, and tells whoever listens what happened.
 
-    The handle of a subscription is called without arguments when there is something to read; the handle of a request
-    or a flush with the result and the error, one of which is None.
+    The reader of a subscription is woken when there is something to read; the handle of a request or a flush is called
+    with the result and the error, one of which is None.
     """
 
     def __init__(self, network: Network, *, name: str, options: ConnectOptions | None = None) -> None:
@@ -81,8 +81,8 @@ class SimulatedLink:
         for event in self.machine.events():
             match event:
                 case Ready(subscription):
-                    if subscription.handle is not None:
-                        subscription.handle()
+                    if subscription.reader is not None:
+                        subscription.reader.wake()
                 case Done(handle, result):
                     handle(result, None)
                 case Failed(handle, error):

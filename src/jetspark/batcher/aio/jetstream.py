@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from jetspark.aio.context import context_of
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.batcher.aio.sinks import Runner
 from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
+from jetspark.core.connection import Connection
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
@@ -30,7 +32,7 @@ class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
             BatchCutShort: See above.
             ServerError: The stream refused a message; those before it are stored.
-            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
+            JetStreamUnavailable: Nobody listens to the first message of a batch: nothing of it is stored.
             BatchInDoubt: Out of patience. What was handed over may be stored.
         """
         await self._runner.run(self._ingest.write(batch))
@@ -55,6 +57,10 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
     __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
+
+    @staticmethod
+    def _connection_of(js: JetStream) -> Connection:
+        return context_of(js).connection
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:

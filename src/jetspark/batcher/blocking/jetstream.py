@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from jetspark.batcher.blocking.sinks import Runner
 from jetspark.batcher.sink_base import AtomicSinkBase, FastIngestSinkBase
+from jetspark.blocking.context import context_of
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.jetstream import JetStream
+from jetspark.core.connection import Connection
 
 __all__ = ["AtomicSink", "FastIngestSink"]
 
@@ -66,7 +68,7 @@ class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
             BatchCutShort: See above.
             ServerError: The stream refused a message; those before it are stored.
-            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
+            JetStreamUnavailable: Nobody listens to the first message of a batch: nothing of it is stored.
             BatchInDoubt: Out of patience. What was handed over may be stored.
         """
         self._runner.run(self._ingest.write(batch))
@@ -91,6 +93,10 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
     __doc__ = AtomicSinkBase.__doc__
 
     _make_runner = Runner
+
+    @staticmethod
+    def _connection_of(js: JetStream) -> Connection:
+        return context_of(js).connection
 
     @staticmethod
     def _outcome_of(future: Any) -> Any:

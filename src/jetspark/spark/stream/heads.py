@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jetspark.blocking import JetStream
+from jetspark.blocking.context import context_of
 from jetspark.errors import MessageNotFound, StreamNotFound
 from jetspark.jetstream.wire import time_text
 from jetspark.spark.offsets import Offset, Where, position_of
@@ -65,9 +66,10 @@ def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
     The stream's leader is asked: direct get knows times too, but not every stream allows it, and a replica may be
     behind; a consumer would do, but a work queue allows none.
     """
+    context = context_of(js)
     query = {"start_time": time_text(moment), "next_by_subj": ">"}
     try:
-        found = js._run(js._api.get_message(head.stream, query, direct=False))
+        found = context.run(context.api.get_message(head.stream, query, direct=False))
     except MessageNotFound:
         return head.next
     return min(head.next, found.sequence)

@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
+from jetspark.blocking.context import context_of
 from jetspark.blocking.ordered import Reading
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
@@ -208,7 +209,8 @@ def stored_ids(
     options = OrderedOptions(
         start_sequence=after + 1, headers_only=True, filter_subjects=() if subject is None else (subject,)
     )
-    reading = Reading(js, info.config.name, options, listing=f"message ids of stream {info.config.name!r}")
+    name = info.config.name
+    reading = Reading(context_of(js), name, options, listing=f"message ids of stream {name!r}")
     try:
         reading.start()
         if not reading.initial_pending:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.spark.connections import runner_for
+from jetspark.spark.options import LOSS_REMEDY
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.scan import Range, RangeScan
 
@@ -37,6 +38,7 @@ class RangeReader:
             part,
             wants_data=columns.needs_contents,
             fail_on_loss=options.fail_on_data_loss,
+            loss_remedy=LOSS_REMEDY,
             timeout_s=options.fetch_timeout_s,
         )
 

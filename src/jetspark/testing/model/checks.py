@@ -87,7 +87,11 @@ def refuse_plain(store: Store, message: Incoming, now: float) -> ApiError | int:
     if fields:
         if (stream := fields.get(_EXPECTED_STREAM)) and stream != store.config.name:
             return _STREAM_MISMATCH
-        if (ttl := fields.get(_TTL)) and _is_ttl(ttl):
+        if (ttl := fields.get(_TTL)) and store.config.allow_message_ttl:
+            if not _is_ttl(ttl):
+                return _TTL_INVALID
+            ttl = None
+        if ttl and _is_ttl(ttl):
             return _TTL_DISABLED
         if fields.get(_INCREMENT):
             return _COUNTERS_DISABLED
@@ -126,8 +130,11 @@ def refuse_proposal(store: Store, message: Incoming, staged: Staged, now: float)
             return _COUNTERS_DISABLED
         if (stream := fields.get(_EXPECTED_STREAM)) and stream != store.config.name:
             return _STREAM_MISMATCH
-        if fields.get(_TTL):
-            return _TTL_DISABLED
+        if ttl := fields.get(_TTL):
+            if not store.config.allow_message_ttl:
+                return _TTL_DISABLED
+            if not _is_ttl(ttl):
+                return _TTL_INVALID
         if msg_id := fields.get(MSG_ID):
             if msg_id in staged.ids or msg_id in store.proposed_ids:
                 return -1
@@ -184,7 +191,8 @@ def _refuse_subject_sequence(store: Store, message: Incoming, staged: Staged) ->
 
 
 def _refuse_rollup(config: StreamConfig, value: str) -> ApiError | None:
-    if not config.allow_rollup or config.deny_purge:
+    is_implied = config.allow_message_schedules or config.subject_delete_marker_ttl_s
+    if not (config.allow_rollup or is_implied) or config.deny_purge:
         return _ROLLUP_NOT_PERMITTED
     if value.lower() not in ("sub", "all"):
         return ApiError(500, 10111, f'rollup value invalid: "{value}"')

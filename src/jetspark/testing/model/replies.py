@@ -25,6 +25,7 @@ __all__ = [
     "is_about_storing",
     "no_responders",
     "pub_ack",
+    "time_text",
 ]
 
 _NO_RESPONDERS = Status(503)
@@ -49,7 +50,11 @@ class Delivery:
     data: bytes
     headers: Headers | None = None
     status: Status | None = None
-    """What the first line of the header block says, as in ``CoreMessage.status``; 503 is the only one in use."""
+    """What the first line of the header block says, as in ``CoreMessage.status``."""
+    shown_subject: str = ""
+    """Of a consumer's message: the one it was stored with, by which it is not routed. Empty where it is the same."""
+    reply: str = ""
+    """Where the receiver is to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +108,17 @@ def abandoned(stream: str, batch: str, reason: str, *, number: int, now: float) 
     fields = {
         "type": "io.nats.jetstream.advisory.v1.stream_batch_abandoned",
         "id": f"{number:022d}",
-        "timestamp": datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat().replace("+00:00", "Z"),
+        "timestamp": time_text(now),
         "stream": stream,
         "batch": batch,
         "reason": reason,
     }
     data = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     return Delivery(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{stream}", data)
+
+
+def time_text(now: float) -> str:
+    return datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
 def _go_quoted(text: str) -> str:

@@ -5,10 +5,10 @@ falls due between two calls falls due in the next one, before anything else happ
 same say the same, and a simulation can try a thousand courses of events in the time of one real election.
 
 The model answers what nats-server 2.15.1 was measured to answer, byte for byte: where the design documents say
-otherwise, the server is right. What is not here is refused rather than ignored (`create_stream`): mirrors and sources,
-counters, schedules, message TTLs, ages, transforms, retention by interest. Nor is the server's impatience: its
-inbound queue never overflows here, and a replicated stream stores at once, so that replies come in the order of their
-causes.
+otherwise, the server is right. What is not here is refused rather than ignored: mirrors and sources, counters,
+transforms, retention by interest or as a work queue, schedules by calendar, push consumers. Nor is the server's
+impatience here: its inbound queue never overflows, and a replicated stream stores at once, so that replies come in the
+order of their causes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jetspark.core.headers import HeadersLike
 from jetspark.core.subjects import matches, overlaps, validate_subject
@@ -24,6 +24,8 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.errors import server_error
 from jetspark.testing.model import replies
+from jetspark.testing.model.api import ACK_PREFIX, API_PREFIX, ModelApi
+from jetspark.testing.model.consumers import ModelConsumer
 from jetspark.testing.model.fast import OpenFastBatch
 from jetspark.testing.model.limits import BatchLimits
 from jetspark.testing.model.replies import Delivery
@@ -40,23 +42,26 @@ _NOT_MODELLED = (
     "sources",
     "subject_transform",
     "republish",
-    "max_age_s",
-    "allow_message_ttl",
-    "subject_delete_marker_ttl_s",
     "allow_message_counter",
-    "allow_message_schedules",
 )
 
 
 class ModelServer:
-    """A nats-server with JetStream, as far as publishing goes.
+    """A nats-server with JetStream, as far as publishing and pull consumers go.
 
     ``publish`` and whatever else makes the server speak return what it says, in order, advisories included; who is
     subscribed to what is the caller's business.
+
+    Args:
+        limits: Of batches.
+        has_interest: Whether anybody is subscribed to a subject: a pull request whose inbox nobody listens to is
+            dropped. By default everybody listens.
     """
 
-    def __init__(self, *, limits: BatchLimits | None = None) -> None:
+    def __init__(self, *, limits: BatchLimits | None = None, has_interest: Callable[[str], bool] | None = None) -> None:
         self._limits = BatchLimits() if limits is None else limits
+        self._api = ModelApi(self)
+        self.has_interest: Callable[[str], bool] = has_interest or _everybody_listens
         self._streams: dict[str, ModelStream] = {}
         self._routes: dict[str, ModelStream] = {}
         self._advisories = 0
@@ -65,7 +70,7 @@ class ModelServer:
 
     # Streams
 
-    def create_stream(self, config: StreamConfig) -> None:
+    def create_stream(self, config: StreamConfig, *, now: float = 0.0) -> None:
         """Create a stream; one that is there with the same configuration is left alone.
 
         Raises:
@@ -80,13 +85,13 @@ class ModelServer:
             raise server_error(400, 10058, "stream name already in use with a different configuration")
         self._check(config)
         self._streams[config.name] = ModelStream(
-            config, self._limits, self._count_atomic, self._count_fast, self._abandon
+            config, self._limits, self._count_atomic, self._count_fast, self._abandon, now
         )
         self._routes.clear()
 
     def update_stream(self, config: StreamConfig) -> None:
         """Change a stream; what ``config`` does not mention stays as it is."""
-        stream = self._stream(config.name)
+        stream = self.stream(config.name)
         mentioned = {
             each.name: value
             for each in dataclasses.fields(config)
@@ -97,30 +102,53 @@ class ModelServer:
         stream.configure(merged)
         self._routes.clear()
 
-    def delete_stream(self, name: str) -> None:
-        self._stream(name)
+    def delete_stream(self, name: str) -> list[Delivery]:
+        """Delete a stream; who waits for messages of its consumers is told."""
+        stream = self.stream(name)
+        said = [each for consumer in list(stream.consumers) for each in stream.remove_consumer(consumer)]
         del self._streams[name]
         self._routes.clear()
+        return said
+
+    def streams(self) -> Iterable[ModelStream]:
+        return self._streams.values()
+
+    def find_stream(self, name: str) -> ModelStream | None:
+        return self._streams.get(name)
+
+    def stream(self, name: str) -> ModelStream:
+        """
+        Raises:
+            StreamNotFound: There is no such stream.
+        """
+        stream = self._streams.get(name)
+        if stream is None:
+            raise server_error(404, 10059, "stream not found")
+        return stream
+
+    def consumer(self, stream: str, name: str) -> ModelConsumer | None:
+        found = self._streams.get(stream)
+        return None if found is None else found.consumers.get(name)
 
     def purge_stream(self, name: str) -> None:
         """Remove every message. Sequences go on, message ids stay known, open batches stay open."""
-        self._stream(name).store.purge()
+        self.stream(name).purge()
 
     def messages(self, stream: str) -> Sequence[ModelMessage]:
         """What is stored, oldest first."""
-        return self._stream(stream).store.messages()
+        return self.stream(stream).store.messages()
 
     def last_sequence(self, stream: str) -> int:
         """Of the newest message there was."""
-        return self._stream(stream).store.last_sequence
+        return self.stream(stream).store.last_sequence
 
     def leader(self, stream: str) -> int:
         """The number of the replica that leads, or led last, counted from 0."""
-        return self._stream(stream).leader
+        return self.stream(stream).leader
 
     def flow(self, stream: str) -> Sequence[OpenFastBatch]:
         """The open fast-ingest batches, oldest first, and how fast each may go."""
-        return self._stream(stream).fast.open_batches()
+        return self.stream(stream).fast.open_batches()
 
     # Publishing
 
@@ -129,15 +157,28 @@ class ModelServer:
     ) -> list[Delivery]:
         """A message comes in; returns what the server says to it, and to whatever fell due until ``now``."""
         due = self.on_time(now) if now >= self._quiet_until else []
+        if subject.startswith("$JS."):
+            said = self._on_api(subject, data, reply, now)
+            self._look_ahead()
+            return due + said
         stream = self._routes.get(subject) or self._route(subject)
         if stream is None:
             return [*due, replies.no_responders(subject, reply)] if reply else due
         said = stream.publish(subject, data, reply, headers, now)
         if self._quiet_until > now + self._limits.timeout_s:
             self._quiet_until = now + self._limits.timeout_s
+        if stream.consumers or stream.ageing.next_deadline() is not None:
+            self._look_ahead()
         if stream.store.apply_s and (answer_at := stream.next_answer_at()) is not None:
             self._quiet_until = min(self._quiet_until, answer_at)
         return due + said if due else said
+
+    def _on_api(self, subject: str, data: bytes, reply: str | None, now: float) -> list[Delivery]:
+        if subject.startswith(API_PREFIX):
+            return self._api.answer(subject, data, reply, now)
+        if subject.startswith(ACK_PREFIX):
+            return self._api.ack(subject, data, reply, now)
+        return []
 
     # Time
 
@@ -176,7 +217,7 @@ class ModelServer:
             elected_at: When ``on_time`` will find another; without it, `elect_leader` says when.
         """
         said = self.on_time(now)
-        self._stream(stream).lose_leader(drop, is_silent=is_silent, elected_at=elected_at)
+        self.stream(stream).lose_leader(drop, is_silent=is_silent, elected_at=elected_at)
         self._look_ahead()
         return said
 
@@ -187,7 +228,7 @@ class ModelServer:
         took is gone then. It stages atomic batches and refuses them as ever; a commit gets no answer.
         """
         said = self.on_time(now)
-        self._stream(stream).cut_off_leader()
+        self.stream(stream).cut_off_leader()
         return said
 
     def elect_leader(self, stream: str, now: float, *, leader: int | None = None) -> list[Delivery]:
@@ -195,7 +236,7 @@ class ModelServer:
 
         ``leader`` is the number of a replica, counted from 0; by default it is the next one's turn.
         """
-        said = self.on_time(now) + self._stream(stream).elect_leader(now, leader)
+        said = self.on_time(now) + self.stream(stream).elect_leader(now, leader)
         self._look_ahead()
         return said
 
@@ -206,7 +247,7 @@ class ModelServer:
         acknowledged. An atomic batch among it may vanish with the leader.
         """
         said = self.on_time(now)
-        self._stream(stream).store.apply_s = apply_s if self._stream(stream).store.is_replicated else 0.0
+        self.stream(stream).store.apply_s = apply_s if self.stream(stream).store.is_replicated else 0.0
         return said
 
     def next_answer_at(self) -> float | None:
@@ -228,12 +269,6 @@ class ModelServer:
     def _look_ahead(self) -> None:
         deadline = self.next_deadline()
         self._quiet_until = math.inf if deadline is None else deadline
-
-    def _stream(self, name: str) -> ModelStream:
-        stream = self._streams.get(name)
-        if stream is None:
-            raise server_error(404, 10059, "stream not found")
-        return stream
 
     def _check(self, config: StreamConfig) -> None:
         if named := [name for name in _NOT_MODELLED if getattr(config, name)]:
@@ -270,3 +305,7 @@ class ModelServer:
     def _abandon(self, stream: str, batch: str, reason: str, now: float) -> Delivery:
         self._advisories += 1
         return replies.abandoned(stream, batch, reason, number=self._advisories, now=now)
+
+
+def _everybody_listens(subject: str) -> bool:
+    return True

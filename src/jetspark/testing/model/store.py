@@ -1,8 +1,8 @@
 """The log of one stream: messages by sequence, sequences by subject, and the limits that make old ones go.
 
-A message leaves at an end only: the oldest of the stream or of its subject by a limit, a whole subject or everything by
+Most messages leave at an end: the oldest of the stream or of its subject by a limit, a whole subject or everything by
 a rollup or a purge, the newest with a leader that had not replicated them. So a deque of sequences per subject and a
-pointer to the oldest sequence are all the index there is.
+pointer to the oldest sequence are all the index there is; one that is deleted from the middle is searched for.
 
 Message ids are remembered by the time they came, not by the message: a purge forgets none of them, and only the
 duplicate window does. The sizes are those the server's own stores account for, which ``max_bytes`` is measured in.
@@ -11,15 +11,16 @@ duplicate window does. The sizes are those the server's own stores account for, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from jetspark.core.headers import Headers, encode
 from jetspark.core.subjects import matches
 from jetspark.jetstream.config import StreamConfig
 from jetspark.testing.model.replies import ApiError
 
-__all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "ModelMessage", "Store", "first_values"]
+__all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "ModelMessage", "Store", "StoreWatcher", "first_values"]
 
 # The server's own, where a stream does not say.
 DEFAULT_DUPLICATE_WINDOW_S = 120.0
@@ -56,10 +57,20 @@ class Incoming:
     """The first value of each header by its exact spelling, which is all the server looks at."""
 
 
+class StoreWatcher(Protocol):
+    """Who counts messages, and has to know of every one that comes and goes."""
+
+    def on_stored(self, message: ModelMessage) -> None: ...
+    def on_removed(self, message: ModelMessage) -> None: ...
+
+
 class Store:
     """Messages of one stream; ``now`` orders the ids."""
 
     def __init__(self, config: StreamConfig) -> None:
+        self.watchers: list[StoreWatcher] = []
+        self.last_time = 0.0
+        """Of the newest message there was; 0 if there never was one."""
         self._messages: dict[int, ModelMessage] = {}
         self._by_subject: dict[str, deque[int]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
@@ -114,6 +125,45 @@ class Store:
         return list(self._messages.values())
 
     # What is there
+
+    @property
+    def first_sequence(self) -> int:
+        """Of the oldest message, or of the next one if there is none."""
+        while self._oldest not in self._messages and self._oldest <= self.last_sequence:
+            self._oldest += 1
+        return self._oldest
+
+    def get(self, sequence: int) -> ModelMessage | None:
+        return self._messages.get(sequence)
+
+    def messages_from(self, sequence: int) -> Iterator[ModelMessage]:
+        """Those that are there when they are asked for, oldest first."""
+        for each in range(max(sequence, self.first_sequence), self.last_sequence + 1):
+            if (message := self._messages.get(each)) is not None:
+                yield message
+
+    def subjects(self) -> dict[str, int]:
+        """How many messages each has."""
+        return {subject: len(sequences) for subject, sequences in sorted(self._by_subject.items())}
+
+    def last_of_each(self, filters: Sequence[str], up_to: int | None = None) -> set[int]:
+        """The sequence of the newest message of every subject that a filter matches; of all without filters."""
+        found = set()
+        for subject, sequences in self._by_subject.items():
+            if not filters or any(matches(each, subject) for each in filters):
+                found.add(next((each for each in reversed(sequences) if up_to is None or each <= up_to), 0))
+        return found - {0}
+
+    def sequence_at(self, time: float) -> int:
+        """Of the first message that was stored then or later; of the next one if there is none."""
+        for message in self.messages_from(self.first_sequence):
+            if message.time >= time:
+                return message.sequence
+        return self.last_sequence + 1
+
+    def overhead_of(self, message: ModelMessage) -> int:
+        """The part of its size that is the store's own bookkeeping."""
+        return self._overhead + (0 if message.headers is None else self._header_overhead)
 
     def last_of(self, filter: str) -> int:
         """The sequence of the newest message a filter matches, 0 if there is none."""
@@ -183,8 +233,11 @@ class Store:
         size = self._overhead + len(subject.encode()) + len(data)
         if headers is not None:
             size += self._header_overhead + len(encode(headers))
-        self._messages[sequence] = ModelMessage(sequence, subject, data, headers, now, size)
+        message = self._messages[sequence] = ModelMessage(sequence, subject, data, headers, now, size)
         self.size_bytes += size
+        self.last_time = now
+        for watcher in self.watchers:
+            watcher.on_stored(message)
         sequences = self._by_subject.get(subject)
         if sequences is None:
             self._by_subject[subject] = deque((sequence,))
@@ -225,11 +278,28 @@ class Store:
             if each:
                 self.proposed_ids.add(each)
 
-    def purge(self) -> None:
-        self._messages.clear()
-        self._by_subject.clear()
-        self.size_bytes = 0
-        self._oldest = self.last_sequence + 1
+    def purge(self, subject: str | None = None, below: int | None = None, keep: int = 0) -> int:
+        """Remove what a filter matches, or what is below a sequence, or all but the newest; returns how many."""
+        if subject is None and below is None and not keep:
+            # All at once: the sequence goes on, and nothing is searched.
+            gone = list(self._messages)
+        else:
+            found = [
+                each.sequence
+                for each in self._messages.values()
+                if (subject is None or matches(subject, each.subject)) and (below is None or each.sequence < below)
+            ]
+            gone = found[: len(found) - keep] if keep else found
+        for sequence in gone:
+            self._remove(sequence)
+        return len(gone)
+
+    def delete(self, sequence: int) -> bool:
+        """Remove one message, wherever it is."""
+        if sequence not in self._messages:
+            return False
+        self._remove(sequence)
+        return True
 
     def drop_newest(self, count: int) -> int:
         """Undo up to ``count`` of the newest messages, sequences and ids included, and say how many it were.
@@ -247,6 +317,7 @@ class Store:
         self.pieces = [piece for piece in self.pieces if piece.stop <= self.last_sequence - count + 1]
         if count:
             self.last_sequence -= count
+            self._oldest = min(self._oldest, self.last_sequence + 1)
             self.last_id = self._id_of(self.last_sequence)
         return count
 
@@ -269,11 +340,14 @@ class Store:
         sequences = self._by_subject[message.subject]
         if sequences[0] == sequence:
             sequences.popleft()
-        else:
-            assert sequences[-1] == sequence, "only the oldest and the newest of a subject are ever removed"
+        elif sequences[-1] == sequence:
             sequences.pop()
+        else:
+            sequences.remove(sequence)
         if not sequences:
             del self._by_subject[message.subject]
+        for watcher in self.watchers:
+            watcher.on_removed(message)
 
 
 def first_values(headers: Headers) -> dict[str, str]:

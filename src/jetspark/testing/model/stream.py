@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.testing.model import checks, replies
+from jetspark.testing.model import ageing, checks, replies
+from jetspark.testing.model.ageing import Ageing
 from jetspark.testing.model.atomic import BATCH_ID, AtomicBatches
+from jetspark.testing.model.consumers import ModelConsumer
 from jetspark.testing.model.fast import SUFFIX, FastIngest
 from jetspark.testing.model.limits import BatchLimits
 from jetspark.testing.model.replies import ApiError, Delivery
@@ -52,6 +54,7 @@ class ModelStream:
         total_atomic: How many atomic batches all streams have open.
         total_fast: The same of fast ones.
         abandon: Makes an advisory from the names of stream and batch, the reason and the time.
+        created_at: The time.
     """
 
     def __init__(
@@ -61,9 +64,14 @@ class ModelStream:
         total_atomic: Callable[[], int],
         total_fast: Callable[[], int],
         abandon: Callable[[str, str, str, float], Delivery],
+        created_at: float = 0.0,
     ) -> None:
         self.config = config
+        self.created_at = created_at
+        self.consumers: dict[str, ModelConsumer] = {}
         self.store = Store(config)
+        self.ageing = Ageing(self.store)
+        self.store.watchers.append(self.ageing)
         name = config.name
         self.atomic = AtomicBatches(
             self.store, limits, total_atomic, lambda batch, reason, now: abandon(name, batch, reason, now)
@@ -83,6 +91,7 @@ class ModelStream:
         """Take over a new description; what it disables loses its open batches."""
         self.config = config
         self.store.configure(config)
+        self.ageing.configure(config)
         size = config.max_message_bytes
         self._max_message_bytes = size if size is not None and size > 0 else 0
         if not config.allow_atomic:
@@ -95,7 +104,32 @@ class ModelStream:
         """Of the newest message that the leader can show."""
         return self._proposals[0].first - 1 if self._proposals else self.store.last_sequence
 
+    # Consumers
+
+    def add_consumer(self, consumer: ModelConsumer) -> None:
+        self.consumers[consumer.name] = consumer
+        self.store.watchers.append(consumer)
+
+    def remove_consumer(self, name: str) -> list[Delivery]:
+        """Delete a consumer, and tell those who wait for its messages."""
+        consumer = self.consumers.pop(name)
+        self.store.watchers.remove(consumer)
+        return consumer.end_requests("Consumer Deleted")
+
+    def purge(self, subject: str | None = None, below: int | None = None, keep: int = 0) -> int:
+        purged = self.store.purge(subject, below, keep)
+        if not len(self.store):
+            for consumer in self.consumers.values():
+                consumer.on_purged()
+        return purged
+
+    def serve(self, now: float) -> list[Delivery]:
+        """Deliver what was stored."""
+        return [each for consumer in self.consumers.values() if consumer.waiting for each in consumer.serve(now)]
+
     def restart(self) -> None:
+        for consumer in self.consumers.values():
+            consumer.forget_requests()
         self._end_cut()
         self._proposals.clear()
         self.atomic.clear()
@@ -106,7 +140,9 @@ class ModelStream:
     # Time
 
     def next_deadline(self) -> float | None:
-        deadlines = (self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at, self.next_answer_at())
+        deadlines = [self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at, self.next_answer_at()]
+        deadlines.append(self.ageing.next_deadline())
+        deadlines += [consumer.next_deadline() for consumer in self.consumers.values()]
         return min((each for each in deadlines if each is not None), default=None)
 
     def next_answer_at(self) -> float | None:
@@ -124,6 +160,12 @@ class ModelStream:
             said += self.elect_leader(self.elected_at)
         said += self.atomic.expire(now)
         self.fast.expire(now)
+        if self.has_leader and self.ageing.on_time(now):
+            said += self.serve(now)
+        for consumer in list(self.consumers.values()):
+            said += consumer.on_time(now)
+            if (inactive_at := consumer.inactive_at()) is not None and inactive_at <= now:
+                said += self.remove_consumer(consumer.name)
         return said
 
     # Leaders
@@ -182,6 +224,10 @@ class ModelStream:
             message = Incoming(subject, data, own, first_values(own))
         else:
             message = Incoming(subject, data, None, _NO_FIELDS)
+        if message.fields:
+            if (refused := ageing.refuse_schedule(config, message)) is not None:
+                return self._answer(reply, refused)
+            message = ageing.prepared(config, message)
         if config.sealed:
             return self._answer(reply, _SEALED)
         if self._max_message_bytes:
@@ -202,6 +248,8 @@ class ModelStream:
             late = [each for each in said if replies.is_about_storing(each)]
             self._proposals.append(_Proposal(before + 1, store.last_sequence, applied_at, late))
             return [each for each in said if not replies.is_about_storing(each)]
+        if store.last_sequence > before and self.consumers:
+            said = said + self.serve(now)
         return said
 
     def _publish_plain(self, message: Incoming, reply: str | None, now: float) -> list[Delivery]:
@@ -223,6 +271,8 @@ class ModelStream:
         if store.is_cut_off:
             store.propose([fields.get(checks.MSG_ID, "")])
             return []
+        if fields and (schedule := ageing.cancels(message)) is not None:
+            store.purge(schedule)
         sequence = store.append(message.subject, message.data, message.headers, now, fields.get(checks.MSG_ID, ""))
         if fields and (rollup := fields.get(checks.ROLLUP)):
             store.roll_up(rollup.lower(), message.subject, sequence)

@@ -1,0 +1,140 @@
+"""What the modules above the client share: the parts of one client, and asking JetStream.
+
+``Client.jetstream()`` makes a :class:`Context` of its own parts, and the :class:`JetStream` hands it on to streams,
+consumers, buckets and batches. They use these public names, and leave the private ones of client and JetStream alone.
+Users never see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jetspark.aio import clock
+from jetspark.aio.message import Message
+from jetspark.aio.publisher import WindowedPublisher
+from jetspark.aio.subscription import Subscription, subscribe
+from jetspark.aio.transport import Link
+from jetspark.core.connection import Connection
+from jetspark.core.numbers import timeout_of
+from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
+from jetspark.jetstream.errors import unavailable
+from jetspark.jetstream.operations import Api, Deadline, Operation, Pause, Request
+from jetspark.jetstream.ordered import Patience
+
+if TYPE_CHECKING:
+    from jetspark.aio.client import Client
+    from jetspark.aio.jetstream import JetStream
+
+__all__ = ["Context", "context_of"]
+
+T = TypeVar("T")
+
+NOTHING = Message("", b"", None, None, None)
+
+
+def context_of(js: JetStream) -> Context:
+    """The context of a user's JetStream, for code outside of this driver that needs more than public methods."""
+    return js._context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Context:
+    """The parts of a client, an API of JetStream, and how requests to it are made."""
+
+    client: Client
+    connection: Connection
+    link: Link
+    api: Api
+    timeout_s: float
+    """Longest time for all the requests of a call together, unless the call says otherwise."""
+    publisher: WindowedPublisher
+
+    def subscribe(self, subject: str, queue: str = "", **kind: Any) -> Subscription:
+        """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+        return subscribe(self.link, subject, queue, **kind)
+
+    async def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
+        """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
+        deadline = Deadline(timeout_of(timeout, self.timeout_s), clock.now(), for_each=for_each)
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    answer = await self.perform(step, deadline)
+                except BaseException as error:
+                    # The operation knows what this means for what it asked; most just let it rise.
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    async def perform(self, step: Request | Pause, deadline: Deadline) -> Message:
+        """Do one step of an operation."""
+        if isinstance(step, Pause):
+            await clock.sleep(step.seconds)
+            return NOTHING
+        timeout = deadline.begin(step, clock.now())
+        try:
+            if not step.is_silent:
+                return await self._ask(step, timeout, deadline)
+            # The time is for room in the send buffer; nobody waits for an answer.
+            await self.client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
+            return NOTHING
+        except RequestTimeout as error:
+            raise deadline.of_all(error) from None
+
+    async def _ask(self, request: Request, timeout: float, deadline: Deadline) -> Message:
+        while True:
+            try:
+                return await self.client.request(
+                    request.subject, request.data, timeout=timeout, headers=request.headers
+                )
+            except NoResponders as error:
+                pause_s = deadline.retry_after_s(clock.now())
+                if pause_s is None:
+                    raise unavailable(request.subject, self.client.server_info) from error
+                await clock.sleep(pause_s)
+                timeout = deadline.left_s(clock.now())
+
+    @asynccontextmanager
+    async def asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
+        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
+
+        ``timeout`` is for room in the send buffer.
+        """
+        inbox = self.link.new_inbox()
+        async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
+            await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
+            yield answers
+
+    async def next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
+        """The next answer of :meth:`asked`; None when the rest will not come, and may be asked for again.
+
+        Raises:
+            RequestTimeout: Nothing came for too long.
+        """
+        try:
+            return await answers.next(patience.left_s(clock.now(), self.timeout_s))
+        except RequestTimeout:
+            patience.check(clock.now())
+        except ConnectionClosed:
+            if self.client.is_closed:
+                raise
+            patience.check(clock.now())
+        return None
+
+    async def pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
+        """The entries of a listing, which the server gives out page by page; ``ask`` is for those from an offset on."""
+        seen = 0
+        while True:
+            page, total = await self.run(ask(seen))
+            for entry in page:
+                yield entry
+            seen += len(page)
+            if not page or seen >= total:
+                return

@@ -1,0 +1,235 @@
+"""Streams with asyncio. Requests are written in :mod:`jetspark.jetstream.operations`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from jetspark.aio import clock
+from jetspark.aio.consumer import Consumer
+from jetspark.aio.context import Context
+from jetspark.aio.ordered import OrderedConsumer
+from jetspark.errors import RequestTimeout
+from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
+from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
+from jetspark.jetstream.features import BATCH_GET, LAST_GET
+from jetspark.jetstream.info import ConsumerInfo, StoredMessage, StreamInfo
+from jetspark.jetstream.operations import Operation, message_query
+from jetspark.jetstream.ordered import OrderedOptions, Patience
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+
+    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
+    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    """
+
+    def __init__(self, context: Context, info: StreamInfo) -> None:
+        self._context = context
+        self.cached_info = info
+
+    @property
+    def name(self) -> str:
+        return self.cached_info.config.name
+
+    async def info(self, *, subjects_filter: str | None = None, deleted_details: bool = False) -> StreamInfo:
+        """Configuration and state now; with ``subjects_filter`` also the messages per subject that matches."""
+        operation = self._context.api.stream_info(self.name, subjects_filter, deleted_details)
+        self.cached_info = await self._context.run(operation)
+        return self.cached_info
+
+    async def update(self, **changes: Any) -> StreamInfo:
+        """Change some fields of :class:`StreamConfig`; everything else stays as it is."""
+        operation = self._context.api.update_stream(StreamConfig(name=self.name, **changes))
+        self.cached_info = await self._context.run(operation)
+        return self.cached_info
+
+    async def seal(self) -> StreamInfo:
+        """Make the stream read-only, for ever."""
+        return await self.update(sealed=True)
+
+    async def delete(self) -> None:
+        """Delete the stream with all its messages and consumers."""
+        await self._context.run(self._context.api.delete_stream(self.name))
+
+    async def purge(
+        self, *, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None
+    ) -> int:
+        """Remove messages: all, those on ``subject``, up to and including a sequence, or all but the last ``keep``.
+
+        Returns how many were removed.
+        """
+        return await self._context.run(self._context.api.purge_stream(self.name, subject, up_to_sequence, keep))
+
+    async def step_down(self, placement: Placement | None = None) -> None:
+        """Have the stream's leader hand over to another replica."""
+        await self._context.run(self._context.api.step_down_stream(self.name, placement))
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    async def get_message(
+        self,
+        sequence: int | None = None,
+        *,
+        last_for: str | None = None,
+        next_for: str | None = None,
+        direct: bool | None = None,
+    ) -> StoredMessage:
+        """One message: by sequence, the last on a subject, or the next on a filter from ``sequence`` on.
+
+        ``direct`` asks any replica instead of the leader: faster, and possibly a moment behind. By default that is
+        done where the stream allows it.
+
+        Raises:
+            MessageNotFound: There is none.
+        """
+        query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
+        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else direct
+        return await self._context.run(self._context.api.get_message(self.name, query, direct=use_direct))
+
+    async def get_messages(
+        self, start_sequence: int = 1, *, subject: str | None = None, max_messages: int | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """The messages from ``start_sequence`` on, in order, up to the last one there is when we get to it.
+
+        Needs ``allow_direct``. No consumer is made and nothing is acknowledged: this only reads. What is lost on the
+        way, by a reconnect for instance, is asked for again.
+
+        Raises:
+            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
+            RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
+        """
+        context = self._context
+        patience = Patience(f"messages of stream {self.name!r}", context.timeout_s, clock.now())
+        await context.run(context.api.require(BATCH_GET))
+        reading = BatchGet(
+            self._context.api.prefix,
+            self.name,
+            start_sequence=start_sequence,
+            subject=subject,
+            max_messages=max_messages,
+        )
+        while not reading.is_done:
+            async with context.asked(reading.request(), patience.left_s(clock.now(), context.timeout_s)) as answers:
+                while not reading.is_over:
+                    answer = await context.next_answer(answers, patience)
+                    if answer is None:
+                        reading.lost()
+                    elif (stored := reading.accept(answer)) is not None:
+                        yield stored
+                        patience.renew(clock.now())  # who reads slowly is not kept waiting by us
+
+    async def get_last_messages(
+        self, filters: Sequence[str], *, up_to_sequence: int | None = None
+    ) -> list[StoredMessage]:
+        """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
+
+        With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
+        ``allow_direct``.
+
+        Raises:
+            ConfigError: More subjects match, or more bytes than the server answers with at a time.
+            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
+            RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
+        """
+        patience = last_messages_patience(self._context, self.name)
+        return await last_messages(self._context, self.name, filters, up_to_sequence, patience)
+
+    async def delete_message(self, sequence: int, *, erase: bool = False) -> None:
+        """Remove one message; with ``erase`` its bytes are overwritten on disk."""
+        await self._context.run(self._context.api.delete_message(self.name, sequence, erase=erase))
+
+    # ---- consumers ---------------------------------------------------------------------------------------------
+
+    async def create_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Create a consumer; one that exists with the very same configuration is returned as it is.
+
+        Raises:
+            ConsumerNameInUse: One of that name exists with another configuration.
+        """
+        return await self._consumer(self._context.api.create_consumer(self.name, config))
+
+    async def update_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Change what ``config`` mentions; everything else stays as it is."""
+        return await self._consumer(self._context.api.update_consumer(self.name, config))
+
+    async def create_or_update_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Make sure that the consumer exists and is what ``config`` says."""
+        return await self._consumer(self._context.api.create_or_update_consumer(self.name, config))
+
+    async def consumer(self, name: str) -> Consumer:
+        """A consumer that exists.
+
+        Raises:
+            ConsumerNotFound: There is no such consumer.
+        """
+        return await self._consumer(self._context.api.consumer_info(self.name, name))
+
+    async def delete_consumer(self, name: str) -> None:
+        await self._context.run(self._context.api.delete_consumer(self.name, name))
+
+    def ordered_consumer(
+        self,
+        *filter_subjects: str,
+        start_sequence: int | None = None,
+        start_time: datetime.datetime | None = None,
+        deliver_policy: DeliverPolicy | None = None,
+        headers_only: bool = False,
+    ) -> OrderedConsumer:
+        """Read this stream in order, without acknowledgements, for as long as you like.
+
+        Args:
+            filter_subjects: Only messages on these; none means all.
+            start_sequence: Begin there; or at ``start_time``; or as ``deliver_policy`` says: ``all`` (the default),
+                ``new``, ``last``, ``last_per_subject``.
+            headers_only: Without the data.
+        """
+        options = OrderedOptions(
+            filter_subjects=filter_subjects,
+            start_sequence=start_sequence,
+            start_time=start_time,
+            deliver_policy=deliver_policy,
+            headers_only=headers_only,
+        )
+        return OrderedConsumer(self._context, self.name, options)
+
+    def consumers(self) -> AsyncIterator[ConsumerInfo]:
+        """Every consumer of this stream."""
+        return self._context.pages(lambda offset: self._context.api.consumer_page(self.name, offset))
+
+    def consumer_names(self) -> AsyncIterator[str]:
+        return self._context.pages(lambda offset: self._context.api.consumer_name_page(self.name, offset))
+
+    async def _consumer(self, operation: Operation[ConsumerInfo]) -> Consumer:
+        return Consumer(self._context, await self._context.run(operation))
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}>"
+
+
+def last_messages_patience(context: Context, stream: str) -> Patience:
+    return Patience(f"last messages of stream {stream!r}", context.timeout_s, clock.now())
+
+
+async def last_messages(
+    context: Context, stream: str, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
+) -> list[StoredMessage]:
+    """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
+    await context.run(context.api.require(LAST_GET))
+    reading = LastGet(context.api.prefix, stream, filters, up_to_sequence)
+    for _ in range(MAX_LAST_REQUESTS):
+        async with context.asked(reading.request(), patience.left_s(clock.now(), context.timeout_s)) as answers:
+            while not reading.is_over:
+                answer = await context.next_answer(answers, patience)
+                if answer is None:
+                    reading.lost()
+                else:
+                    reading.accept(answer)
+                    patience.renew(clock.now())
+        if not reading.is_broken:
+            return reading.messages
+    raise RequestTimeout(f"last messages of stream {stream!r}", context.timeout_s)

@@ -1,0 +1,40 @@
+"""Reading what is put into an object store, and writing what is got, from threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable
+from contextlib import closing
+from typing import TypeAlias
+
+from jetspark.blocking.part_file import PartFile
+from jetspark.jetstream.objects import BLOCK_BYTES, BinaryReader, BinaryWriter, BytesLike, Upload, steps, write_chunks
+
+__all__ = ["READ_BYTES", "Source", "chunks_of", "keep", "write_to"]
+
+Source: TypeAlias = BytesLike | os.PathLike[str] | BinaryReader | Iterable[BytesLike]
+
+# What one step reads and hashes.
+READ_BYTES = BLOCK_BYTES
+
+
+def chunks_of(upload: Upload, source: Source) -> Generator[bytes, None, None]:
+    """The chunks that a source is cut into."""
+    if isinstance(source, os.PathLike):
+        with open(source, "rb") as file:
+            for some in steps(upload, file):
+                yield from some
+    else:
+        for some in steps(upload, source):
+            yield from some
+
+
+def write_to(file: BinaryWriter, chunks: Generator[bytes, None, None]) -> None:
+    """Write the chunks as they come."""
+    with closing(chunks):
+        write_chunks(file, chunks)
+
+
+def keep(part: PartFile) -> None:
+    """Have a complete file take its place."""
+    part.keep()

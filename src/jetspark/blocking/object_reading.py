@@ -1,0 +1,81 @@
+# Generated from aio/object_reading.py by tools/unasync.py; edit that file.
+"""Reading the chunks of an object, from threads."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import cast
+
+from jetspark.blocking import clock
+from jetspark.blocking.context import Context
+from jetspark.blocking.files import write_to
+from jetspark.blocking.stream import Stream
+from jetspark.errors import MessageNotFound, ObjectNotFound
+from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.objects import BinaryWriter, Download, ObjectInfo, Objects, chunk_subject, lag_pauses
+
+__all__ = ["ObjectReader"]
+
+
+class ObjectReader:
+    """Reads the objects of one bucket, each checked against its digest."""
+
+    def __init__(self, context: Context, stream: Stream) -> None:
+        self._context, self._stream = context, stream
+        self._objects = Objects(context.api, stream.cached_info.config)
+
+    def is_replaced(self, info: ObjectInfo) -> bool:
+        """Whether the name has another object by now, or none."""
+        try:
+            return (self._context.run(self._objects.info(info.name, include_deleted=False))).nuid != info.nuid
+        except ObjectNotFound:
+            return True
+
+    def write_to(self, info: ObjectInfo, file: BinaryWriter) -> None:
+        """Write the content to a file."""
+        write_to(file, self.read(info))
+
+    def read(self, info: ObjectInfo) -> Generator[bytes, None, None]:
+        """The content, piece by piece; wrong content is found out at the end."""
+        download = Download(info)
+        subject = chunk_subject(self._objects.name, info.nuid)
+        config = self._stream.cached_info.config
+        read = self._read_direct if config.allow_direct else self._read_singly
+        pauses = lag_pauses(config)
+        sequence = 0
+        while True:
+            with closing(read(sequence + 1, subject, download)) as messages:
+                for message in messages:
+                    sequence = message.sequence
+                    yield download.feed(message.data)
+            if not download.is_short or not pauses:
+                break
+            clock.sleep(pauses.pop(0))
+        download.finish()
+
+    def _read_direct(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
+        """What is there, in requests of bounded size; one reads ahead as much as that, and no more.
+
+        An ordered consumer is a tenth to a quarter faster, but if the chunks it waits for are purged, by somebody who
+        replaces the object, it waits for ever.
+        """
+        missing = 0
+        while not missing:
+            missing = download.max_messages
+            some = self._stream.get_messages(start, subject=subject, max_messages=missing)
+            with closing(cast("Generator[StoredMessage, None, None]", some)) as messages:
+                for message in messages:
+                    start = message.sequence + 1
+                    missing -= 1
+                    yield message
+
+    def _read_singly(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
+        """The same for buckets of old clients, which do not allow direct gets."""
+        for _ in range(download.missing_chunks + 1):
+            try:
+                message = self._stream.get_message(start, next_for=subject, direct=False)
+            except MessageNotFound:
+                return
+            start = message.sequence + 1
+            yield message

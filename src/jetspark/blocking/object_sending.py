@@ -1,0 +1,135 @@
+# Generated from aio/object_sending.py by tools/unasync.py; edit that file.
+"""The chunks of an object on their way into its store, from threads."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import suppress
+
+from jetspark.blocking import clock
+from jetspark.blocking.ack_waits import NOT_SENT, errors_of, wait_for
+from jetspark.blocking.context import Context
+from jetspark.blocking.fast import FastPublisher
+from jetspark.blocking.publisher import AckFuture
+from jetspark.errors import JetSparkError, JetStreamUnavailable, ServerError
+from jetspark.jetstream.features import FAST_INGEST
+from jetspark.jetstream.objects import FLUSH_EVERY_S, WINDOW_BYTES, Progress
+from jetspark.jetstream.operations import Operation
+from jetspark.publish.fast_publisher import FastPublisherOptions
+
+__all__ = ["FastSending", "Sending"]
+
+_logger = logging.getLogger("jetspark.blocking")
+
+
+class Sending:
+    """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
+
+    def __init__(self, context: Context, subject: str, progress: Progress) -> None:
+        self._context, self._subject, self._progress = context, subject, progress
+        self._waiting: deque[tuple[AckFuture, int]] = deque()
+        self._waiting_bytes = 0
+        self._is_anything_stored = False
+        self._is_in_hand = False
+        """Stays true when publishing is interrupted: then nobody has the future of what may be on its way."""
+
+    def send(self, chunk: bytes) -> None:
+        while self._waiting and self._waiting_bytes + len(chunk) > WINDOW_BYTES:
+            self._take_one()
+        self._is_in_hand = True
+        try:
+            with self._progress.awaited():  # the network may take no more
+                future = self._context.publisher.publish(self._subject, chunk, None, self._progress.timeout_s)
+            self._waiting.append((future, len(chunk)))
+        except NOT_SENT:
+            self._is_in_hand = False
+            raise
+        self._is_in_hand = False
+        self._waiting_bytes += len(chunk)
+
+    def complete(self) -> None:
+        while self._waiting:
+            self._take_one()
+
+    def settle(self, timeout: float) -> bool:
+        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
+        deadline = clock.now() + timeout
+        for error in errors_of([future for future, _ in self._waiting], timeout):
+            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
+        if self._is_in_hand:
+            self._is_anything_stored = True
+            with suppress(JetSparkError):
+                self._context.publisher.complete(max(deadline - clock.now(), 0.0))
+        return self._is_anything_stored
+
+    def _take_one(self) -> None:
+        future, size_bytes = self._waiting[0]
+        with self._progress.awaited():
+            wait_for(future, self._progress.timeout_s, f"chunk on {self._subject!r}")
+        self._is_anything_stored = True
+        self._waiting.popleft()
+        self._waiting_bytes -= size_bytes
+
+
+class FastSending:
+    """The chunks of one put on their way over fast ingest, through restarts and changes of leader.
+
+    A single chunk goes the plain way: a fast batch takes one round trip more.
+    """
+
+    def __init__(
+        self, context: Context, subject: str, progress: Progress, options: FastPublisherOptions, check: Operation[None]
+    ) -> None:
+        self._context, self._subject, self._progress = context, subject, progress
+        self._options, self._check = options, check
+        self._first: bytes | None = None
+        self._single: Sending | None = None
+        self._publisher: FastPublisher | None = None
+        self._flushed_at = 0.0
+
+    def send(self, chunk: bytes) -> None:
+        if self._publisher is None:
+            if self._first is None:
+                self._first = chunk
+                return
+            FAST_INGEST.check(self._context.api.known())
+            self._publisher = FastPublisher(self._context, self._options)._enter()
+            self._flushed_at = clock.now()
+            first, self._first = self._first, None
+            with self._progress.awaited():
+                self._publisher.publish(self._subject, first)
+        with self._progress.awaited():
+            self._publisher.publish(self._subject, chunk)
+        if (now := clock.now()) >= self._flushed_at + FLUSH_EVERY_S:
+            self._flushed_at = now
+            with self._progress.awaited():
+                self._publisher.flush()
+
+    def complete(self) -> None:
+        if self._publisher is not None:
+            with self._progress.awaited():
+                # First what may take long: interrupted, it leaves a publisher that can still tell when all has arrived.
+                self._publisher.flush()
+                self._publisher.close()
+                if self._publisher.batches > 1:
+                    self._context.run(self._check, self._progress.timeout_s)
+        elif self._first is not None:
+            self._single = Sending(self._context, self._subject, self._progress)
+            self._single.send(self._first)
+            self._single.complete()
+
+    def settle(self, timeout: float) -> bool:
+        """After a failure: wait until nothing is on its way any more; whether something may be stored."""
+        if self._single is not None:
+            return self._single.settle(timeout)
+        if self._publisher is None:
+            return False
+        try:
+            # The end of the batch is acknowledged after everything before it.
+            self._publisher.close(timeout)
+        except (ServerError, JetStreamUnavailable):
+            return self._publisher.published() > 0
+        except JetSparkError as error:
+            _logger.debug("chunks of a failed put may still arrive: %s", error)
+        return True

@@ -1,0 +1,219 @@
+"""Running machines from threads: everything between a :class:`~jetspark.core.machine.Machine` and those who wait.
+
+One runner runs one machine. It is the reader of the machine's inbox, it is attached to the link while the machine has
+something to hear of or to wait for, and its owner's callers wait in it. After each call into the machine it does the
+same: tell the owner, wake the callers, write what the machine sent by itself, and look when the next deadline is.
+
+The link's lock guards the machine. Time is watched by the connection's own thread, and by callers while they wait: a
+batch must be kept alive while its producer thinks. The program's callbacks are called without the lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from jetspark.blocking.transport import WRITE_AT_BYTES, Link
+from jetspark.blocking.waiter import Changed
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.machine import Machine, PacedMachine
+from jetspark.errors import BufferFull, UsageError
+
+__all__ = ["MachineRunner", "PacedRunner"]
+
+M = TypeVar("M", bound=Machine)
+P = TypeVar("P", bound=PacedMachine)
+
+# A full connection buffer is looked at again after this long by those who cannot wait for it.
+ROOM_POLL_S = 0.01
+
+
+class MachineRunner(Generic[M]):
+    """Wakes one machine by answers, events and time, and wakes those who wait for it."""
+
+    machine: M
+
+    def __init__(self, link: Link, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
+        """Two calls of the owner's.
+
+        ``on_step`` is called after each call into the machine, with the lock, before its callers go on. ``tell`` is
+        called when the lock is free again, to call the program back.
+        """
+        self._link, self._connection = link, link.connection
+        self._on_step, self._tell = on_step, tell
+        self.changed = Changed(link.lock)
+        """Those who wait for the machine."""
+        self.due_at: float | None = None
+        """When the machine is called in any case; its own deadline may have come nearer, or moved away."""
+
+    def run(self, machine: M) -> M:
+        """This is the machine. It is given by a call of its own, because it is made with the runner as its reader."""
+        self.machine = machine
+        return machine
+
+    def attach(self) -> None:
+        """Hear of connection events and of time from now on."""
+        self._link.attach(self)
+
+    def detach(self) -> None:
+        self._link.detach(self)
+        self.due_at = None  # a deadline that nobody watches
+
+    def step(self, call: Callable[[float], None]) -> None:
+        """Call into the machine, with the time and the lock."""
+        try:
+            call(time.monotonic())
+        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+            self.machine.fail(error)
+            raise
+        except BaseException as error:
+            self.on_interrupt(error)
+            raise
+        finally:
+            self.settle()
+
+    def on_interrupt(self, error: BaseException) -> None:
+        """A call into the machine did not return. If it was interrupted half-way, the session is given up: what the
+        machine and the connection know of each other may differ. With the lock."""
+        self._link.doubt.after(error)
+
+    def settle(self) -> None:
+        """After every call into the machine, with the lock."""
+        self._on_step()
+        self.changed.notify_all()
+        self.watch_clock()
+
+    def watch_clock(self) -> None:
+        """Have the link call us at the machine's deadline, with the lock. An alarm that is early enough stays: it is
+        set anew then."""
+        deadline = self.machine.next_deadline()
+        if deadline is not None:
+            self.wake_at(deadline)
+
+    def wake_at(self, moment: float) -> None:
+        """Have the link call us then, or earlier; with the lock."""
+        if self.due_at is None or moment < self.due_at:
+            self.due_at = moment
+            self._link.set_alarm(moment)
+
+    def look(self) -> None:
+        """Do what is due on this thread. The connection's own may be busy with the program's ``on_event``."""
+        now = time.monotonic()
+        if self.due_at is not None and now >= self.due_at:
+            self.on_time(now)
+
+    def wait(self, deadline: float | None = None) -> None:
+        """Until something has changed, or the deadline; with the lock, which is given up meanwhile."""
+        self._link.check_may_wait("fast ingest")
+        self._link.flush()
+        self.watch_clock()
+        times = [each for each in (self.next_deadline(), deadline) if each is not None]
+        if not self.changed.wait(max(0.0, min(times) - time.monotonic()) if times else None):
+            self.due_at = None
+            self.step(self.machine.on_time)
+
+    # ---- the link tells us, without the lock but for the deadline ----------------------------------------------
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        with self._link.lock:
+            self.step(partial(self.machine.on_event, event))
+        self._tell()
+
+    def next_deadline(self) -> float | None:
+        """With the lock. Asked anew each time: threads send without a step, and what they send has to be watched."""
+        deadline, due_at = self.machine.next_deadline(), self.due_at
+        if deadline is None or due_at is None:
+            return due_at if deadline is None else deadline
+        return min(deadline, due_at)
+
+    def on_time(self, now: float) -> None:
+        with self._link.lock:
+            self.due_at = None
+            self.step(self.machine.on_time)
+        self._tell()
+
+    # ---- the reader of the machine's inbox ---------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """The server said something."""
+        with self._link.lock:
+            self.step(self.machine.on_replies)
+        self._tell()
+
+    @property
+    def pending_messages(self) -> int:
+        return 0
+
+    def read_up(self, deadline: float) -> bool:
+        """Answers are read as they come."""
+        return True
+
+
+class PacedRunner(MachineRunner[P]):
+    """A runner whose callers also wait for the connection to take what they send."""
+
+    def on_interrupt(self, error: BaseException) -> None:
+        """A machine that was interrupted half-way is not used any more, either: what it has sent it may not know."""
+        super().on_interrupt(error)
+        if not isinstance(error, Exception):
+            self.machine.fail(UsageError(f"it was interrupted by {type(error).__name__}; begin another one"))
+            self.drop_inbox()
+            self.detach()
+
+    def settle(self) -> None:
+        super().settle()
+        if self.machine.failure is not None:
+            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
+        if self._connection.out_bytes:
+            self._link.flush_soon()
+
+    def send(self, send: Callable[[float], None]) -> None:
+        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``.
+
+        ``send`` is told the time at which it does; what ages counts from there.
+        """
+        deadline: float | None = None
+        while True:
+            try:
+                send(time.monotonic())
+                break
+            except BufferFull:
+                self._link.flush()
+                if deadline is None:
+                    deadline = self._link.deadline(self.machine.room_timeout_s)
+                self.wait_for_room(deadline)
+                self.machine.check()  # it may be over meanwhile
+            except BaseException as error:
+                self.on_interrupt(error)
+                raise
+        self.write()
+
+    def write(self) -> None:
+        """Have the network take what was sent: now if it is much, else shortly. With the lock."""
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self.write_and_wait()
+        else:
+            self._link.flush_soon()
+
+    def write_and_wait(self) -> None:
+        """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
+        try:
+            self._link.write_and_wait(self._link.deadline(self.machine.room_timeout_s), self._has_failed)
+        except TimeoutError:
+            self.step(self.machine.on_no_room)
+
+    def wait_for_room(self, deadline: float) -> None:
+        """Until the connection may take more, or it is time to look again; at the deadline the machine gives up."""
+        self._link.room.wait(ROOM_POLL_S)
+        if time.monotonic() >= deadline:
+            self.step(self.machine.on_no_room)
+
+    def _has_failed(self) -> bool:
+        return self.machine.failure is not None
+
+    def drop_inbox(self) -> None:
+        """An interrupt within ``subscribe`` leaves a subscription that the machine does not know; with the lock."""
+        for state in [each for each in self._connection.subscriptions if each.reader is self]:
+            self._connection.unsubscribe(state)

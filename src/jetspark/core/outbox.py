@@ -1,0 +1,282 @@
+"""What is accepted and waits for the network: the outgoing half of a connection.
+
+Messages and commands (SUB, UNSUB, PING, PONG) leave in the order in which they were accepted, many in one write. Both
+have a bound: messages ``send_buffer_bytes``, commands as much again, so that a caller who never publishes is bounded,
+too. A message larger than the whole buffer goes through an empty one.
+
+``published`` counts the messages accepted since the beginning, whatever became of them; ``_handed_over`` those of them
+that a driver has taken. Every message so has a number, which tells later which of them a lost session had.
+
+A session that is left in good order has *last words*: from :meth:`Outbox._hold_back` on, what is accepted waits for the
+next session, and only :meth:`Outbox._say_last` and answers to PINGs are for this one.
+
+This is a base class of :class:`~jetspark.core.connection.Connection` and not a part of it: publishing is the one thing
+done for every single message, and an attribute more on the way to the buffer costs each a measurable share of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jetspark.core import frames
+from jetspark.core.headers import HeadersLike, encode
+from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
+from jetspark.errors import BufferFull, ConfigError, ConnectionClosed, PayloadTooLarge
+
+__all__ = ["Outbox"]
+
+# SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
+MIN_CONTROL_ROOM_BYTES = 1 << 20
+
+# Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
+MAX_KNOWN_ADDRESSES = 4096
+
+_MESSAGES = (b"PUB ", b"HPUB ")
+
+
+class Outbox:
+    """The buffer of a connection, and how messages get into it."""
+
+    def __init__(self, send_buffer_bytes: int, own_prefix: str, max_payload_bytes: int) -> None:
+        """``own_prefix`` begins the reply subjects that we make ourselves, which need no second look."""
+        self.published = 0
+        """Messages accepted for sending since the beginning."""
+        self.out_bytes = 0
+        """Bytes accepted and not yet handed to the driver."""
+        self.is_leaving = False
+        """Whether a driver has to ask for ``next_deadline`` anew: it may have come nearer."""
+        self._out: list[bytes] = []
+        self._handed_over = 0
+        self._max_out_bytes = send_buffer_bytes
+        self._room_bytes = send_buffer_bytes
+        """Bound of ``out_bytes``; below 0 once closed, so that ``publish`` needs one look for both."""
+        self._closed_because = "the connection is closed"
+        self._control_bytes = 0
+        """Bytes of ``_out`` that are not messages. They have a bound of their own: see :meth:`_check_control_room`."""
+        self._control_room_bytes = max(send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
+        self._last_words: list[bytes] | None = None
+        """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
+        self._published_at_leaving = 0
+        self._max_payload_bytes = max_payload_bytes
+        self._own_prefix = own_prefix
+        self._addresses: dict[str, bytes] = {}
+
+    @property
+    def buffered_messages(self) -> int:
+        """Publishes accepted and not yet handed to the network."""
+        return self.published - self._handed_over
+
+    # ---- accepting messages ------------------------------------------------------------------------------------
+
+    def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: HeadersLike | None = None) -> None:
+        """Accept a message for sending.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: Nothing was accepted, nothing will be sent.
+            BufferFull: Not accepted; try again when there is room.
+            ConnectionClosed: Not accepted.
+        """
+        address = self._addresses.get(subject)
+        if address is None:
+            address = self._learn_address(subject)
+        if reply:
+            # A reply subject of our own making needs no second look.
+            raw_reply = reply.encode() if reply.startswith(self._own_prefix) else validate_subject(reply).encode()
+            address = b"%b %b" % (address, raw_reply)
+        if type(data) is not bytes:
+            data = _to_bytes(data)
+        if headers:
+            block = encode(headers)
+            if len(block) + len(data) > self._max_payload_bytes:
+                raise PayloadTooLarge(len(block) + len(data), self._max_payload_bytes)
+            frame = frames.HPUB % (address, len(block), len(block) + len(data), block, data)
+        else:
+            if len(data) > self._max_payload_bytes:
+                raise PayloadTooLarge(len(data), self._max_payload_bytes)
+            frame = frames.PUB % (address, len(data), data)
+        # The last five lines are those of publish_frame(): a call would cost more than all that they do.
+        out_bytes = self.out_bytes + len(frame)
+        if out_bytes > self._room_bytes:
+            self._check_room()
+        self.published += 1  # before it is there: an interrupt in between leaves one counted too many, never too few
+        self.out_bytes = out_bytes
+        self._out.append(frame)
+
+    def publish_raw(self, address: bytes, data: bytes) -> None:
+        """Like :meth:`publish`, for an address that came from the server and is used once, such as an ack's.
+
+        It is neither checked nor remembered. The data are ours, and small.
+        """
+        frame = frames.PUB % (address, len(data), data)
+        out_bytes = self.out_bytes + len(frame)
+        if out_bytes > self._room_bytes:
+            self._check_room()
+        self.published += 1
+        self.out_bytes = out_bytes
+        self._out.append(frame)
+
+    def publish_frames(self, ready: list[bytes], *, is_urgent: bool = False) -> None:
+        """Like :meth:`publish`, for many messages whose frames their sender has built.
+
+        All are accepted or none. What is in them is neither checked nor looked at: :meth:`address` and
+        :meth:`payload` do that. What ``is_urgent`` is small and rare, and does not wait for room.
+        """
+        data = ready[0] if len(ready) == 1 else b"".join(ready)
+        out_bytes = self.out_bytes + len(data)
+        if out_bytes > self._room_bytes and (not is_urgent or self._room_bytes < 0):
+            self._check_room()
+        self.published += len(ready)
+        self.out_bytes = out_bytes
+        self._out.append(data)
+
+    def publish_frame(self, data: bytes) -> None:
+        """Like :meth:`publish_frames`, for one."""
+        out_bytes = self.out_bytes + len(data)
+        if out_bytes > self._room_bytes:
+            self._check_room()
+        self.published += 1
+        self.out_bytes = out_bytes
+        self._out.append(data)
+
+    def address(self, subject: str) -> bytes:
+        """A subject as it stands in a frame.
+
+        Raises:
+            InvalidSubject: It cannot be published to.
+        """
+        return self._addresses.get(subject) or self._learn_address(subject)
+
+    def payload(self, data: bytes, header_bytes: int = 0) -> bytes:
+        """A payload as it stands in a frame.
+
+        Raises:
+            PayloadTooLarge, ConfigError: It cannot be published.
+        """
+        if type(data) is not bytes:
+            data = _to_bytes(data)
+        if header_bytes + len(data) > self._max_payload_bytes:
+            raise PayloadTooLarge(header_bytes + len(data), self._max_payload_bytes)
+        return data
+
+    def _learn_address(self, subject: str) -> bytes:
+        if isinstance(subject, ApiSubject):
+            # Not remembered: the same text as a plain str is no subject to publish to.
+            return validate_filter(subject).encode()
+        address = validate_subject(subject).encode()
+        if len(self._addresses) >= MAX_KNOWN_ADDRESSES:
+            self._addresses.clear()
+        self._addresses[subject] = address
+        return address
+
+    def _check_room(self) -> None:
+        self._check_open()
+        # A message larger than the whole buffer goes through an empty one: it must not wait for ever.
+        if self._out:
+            raise BufferFull(self.out_bytes, self._max_out_bytes)
+
+    def _check_open(self) -> None:
+        if self._room_bytes < 0:
+            raise ConnectionClosed(self._closed_because)
+
+    # ---- commands ----------------------------------------------------------------------------------------------
+
+    def _say(self, frame: bytes) -> None:
+        """Send a command in the present session."""
+        if self._last_words is None:
+            self._out.append(frame)
+        elif frame is frames.PONG:
+            self._last_words.append(frame)
+        else:
+            return  # for a session that we are leaving it is as if there were none
+        self.out_bytes += len(frame)
+        self._control_bytes += len(frame)
+
+    def _say_first(self, commands: list[bytes]) -> None:
+        """Send these before everything that waits: a session begins with them."""
+        self._out[:0] = commands
+        self.out_bytes += sum(map(len, commands))
+
+    def _check_control_room(self) -> None:
+        """Where the network takes nothing, subscribing and flushing must not go on for ever either.
+
+        An UNSUB is always accepted: there are no more of them than subscriptions.
+        """
+        if self._control_bytes > self._control_room_bytes:
+            raise BufferFull(self._control_bytes, self._control_room_bytes)
+
+    # ---- handing over ------------------------------------------------------------------------------------------
+
+    def _take(self) -> bytes:
+        """Bytes for the transport; they count as handed over from here on."""
+        if self._last_words is not None:
+            return self._take_last_words()
+        if not self._out:
+            return b""
+        data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
+        self._handed_over = self.published
+        self._out.clear()
+        self.out_bytes = self._control_bytes = 0
+        return data
+
+    def _take_last_words(self) -> bytes:
+        assert self._last_words is not None
+        data = b"".join(self._last_words)
+        self._last_words.clear()
+        self.out_bytes -= len(data)
+        self._control_bytes = 0
+        self._handed_over = self._published_at_leaving
+        return data
+
+    def _hold_back(self) -> None:
+        """Leave this session: what is accepted from now on waits for the next one."""
+        self._last_words, self._out = self._out, []
+        self.is_leaving = True
+        self._published_at_leaving = self.published
+
+    def _say_last(self, commands: Iterable[bytes]) -> None:
+        """Send a command in the session that we are leaving."""
+        assert self._last_words is not None
+        for command in commands:
+            self._last_words.append(command)
+            self.out_bytes += len(command)
+
+    def _keep_messages(self) -> None:
+        """The session is over: its commands go with it, and messages that were not handed over wait for the next."""
+        unsent, self._last_words = [*(self._last_words or ()), *self._out], None
+        self.is_leaving = False
+        self._out = [frame for frame in unsent if frame.startswith(_MESSAGES)]
+        self._control_bytes = 0
+        self.out_bytes = sum(map(len, self._out))
+
+    def _allow_payload(self, max_payload_bytes: int) -> list[tuple[int, frames.Published]]:
+        """Take a server's limit; returns what it has no room for, with its number among all messages.
+
+        Those are dropped: for one of them the server would end the session, and all that was sent with it would be in
+        doubt.
+        """
+        has_less_room = max_payload_bytes < self._max_payload_bytes
+        self._max_payload_bytes = max_payload_bytes
+        if not has_less_room or not self._out:
+            return []
+        kept: list[bytes] = []
+        dropped: list[tuple[int, frames.Published]] = []
+        number = self._handed_over if self._last_words is None else self._published_at_leaving
+        for entry in self._out:
+            if not entry.startswith(_MESSAGES):
+                kept.append(entry)
+                continue
+            for message in frames.published(entry):
+                number += 1
+                if message.size <= max_payload_bytes:
+                    kept.append(message.frame)
+                else:
+                    dropped.append((number, message))
+        self.out_bytes += sum(map(len, kept)) - sum(map(len, self._out))
+        self._out = kept
+        return dropped
+
+
+def _to_bytes(data: object) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise ConfigError(f"data of type {type(data).__name__}: expected bytes; encode text with .encode()")

@@ -1,0 +1,87 @@
+"""Requests that wait for their answer. Each has a reply subject of its own, ``<inbox>.<token>``, used once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jetspark.core.message import CoreMessage, is_no_responders
+from jetspark.core.outcomes import Done, Event, Failed
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import NoResponders
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """Who waits for which answer, by the token of the reply subject."""
+
+    def __init__(self, inbox: str) -> None:
+        """``inbox`` is a subject prefix no other connection has."""
+        self.inbox = inbox
+        self.prefix = f"{inbox}."
+        self.replies: SubscriptionState | None = None
+        """Where all answers arrive; None before the first request, and when we may not subscribe to it."""
+        self._last_token = 0
+        self._waiting: dict[str, tuple[Any, str]] = {}
+        """By token: handle, subject."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def filter(self) -> str:
+        """What is subscribed to for all answers."""
+        return f"{self.inbox}.*"
+
+    def next_token(self) -> int:
+        """A number that this connection has not used, for requests and for names of other things."""
+        self._last_token += 1
+        return self._last_token
+
+    def add(self, token: str, handle: Any, subject: str) -> None:
+        self._waiting[token] = (handle, subject)
+
+    def forget(self, token: str) -> None:
+        """Nobody waits for this answer any more; a late one is dropped."""
+        self._waiting.pop(token, None)
+
+    def forget_handle(self, handle: Any) -> None:
+        """:meth:`forget` for those who have no token: they were interrupted before they got it."""
+        for token in [token for token, (waiting, _) in self._waiting.items() if waiting is handle]:
+            del self._waiting[token]
+
+    def answer(self, answers: Iterable[CoreMessage], events: list[Event]) -> None:
+        """Tell those who wait what the answers are."""
+        prefix = self.prefix
+        skip = len(prefix)
+        for message in answers:
+            # The server chooses the subscription a message goes to; whose answer it is, the subject must say in full.
+            waiting = self._waiting.pop(message.subject[skip:], None) if message.subject.startswith(prefix) else None
+            if waiting is None:
+                continue  # timed out or cancelled before the answer came, or a second answer
+            handle, subject = waiting
+            if is_no_responders(message):
+                events.append(Failed(handle, NoResponders(subject)))
+            else:
+                events.append(Done(handle, message))
+
+    def fail_all(self, error: Exception, events: list[Event]) -> None:
+        events.extend(Failed(handle, error) for handle, _ in self._waiting.values())
+        self._waiting.clear()  # told first: one that was interrupted before this is done again
+
+    def fail_subject(self, subject: str, error: Exception, events: list[Event]) -> bool:
+        """We may not ask there; False when nobody did."""
+        tokens = [token for token, (_, asked) in self._waiting.items() if asked == subject]
+        events.extend(Failed(self._waiting.pop(token)[0], error) for token in tokens)
+        return bool(tokens)
+
+    def fail_reply(self, reply: bytes, error: Exception, events: list[Event]) -> bool:
+        """A message with this reply subject was not sent; False when it is no request of ours."""
+        prefix = self.prefix.encode()
+        if not reply.startswith(prefix):
+            return False
+        waiting = self._waiting.pop(reply[len(prefix) :].decode(), None)
+        if waiting is not None:
+            events.append(Failed(waiting[0], error))
+        return True

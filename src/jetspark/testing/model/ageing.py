@@ -1,0 +1,194 @@
+"""What time does to stored messages: ages and TTLs end them, and schedules publish them again. Pure.
+
+A stream with ``max_age_s`` or ``allow_message_ttl`` drops messages whose time is over. Where it has
+``subject_delete_marker_ttl_s`` and the message was the last of its subject, a marker takes its place, which has a TTL
+of its own. A message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
+
+Measured on nats-server 2.15.1: a TTL below that of the markers is raised to it, and stored so; a schedule is stored
+with ``Nats-Rollup: sub``, so that a subject has one of them; what it fires has the user's headers and the two that say
+where it comes from; a schedule for the past fires after 250 ms, the shortest step of the server's timer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+
+from jetspark.core.headers import Headers
+from jetspark.core.subjects import matches, validate_subject
+from jetspark.errors import InvalidSubject, ProtocolError
+from jetspark.jetstream import wire
+from jetspark.jetstream.config import StreamConfig
+from jetspark.testing.model.replies import ApiError, time_text
+from jetspark.testing.model.store import Incoming, ModelMessage, Store, first_values
+
+__all__ = ["Ageing", "cancels", "prepared", "refuse_schedule", "seconds_of"]
+
+TTL, SCHEDULE, TARGET = "Nats-TTL", "Nats-Schedule", "Nats-Schedule-Target"
+SCHEDULE_TTL, SCHEDULER, NEXT = "Nats-Schedule-TTL", "Nats-Scheduler", "Nats-Schedule-Next"
+_ROLLUP = "Nats-Rollup"
+# What a schedule does not hand on to what it fires.
+_OWN = ("Nats-Schedule", "Nats-Expected-", "Nats-Msg-Id", "Nats-TTL", "Nats-Rollup")
+_SHORTEST_STEP_S = 0.25
+
+_DISABLED = ApiError(400, 10188, "message schedules is disabled")
+_PATTERN = ApiError(400, 10189, "message schedules pattern is invalid")
+_TARGET_INVALID = ApiError(400, 10190, "message schedules target is invalid")
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def seconds_of(text: str) -> float | None:
+    """A TTL or an interval: whole seconds or a Go duration of hours, minutes and seconds; None for all else."""
+    if text.isdigit() and text.isascii():
+        return float(text)
+    found = _DURATION.fullmatch(text)
+    if found is None or not any(found.groups()):
+        return None
+    hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return float(3600 * hours + 60 * minutes + seconds)
+
+
+def refuse_schedule(config: StreamConfig, message: Incoming) -> ApiError | None:
+    """Why a message with ``Nats-Schedule`` is refused."""
+    schedule = message.fields.get(SCHEDULE)
+    if schedule is None:
+        return None
+    if not config.allow_message_schedules:
+        return _DISABLED
+    if _first_due(schedule, 0.0) is None:
+        return _PATTERN
+    target = message.fields.get(TARGET, "")
+    try:
+        validate_subject(target)
+    except InvalidSubject:
+        return _TARGET_INVALID
+    is_ours = any(matches(each, target) for each in config.subjects or ())
+    return None if is_ours and target != message.subject else _TARGET_INVALID
+
+
+def prepared(config: StreamConfig, message: Incoming) -> Incoming:
+    """The message as it is stored: a TTL that is too short is raised, and a schedule replaces the one before it."""
+    fields = message.fields
+    marker_s = config.subject_delete_marker_ttl_s or 0.0
+    ttl_s = seconds_of(fields.get(TTL, ""))
+    is_short = ttl_s is not None and ttl_s < marker_s and config.max_messages_per_subject != 1
+    if not is_short and SCHEDULE not in fields:
+        return message
+    headers = Headers(message.headers)
+    if is_short:
+        headers = Headers([(name, value) for name, value in headers.multi_items() if name != TTL])
+        headers.add(TTL, str(round(marker_s)))
+    if SCHEDULE in fields and _ROLLUP not in fields:
+        headers.add(_ROLLUP, "sub")
+    return Incoming(message.subject, message.data, headers, first_values(headers))
+
+
+def _first_due(schedule: str, now: float) -> float | None:
+    kind, _, text = schedule.partition(" ")
+    if kind == "@at":
+        try:
+            moment = wire.parse_time(text)
+        except ProtocolError:
+            return None
+        return None if moment is None else max(moment.timestamp(), now + _SHORTEST_STEP_S)
+    every_s = seconds_of(text) if kind == "@every" else None
+    # The server's ticks are at whole seconds of its clock.
+    return None if not every_s else float(int(now) + every_s)
+
+
+class Ageing:
+    """The timers of one stream."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ends: list[tuple[float, int]] = []
+        self._schedules: list[tuple[float, int]] = []
+        self._config = store.config
+
+    def configure(self, config: StreamConfig) -> None:
+        self._config = config
+        if config.max_age_s:
+            for message in self._store.messages():
+                self._watch_age(message)
+
+    def on_stored(self, message: ModelMessage) -> None:
+        fields = first_values(message.headers) if message.headers is not None else {}
+        text = fields.get(TTL, "") if self._config.allow_message_ttl else ""
+        if (ttl_s := seconds_of(text)) is not None:
+            heapq.heappush(self._ends, (message.time + ttl_s, message.sequence))
+        if self._config.max_age_s and text != "never":
+            self._watch_age(message)
+        if (schedule := fields.get(SCHEDULE)) is not None and self._config.allow_message_schedules:
+            due = _first_due(schedule, message.time)
+            if due is not None:
+                heapq.heappush(self._schedules, (due, message.sequence))
+
+    def on_removed(self, message: ModelMessage) -> None:
+        pass  # its timers find nothing
+
+    def _watch_age(self, message: ModelMessage) -> None:
+        assert self._config.max_age_s is not None
+        heapq.heappush(self._ends, (message.time + self._config.max_age_s, message.sequence))
+
+    def next_deadline(self) -> float | None:
+        due = [queue[0][0] for queue in (self._ends, self._schedules) if queue]
+        return min(due, default=None)
+
+    def on_time(self, now: float) -> bool:
+        """Do what is due, in its order; returns whether anything was stored."""
+        before = self._store.last_sequence
+        while (due := self.next_deadline()) is not None and due <= now:
+            if self._ends and self._ends[0][0] == due:
+                self._end(heapq.heappop(self._ends)[1], due)
+            else:
+                self._fire(heapq.heappop(self._schedules)[1], due)
+        return self._store.last_sequence > before
+
+    def _end(self, sequence: int, now: float) -> None:
+        message = self._store.get(sequence)
+        if message is None:
+            return
+        is_last = self._store.last_of(message.subject) == sequence
+        self._store.delete(sequence)
+        marker_s = self._config.subject_delete_marker_ttl_s
+        is_marker = message.headers is not None and "Nats-Marker-Reason" in message.headers
+        if is_last and marker_s and not is_marker:
+            headers = Headers()
+            headers.add("Nats-Marker-Reason", "MaxAge")
+            headers.add(TTL, _go_duration(marker_s))
+            headers.add(_ROLLUP, "sub")
+            stored = self._store.append(message.subject, b"", headers, now)
+            self._store.roll_up("sub", message.subject, stored)
+
+    def _fire(self, sequence: int, now: float) -> None:
+        message = self._store.get(sequence)
+        if message is None or message.headers is None:
+            return
+        fields = first_values(message.headers)
+        schedule = fields[SCHEDULE]
+        headers = Headers([each for each in message.headers.multi_items() if not each[0].startswith(_OWN)])
+        headers.add(SCHEDULER, message.subject)
+        next_due = None if schedule.startswith("@at") else _first_due(schedule, now)
+        headers.add(NEXT, "purge" if next_due is None else time_text(next_due))
+        if (ttl := fields.get(SCHEDULE_TTL)) is not None:
+            headers.add(TTL, ttl)
+        if next_due is None:
+            self._store.delete(sequence)
+        else:
+            heapq.heappush(self._schedules, (next_due, sequence))
+        self._store.append(fields[TARGET], message.data, headers, now)
+
+
+def cancels(message: Incoming) -> str | None:
+    """The subject whose schedule a message ends, with which it is stored in one step."""
+    subject = message.fields.get(SCHEDULER)
+    return subject if subject and message.fields.get(NEXT) == "purge" else None
+
+
+def _go_duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

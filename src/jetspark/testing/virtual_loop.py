@@ -1,0 +1,160 @@
+"""An asyncio event loop in virtual time, whose connections lead to a model server in memory.
+
+The program under test is the real one, client included: only the socket, the clock and the server are replaced. When
+all tasks wait, time jumps to the next moment at which something happens, so a day of retries takes milliseconds, and a
+course of events is a function of the network's random generator::
+
+    async def main() -> None:
+        async with jetspark.connect("nats://model") as nc:
+            ...
+
+    run_in_virtual_time(main())
+
+``time.time()`` and ``datetime.now()`` stay what they are: what wants to be tested in virtual time asks the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from jetspark.testing.model import ModelServer
+from jetspark.testing.network import Front, Network, VirtualClock, Wire
+
+__all__ = ["VirtualLoop", "model_network", "run_in_virtual_time"]
+
+T = TypeVar("T")
+
+# 2026-01-01T00:00:00Z: messages of the model have times of this century.
+BEGINNING = 1_767_225_600.0
+
+
+def model_network(seed: int = 0, **options: Any) -> Network:
+    """A model server and the network around it; ``options`` are those of :class:`Network`."""
+    clock = VirtualClock(BEGINNING)
+    front = Front(ModelServer(), clock)
+    front.model.has_interest = lambda subject: bool(front.interest.find(subject))
+    return Network(front, random.Random(seed), **options)
+
+
+def run_in_virtual_time(main: Coroutine[Any, Any, T], network: Network | None = None) -> T:
+    """Run a coroutine to its end, as ``asyncio.run`` does.
+
+    Raises:
+        RuntimeError: Every task waits for something that never happens.
+    """
+    network = model_network() if network is None else network
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(network)) as runner:
+        return runner.run(main)
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where a loop waits when it has nothing to do: here time passes. Signals and other threads still wake it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        clock = self._clock
+        if not ready and timeout is None:
+            if not clock.has_more:
+                raise RuntimeError("every task waits for something that never happens")
+            clock.step(clock.next_at)
+        elif not ready and timeout:
+            clock.step(clock.now + timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """See the module."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        super().__init__(_Selector(network.clock))
+        # Seconds since 1970 have steps of a quarter of a microsecond: time that is nearer than this has come, or the
+        # loop would wait for it again and again.
+        self._clock_resolution = 1e-6
+
+    def time(self) -> float:
+        return self.network.clock.now
+
+    def run_in_executor(  # type: ignore[override]  # the exact one needs type variables of Python 3.12
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Called at once, on this thread: another one would take time that does not pass here."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    async def create_connection(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        """A wire to the model, whatever the address. TLS is not modelled."""
+        if options.get("ssl"):
+            raise ConnectionRefusedError("TLS is not in the model; connect without it")
+        protocol = protocol_factory()
+        transport = _WireTransport(self, protocol)
+        return transport, protocol
+
+
+class _WireTransport(asyncio.Transport):
+    """A wire of the network, as asyncio sees it."""
+
+    def __init__(self, loop: VirtualLoop, protocol: asyncio.Protocol) -> None:
+        super().__init__({"peername": ("127.0.0.1", 4222)})
+        self._loop, self._protocol = loop, protocol
+        self._is_closing = self._is_paused = False
+        self._wire: Wire = loop.network.dial(self._on_data, self._on_lost, self._on_room)
+        protocol.connection_made(self)
+
+    def _on_data(self, data: bytes) -> None:
+        self._loop.call_soon(self._deliver, data)
+
+    def _deliver(self, data: bytes) -> None:
+        if not self._is_closing:
+            self._protocol.data_received(data)
+
+    def _on_lost(self, reason: str) -> None:
+        self._end(ConnectionResetError(reason))
+
+    def _on_room(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._loop.call_soon(self._protocol.resume_writing)
+
+    def write(self, data: Any) -> None:
+        if not self._is_closing:
+            self._wire.write(bytes(data))
+            if self._wire.is_full and not self._is_paused:
+                self._is_paused = True
+                self._protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        # What the wire has taken is on its way; it refuses nothing.
+        return 0
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._wire.hang_up()
+        self._end(None)
+
+    abort = close
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._loop.call_soon(self._protocol.connection_lost, error)

@@ -1,0 +1,131 @@
+"""The real asyncio client on the model server, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import jetspark
+from jetspark import ConsumerConfig, KVConfig, StreamConfig
+from jetspark.testing import VirtualLoop, model_network, run_in_virtual_time
+
+
+def loop() -> VirtualLoop:
+    running = asyncio.get_running_loop()
+    assert isinstance(running, VirtualLoop)
+    return running
+
+
+def test_a_day_passes_in_no_time() -> None:
+    async def main() -> float:
+        began = loop().time()
+        await asyncio.sleep(86_400)
+        return loop().time() - began
+
+    began = time.monotonic()
+    assert run_in_virtual_time(main()) == pytest.approx(86_400)
+    assert time.monotonic() - began < 60
+
+
+def test_messages_come_again_until_they_are_acknowledged() -> None:
+    async def main() -> list[tuple[bytes, int]]:
+        async with jetspark.connect("nats://model") as nc:
+            js = nc.jetstream()
+            stream = await js.create_stream(StreamConfig(name="S", subjects=["s.>"]))
+            for number in range(3):
+                await js.publish("s.a", b"%d" % number)
+            consumer = await stream.create_consumer(ConsumerConfig(durable_name="c", ack_wait_s=3600))
+            seen = []
+            for _ in range(3):
+                for message in await consumer.fetch(10, timeout=5):
+                    seen.append((message.data, message.metadata.delivered))
+                    if message.metadata.delivered == 2 or message.data == b"0":
+                        await message.ack()
+                await asyncio.sleep(3601)
+            return seen
+
+    assert run_in_virtual_time(main()) == [(b"0", 1), (b"1", 1), (b"2", 1), (b"1", 2), (b"2", 2)]
+
+
+def test_buckets_watches_transactions_and_ordered_reading_work() -> None:
+    async def main() -> None:
+        async with jetspark.connect("nats://model") as nc:
+            js = nc.jetstream()
+            kv = await js.create_kv(KVConfig(bucket="b", history=3))
+            revision = await kv.put("a", b"1")
+            await kv.update("a", b"2", revision=revision)
+            with pytest.raises(jetspark.Conflict):
+                await kv.update("a", b"3", revision=revision)
+            await kv.put("b", b"x")
+            await kv.delete("b")
+            async with kv.transaction() as tx:
+                await tx.put("c", b"3")
+                await tx.put("d", b"4")
+            assert [key async for key in kv.keys()] == ["a", "c", "d"]  # noqa: SIM118
+            assert [entry.value for entry in await kv.history("a")] == [b"1", b"2"]
+            assert {key: entry.value for key, entry in (await kv.snapshot(["a", "c"])).items()} == {
+                "a": b"2",
+                "c": b"3",
+            }
+            stream = await js.create_stream(StreamConfig(name="S", subjects=["s.>"], allow_batched=True))
+            async with js.fast_publisher(message_ids=True) as publisher:
+                for number in range(1000):
+                    await publisher.publish("s.a", b"%d" % number)
+            count = 0
+            async for message in stream.ordered_consumer(start_sequence=1).messages():
+                assert message.data == b"%d" % count
+                count += 1
+                if count == 1000:
+                    break
+
+    run_in_virtual_time(main())
+
+
+def test_a_killed_server_comes_back_with_what_it_has_stored() -> None:
+    async def main() -> list[int]:
+        async with jetspark.connect("nats://model") as nc:
+            js = nc.jetstream()
+            await js.create_stream(StreamConfig(name="S", subjects=["s.>"]))
+            first = await js.publish("s.a", b"1", msg_id="1")
+            loop().network.kill_server(5)
+            await asyncio.sleep(1)
+            with pytest.raises(jetspark.NetworkError):
+                await js.publish("s.a", b"2", msg_id="2", timeout=2)
+            await asyncio.sleep(20)
+            return [first.sequence, (await js.publish("s.a", b"2", msg_id="2")).sequence]
+
+    assert run_in_virtual_time(main()) == [1, 2]
+
+
+def test_the_same_seed_is_the_same_course_of_events() -> None:
+    async def main() -> list[float]:
+        async with jetspark.connect("nats://model", request_timeout_s=60) as nc:
+            js = nc.jetstream()
+            await js.create_stream(StreamConfig(name="S", subjects=["s.>"]))
+            times = []
+            for number in range(20):
+                await js.publish("s.a", b"%d" % number)
+                times.append(loop().time())
+            return times
+
+    first, again, other = (run_in_virtual_time(main(), model_network(seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_waiting_for_what_never_happens_is_an_error() -> None:
+    async def main() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RuntimeError, match="never happens"):
+        run_in_virtual_time(main())
+
+
+def test_the_model_offers_no_tls() -> None:
+    async def main() -> None:
+        async with jetspark.connect("tls://model", connect_timeout_s=1):
+            pass
+
+    with pytest.raises(jetspark.JetSparkError, match="does not offer TLS"):
+        run_in_virtual_time(main())
