@@ -61,11 +61,6 @@ class Timer:
     def cancel(self) -> None:
         self._call = None
 
-    def fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
-
     @property
     def is_pending(self) -> bool:
         return self._call is not None
@@ -93,9 +88,9 @@ class VirtualClock:
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Have ``call`` called at a time; one that has passed is now, after all that is due already."""
-        timer = Timer(call)
+        timer, now = Timer(call), self.now
         self._last += 1
-        heapq.heappush(self._queue, (max(when, self.now), self._last, timer))
+        heapq.heappush(self._queue, (when if when > now else now, self._last, timer))
         return timer
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
@@ -106,15 +101,21 @@ class VirtualClock:
         queue = self._queue
         while queue and queue[0][0] <= until:
             when, _, timer = heapq.heappop(queue)
-            if timer.is_pending:
+            call = timer._call
+            if call is not None:
+                timer._call = None
                 self.now = when
-                timer.fire()
+                call()
                 return True
         self.now = max(self.now, until)
         return False
 
-    def run(self, until: float, is_done: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, until: float, is_done: Callable[[], bool] | None = None) -> bool:
         """Let everything happen until a time, or until ``is_done``; returns whether it is."""
+        if is_done is None:
+            while self.step(until):
+                pass
+            return False
         while not is_done():
             if not self.step(until):
                 return is_done()
