@@ -56,6 +56,8 @@ READ_BYTES = 256 << 10
 # each of them instead makes the two fight for the interpreter, and halved the rate.
 GATHER_S = 100e-6
 LINGER_S = 1e-3
+# Where this much has gathered meanwhile, the next write is put off for twice as long, up to LINGER_S.
+MUCH_BYTES = 2 << 10
 
 # For how long a thread that reads in place of the connection's own may be silent.
 LEASE_S = 1.0
@@ -132,7 +134,7 @@ class Link:
         self._alarm.setblocking(False)
         self._alarm_button.setblocking(False)
         self._is_alarmed = False
-        self._gather_until = 0.0
+        self._gather_s, self._gather_until = GATHER_S, 0.0
         self._selector: selectors.BaseSelector | None = None
         self._interest: int | None = None
         """What the selector looks for at the socket; None while that is not known."""
@@ -452,7 +454,9 @@ class Link:
         """Write now, or shortly together with what follows."""
         now = time.monotonic()
         if now >= self._gather_until:
-            self._gather_until = now + GATHER_S
+            has_much = self.connection.out_bytes >= MUCH_BYTES
+            self._gather_s = min(2 * self._gather_s, LINGER_S) if has_much else GATHER_S
+            self._gather_until = now + self._gather_s
             self.flush()
         elif not self._is_alarmed:
             self.wake()
