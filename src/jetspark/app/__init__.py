@@ -1,0 +1,24 @@
+"""Applications of events: typed, versioned contracts, and what is built on them. It needs the extra ``app``."""
+
+from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
+from jetspark.app.contracts import Catalogue, Contract, contract_of
+from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
+from jetspark.app.events import Event, event, upcast
+from jetspark.app.field_rules import Measure, Private, Timestamp
+
+__all__ = [
+    "Catalogue",
+    "Contract",
+    "Decoded",
+    "Encoded",
+    "Event",
+    "Measure",
+    "Private",
+    "Timestamp",
+    "contract_of",
+    "decode",
+    "derived_id",
+    "encode",
+    "event",
+    "upcast",
+]
