@@ -3,7 +3,7 @@
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.contracts import Catalogue, Contract, contract_of
 from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
-from jetspark.app.events import Event, event, upcast
+from jetspark.app.events import Event, event, unchanged, upcast
 from jetspark.app.field_rules import Measure, Private, Timestamp
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "derived_id",
     "encode",
     "event",
+    "unchanged",
     "upcast",
 ]

@@ -11,7 +11,7 @@ from jetspark.app.contracts import Contract, Upcast, contract_of
 from jetspark.app.field_rules import private_fields
 from jetspark.errors import ConfigError
 
-__all__ = ["Event", "event", "upcast"]
+__all__ = ["Event", "event", "unchanged", "upcast"]
 
 _Kind = TypeVar("_Kind", bound=type[Any])
 _Function = TypeVar("_Function", bound=Upcast)
@@ -132,6 +132,14 @@ def event(
         return kind
 
     return register
+
+
+def unchanged(old: dict[str, Any]) -> dict[str, Any]:
+    """The upcast of data that the next version reads as it is: ``upcast(OrderPaid, from_version=1)(unchanged)``.
+
+    Whether that is true is decided by the rules for schemas: ``jetspark schema check`` asks them.
+    """
+    return old
 
 
 def upcast(kind: type[Any], *, from_version: int) -> Callable[[_Function], _Function]:
