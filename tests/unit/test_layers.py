@@ -65,6 +65,12 @@ PURE = (
     "batcher.rate_limit",
     "batcher.retry",
     "batcher.jetstream_sinks",
+    "app.handlers",
+    "app.lanes",
+    "app.letters",
+    "app.names",
+    "app.retry",
+    "app.settling",
     "spark.options",
     "spark.schema",
     "spark.offsets",
@@ -93,7 +99,7 @@ PURE_EXCEPTIONS = {"core.tls": {"ssl"}}
 
 # Third-party packages a row may import at the top of a module; anywhere else they belong inside functions.
 THIRD_PARTY: dict[str, set[str]] = {
-    "app": {"pydantic"},
+    "app": {"msgspec", "pydantic"},
     "cli": {"click", "rich", "typer"},
     "dashboard": {"jinja2", "starlette", "uvicorn"},
     "spark": {"pandas", "pyarrow", "pyspark"},
