@@ -1,0 +1,138 @@
+"""What an application declares: its stream, its events and its handlers. Nothing here talks to a server."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.retry import Breaker, RetryPolicy
+from jetspark.errors import ConfigError
+
+__all__ = ["App", "HandlerSpec", "Idempotence"]
+
+Idempotence: TypeAlias = Literal["none", "transaction"]
+HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """One handler as it was declared: what it reads, how it runs, and what happens when it fails."""
+
+    function: HandlerFunction
+    events: tuple[type, ...]
+    """The event types it handles, versions below theirs included."""
+    durable: str
+    """The name of its consumer, and its own."""
+    key: str | Callable[[Any], str] | None = None
+    """Field or function that says which events must stay in order; None takes the event's own key."""
+    in_order: bool = True
+    """Events of one key run one after the other."""
+    concurrency: int = 16
+    rate: float | None = None
+    """Starts each second; None is no limit."""
+    burst: int | None = None
+    timeout: float = 30.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    dead_letter: bool = True
+    """Failures end in the dead letters; without, they are logged and dropped."""
+    idempotent: Idempotence = "none"
+    bucket: str | None = None
+    """Of ``idempotent="transaction"``: the bucket of its effects."""
+    breaker: Breaker | None = None
+    ack_wait_s: float = 30.0
+    max_messages: int = 1024
+    """Messages held at a time: running, waiting for their turn, or for a retry."""
+    max_bytes: int = 64 << 20
+    """Bytes of those messages; one message is always let in."""
+    batch: int | None = None
+    """Events in one call; None is a handler of single events."""
+    batch_wait_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_app_name(self.durable)
+        if not inspect.iscoroutinefunction(self.function):
+            raise ConfigError(f"handler {self.durable!r}: expected an async function")
+        if not self.events:
+            raise ConfigError(f"handler {self.durable!r}: expected at least one event type")
+        for name in ("concurrency", "max_messages", "max_bytes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected 1 or more")
+        for name in ("timeout", "ack_wait_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
+        if self.idempotent == "transaction" and self.bucket is None:
+            raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"max_messages={self.batch!r}: expected 1 or more")
+
+    @property
+    def name(self) -> str:
+        return self.durable
+
+
+class App:
+    """An event application: one stream, its events, and what is done with them.
+
+    Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
+
+    Args:
+        name: Of the application; part of the names of its dead-letter and retry streams and of its buckets.
+        stream: The stream that stores its events.
+        subjects: What the stream stores.
+        source: The ``source`` of its events, a URI reference; ``/<name>`` if not given.
+    """
+
+    def __init__(self, name: str, *, stream: str, subjects: Sequence[str] = (), source: str | None = None) -> None:
+        self.name = check_app_name(name)
+        self.stream = stream
+        self.subjects = tuple(subjects)
+        self.source = source if source is not None else f"/{name}"
+        self.handlers: dict[str, HandlerSpec] = {}
+        """By durable name."""
+        self.lifespans: list[Lifespan] = []
+
+    @property
+    def dead_letter_stream(self) -> str:
+        return dead_letter_stream(self.name)
+
+    @property
+    def retry_stream(self) -> str:
+        return retry_stream(self.name)
+
+    @property
+    def handler_bucket(self) -> str:
+        return handler_bucket(self.name)
+
+    def handler(self, *events: type, durable: str, **options: Any) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`."""
+
+        def declare(function: HandlerFunction) -> HandlerFunction:
+            self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
+            return function
+
+        return declare
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Declare what handlers need: an async generator that yields one object, or several as a tuple.
+
+        A handler gets one by naming its type: ``async def bill(event: OrderPaid, bank: Bank)``. The part after the
+        ``yield`` runs when the workers have ended.
+        """
+        if not inspect.isasyncgenfunction(function):
+            raise ConfigError("lifespan: expected an async function that yields once")
+        self.lifespans.append(function)
+        return function
+
+    def _declare(self, spec: HandlerSpec) -> None:
+        if spec.durable in self.handlers:
+            raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
+        self.handlers[spec.durable] = spec
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {len(self.handlers)} handlers on stream {self.stream}>"
