@@ -6,6 +6,7 @@
     ├── CallerError                         the program: change the call
     │   ├── ConfigError (ValueError)            a value we cannot use
     │   │   ├── InvalidSubject                  ... a subject NATS does not allow
+    │   │   ├── InvalidEvent                    ... an event that its own contract does not allow
     │   │   ├── InvalidHeader                   ... a header that would break the frame
     │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
     │   ├── UsageError (RuntimeError)           a call at the wrong time
@@ -57,6 +58,15 @@
         │   └── KeyExists                       ... and the key was to be new
         ├── ObjectNotFound (KeyError)           there is no such object
         ├── DigestMismatch                      an object is not what was put
+        ├── ContractViolation                   a message is not what the contract of its event says
+        │   ├── NotJson                         ... its body is no JSON at all
+        │   ├── NotAnEnvelope                   ... its body is JSON, and no CloudEvent
+        │   ├── UnknownEventType                ... nobody declared its type
+        │   ├── UnknownEventVersion             ... its type is known, and its version is not
+        │   ├── MissingField                    ... a field that its contract requires is not there
+        │   ├── WrongFieldType                  ... a field has a value of another type
+        │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
+        │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
         ├── DataLoss                            messages that were to be read are gone
         ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
         └── StreamWentBack                      the stream ends before the position that was read
@@ -84,6 +94,7 @@ __all__ = [
     "BatcherBroken",
     "BatcherClosed",
     "BatcherTimeout",
+    "BrokenRule",
     "BufferFull",
     "CallerError",
     "CircuitOpen",
@@ -93,6 +104,7 @@ __all__ = [
     "ConnectionLost",
     "ConsumerNameInUse",
     "ConsumerNotFound",
+    "ContractViolation",
     "DataError",
     "DataLoss",
     "DigestMismatch",
@@ -102,6 +114,7 @@ __all__ = [
     "FeatureUnavailable",
     "FlushTimeout",
     "InsufficientResources",
+    "InvalidEvent",
     "InvalidHeader",
     "InvalidSubject",
     "JetSparkError",
@@ -111,10 +124,13 @@ __all__ = [
     "KeyNotFound",
     "MessageNotFound",
     "MissingExtra",
+    "MissingField",
     "NetworkError",
     "NoResponders",
     "NoServersAvailable",
+    "NotAnEnvelope",
     "NotAwaited",
+    "NotJson",
     "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
@@ -128,8 +144,12 @@ __all__ = [
     "StreamRecreated",
     "StreamWentBack",
     "TooManyBatches",
+    "UnknownEventType",
+    "UnknownEventVersion",
+    "UpcastFailed",
     "UsageError",
     "WindowFull",
+    "WrongFieldType",
     "WrongLastSequence",
 ]
 
@@ -190,6 +210,18 @@ class InvalidHeader(ConfigError):
 
     def __str__(self) -> str:
         return f"header {self.name!r}: {self.reason}"
+
+
+class InvalidEvent(ConfigError):
+    """An event that its own contract does not allow; it was not published. ``field`` and ``rule`` say why."""
+
+    def __init__(self, event_type: str, version: int, field: str, rule: str) -> None:
+        super().__init__(event_type, version, field, rule)
+        self.event_type, self.version, self.field, self.rule = event_type, version, field, rule
+
+    def __str__(self) -> str:
+        where = f", field {self.field!r}" if self.field else ""
+        return f"event {self.event_type!r} version {self.version}{where}: {self.rule}; it was not published"
 
 
 class PayloadTooLarge(ConfigError):
@@ -660,6 +692,66 @@ class DigestMismatch(DataError):
 
     def __str__(self) -> str:
         return f"object {self.name!r} in bucket {self.bucket!r} is damaged: {self.reason}"
+
+
+class ContractViolation(DataError):
+    """A message is not what the contract of its event says. It never will be: put it aside, and go on.
+
+    ``field`` names what is wrong (empty for the whole message), ``rule`` says what was expected of it.
+    """
+
+    def __init__(
+        self, subject: str, event_type: str = "", version: int | None = None, field: str = "", rule: str = ""
+    ) -> None:
+        super().__init__(subject, event_type, version, field, rule)
+        self.subject, self.event_type, self.version, self.field, self.rule = subject, event_type, version, field, rule
+
+    @property
+    def kind(self) -> str:
+        """``"semantic"`` if the message has the right form and a value that is not allowed, else ``"structural"``."""
+        return "structural"
+
+    def __str__(self) -> str:
+        what = f", event {self.event_type!r}" if self.event_type else ""
+        which = "" if self.version is None else f" version {self.version}"
+        where = f", field {self.field!r}" if self.field else ""
+        return f"message on {self.subject!r}{what}{which}{where}: {self.rule}"
+
+
+class NotJson(ContractViolation):
+    """The body of a message is not JSON."""
+
+
+class NotAnEnvelope(ContractViolation):
+    """The body of a message is JSON, and lacks what every event says of itself, such as its type and id."""
+
+
+class UnknownEventType(ContractViolation):
+    """Nobody declared the type of an event; ``rule`` lists the known ones."""
+
+
+class UnknownEventVersion(ContractViolation):
+    """The type of an event is known, and its version is not: no class has it, and no upcast starts from it."""
+
+
+class MissingField(ContractViolation):
+    """A field that the contract requires is not there."""
+
+
+class WrongFieldType(ContractViolation):
+    """A field has a value of another type than the contract says."""
+
+
+class BrokenRule(ContractViolation):
+    """A field has the right type, and a value that the contract does not allow."""
+
+    @property
+    def kind(self) -> str:
+        return "semantic"
+
+
+class UpcastFailed(ContractViolation):
+    """The function that should make a newer version of an event raised an error, which is ``__cause__``."""
 
 
 class JetStreamUnavailable(NetworkError):

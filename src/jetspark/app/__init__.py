@@ -1,15 +1,35 @@
-"""Event applications: typed events, handlers with retries and dead letters, effects that happen once."""
+"""Applications of events: typed, versioned contracts, and what is built on them. It needs the extra ``app``."""
 
+from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
+from jetspark.app.contracts import Catalogue, Contract, contract_of
+from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
+from jetspark.app.events import Event, event, unchanged, upcast
+from jetspark.app.field_rules import Measure, Private, Timestamp
 from jetspark.app.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 
 __all__ = [
     "App",
     "Breaker",
+    "Catalogue",
+    "Contract",
+    "Decoded",
+    "Encoded",
+    "Event",
     "HandlerSpec",
     "HandlerTimeout",
+    "Measure",
+    "Private",
     "Reject",
     "Retry",
     "RetryIn",
     "Skip",
+    "Timestamp",
+    "contract_of",
+    "decode",
+    "derived_id",
+    "encode",
+    "event",
+    "unchanged",
+    "upcast",
 ]
