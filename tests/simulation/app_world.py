@@ -210,6 +210,8 @@ class World:
     def _tick_again(self) -> None:
         """When the machine has something to do by itself, or the server something to deliver."""
         moments = [moment for moment in (self.machine.next_deadline(), self._next_delivery()) if moment is not None]
+        if self.machine.lanes.expected:
+            moments.append(self.now + 1.0)  # a worker without room looks again
         if moments:
             self._tick_at(max(min(moments), self.now) + self.rng.uniform(0.001, 0.1))
 
@@ -324,9 +326,8 @@ class World:
             case ReadClock():
                 return self.now
             case Acknowledge(item):
-                for message in [item.message, *(item.duplicates or ())]:
-                    if self.rng.random() >= self.faults.lost_answer:
-                        message.is_acked = True
+                if self.rng.random() >= self.faults.lost_answer:
+                    item.message.is_acked = True
             case FindLetter(item):
                 return self._ref(item.sequence)
             case WriteLetter(item, _, behind, revision):
@@ -342,8 +343,10 @@ class World:
             case CloseLetter(item, revision):
                 return self.close_letter(item.sequence, revision)
             case FindRetry(item):
-                has_due = item.source == "stream" and any(each.sequence == item.sequence for each in self.retries)
-                return item.sequence in self.schedules or has_due
+                waits = self.schedules.get(item.sequence, (0.0, 0, -1))
+                known = [(waits[1], waits[2])]
+                known += [(each.attempts, each.redrives) for each in self.retries if each.sequence == item.sequence]
+                return any(attempts > item.carried and redrives == item.redrives for attempts, redrives in known)
             case WriteSchedule(item, seconds):
                 self.schedules[item.sequence] = (self.now + seconds, item.attempts, item.redrives)
             case NextLetter(key):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from jetspark.app.contracts import Catalogue
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
+
+STOP_TIMEOUT_S = 30.0
+"""How long handlers may finish when the application is to end."""
 
 __all__ = ["App", "HandlerSpec", "Idempotence"]
 
@@ -128,6 +132,28 @@ class App:
             raise ConfigError("lifespan: expected an async function that yields once")
         self.lifespans.append(function)
         return function
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return Catalogue(*{kind: None for spec in self.handlers.values() for kind in spec.events})
+
+    async def run(
+        self, servers: str | list[str], *, only: Collection[str] = (), stop_timeout: float = STOP_TIMEOUT_S
+    ) -> None:
+        """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+
+        Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
+
+        Args:
+            only: Names of the handlers to run; all if there are none.
+            stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
+
+        Raises:
+            StreamNotFound, ConsumerNotFound: The application was not applied to this server.
+        """
+        from jetspark.app.running import run_app
+
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

@@ -17,7 +17,8 @@ it is settled or given back. Invariants, each with a test that reaches its bound
 * at most ``max_messages`` items are held, and pulls ask for no more bytes than ``max_bytes`` leaves;
 * items of one key begin in the order of their sequences, the next one when the one before is settled;
 * every item held longer than a third of ``ack_wait_s`` is in the next list of those to say ``in_progress`` for;
-* an event that is delivered again while it is held is not held twice.
+* a message that is delivered again while it is held is not held twice. A message of the stream and one of the retry
+  stream for the same event are two: the look-up before the run tells which of them owns it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class HandlerMachine:
         self.held_bytes = 0
         self.is_stopping = False
         self._chance = chance
-        self._held: dict[int, WorkItem] = {}
+        self._held: dict[Hashable, WorkItem] = {}
         self._settled: set[Hashable] = set()
         self._settled_order: deque[Hashable] = deque()
         self._deadlines: dict[WorkItem, float] = {}
@@ -122,6 +123,10 @@ class HandlerMachine:
         """Everything held, by sequence."""
         return sorted(self._held.values(), key=lambda item: item.sequence)
 
+    @property
+    def held_sequences(self) -> set[int]:
+        return {item.sequence for item in self._held.values()}
+
     def credit(self) -> Credit:
         """How much may be pulled now."""
         limits = self.limits
@@ -131,20 +136,17 @@ class HandlerMachine:
 
     def receive(self, item: WorkItem, now: float) -> Received:
         """Take over a delivered message."""
-        sequence = item.sequence
-        present = self._held.get(sequence)
+        identity = item.identity
+        present = self._held.get(identity)
         if present is not None:
-            if present.source == item.source:
-                present.message, present.delivered, present.touched_at = item.message, item.delivered, now
-            else:
-                present.duplicates = [*(present.duplicates or ()), item.message]
+            present.message, present.delivered, present.touched_at = item.message, item.delivered, now
             return "held"
-        if item.delivered > 1 and item.identity in self._settled:
+        if item.delivered > 1 and identity in self._settled:
             return "done"
         item.touched_at = now
         if not self._held:
             self._sweep_at = now + self.limits.ack_wait_s / PROGRESS_PART / 2
-        self._held[sequence] = item
+        self._held[identity] = item
         self.held_bytes += item.size_bytes
         self.lanes.add(item)
         return "new"
@@ -279,8 +281,6 @@ class HandlerMachine:
                 moments.append(self._waiting[0][0])
             if self._begin_at and (self._due or self.lanes.peek() is not None):
                 moments.append(self._begin_at)
-            if self.lanes.has_expected:
-                moments.append(self._surplus_at)
         return min(moments) if moments else None
 
     def on_time(self, now: float) -> OnTime:
@@ -332,6 +332,6 @@ class HandlerMachine:
             item.is_taken = False
             self.running -= 1
         self._deadlines.pop(item, None)
-        del self._held[item.sequence]
+        del self._held[item.identity]
         self.held_bytes -= item.size_bytes
         self.lanes.leave(item)

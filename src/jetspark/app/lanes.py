@@ -31,8 +31,8 @@ class WorkItem:
 
     __slots__ = (
         "attempts",
+        "carried",
         "delivered",
-        "duplicates",
         "event",
         "generation",
         "identity",
@@ -43,12 +43,12 @@ class WorkItem:
         "key",
         "lane",
         "message",
+        "original",
         "redrives",
         "runner",
         "sequence",
         "size_bytes",
         "source",
-        "time_us",
         "touched_at",
     )
 
@@ -63,7 +63,6 @@ class WorkItem:
         delivered: int = 1,
         source: WorkSource = "stream",
         attempts: int = 0,
-        time_us: int = 0,
         redrives: int = 0,
     ) -> None:
         self.key = key
@@ -76,7 +75,10 @@ class WorkItem:
         self.source: WorkSource = source
         self.attempts = attempts
         """Starts so far, the present one included."""
-        self.time_us = time_us
+        self.carried = attempts
+        """Attempts that its message says were made before."""
+        self.original: Any = None
+        """The event as it was first published, when it comes from the retry stream."""
         self.redrives = redrives
         # The retry stream may have several messages of one event, one after the other.
         self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
@@ -89,8 +91,6 @@ class WorkItem:
         self.is_taken = False
         """It is running, or being settled."""
         self.is_timed_out = False
-        self.duplicates: list[Any] | None = None
-        """Further messages of the same event, to be acknowledged with it."""
         self.runner: Any = None
 
     def __repr__(self) -> str:
@@ -132,10 +132,6 @@ class Lanes:
     def expected(self) -> list[int]:
         """Sequences that have not arrived, and hold back later ones of their keys."""
         return list(self._expected)
-
-    @property
-    def has_expected(self) -> bool:
-        return bool(self._expected)
 
     def add(self, item: WorkItem) -> None:
         key = item.key

@@ -23,8 +23,8 @@ from jetspark.errors import ProtocolError
 
 __all__ = [
     "CLOSED_TTL_S",
-    "Cause",
     "DeadEvent",
+    "FailureCause",
     "LetterRef",
     "LetterStatus",
     "Origin",
@@ -56,7 +56,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class FailureCause:
     """Why an event was given up."""
 
     error: str
@@ -68,7 +68,7 @@ class Cause:
     trace: str = ""
 
     @classmethod
-    def of(cls, error: BaseException | None, *, is_transient: bool) -> Cause:
+    def of(cls, error: BaseException | None, *, is_transient: bool) -> FailureCause:
         if error is None:
             return cls.of_crash()
         frames = traceback.extract_tb(error.__traceback__)
@@ -84,7 +84,7 @@ class Cause:
         )
 
     @classmethod
-    def of_crash(cls) -> Cause:
+    def of_crash(cls) -> FailureCause:
         """Nobody lived to tell."""
         return cls("WorkerDied", "the worker ended while it handled this event", True, "workerdied")
 
@@ -98,7 +98,7 @@ class Cause:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, object]) -> Cause:
+    def from_dict(cls, fields: Mapping[str, object]) -> FailureCause:
         return cls(
             error=str(fields.get("error", "")),
             message=str(fields.get("message", "")),
@@ -136,12 +136,12 @@ class DeadEvent:
     """Of the event."""
     attempts: int
     status: LetterStatus
-    cause: Cause | None = None
+    cause: FailureCause | None = None
     behind: int | None = None
     """The sequence of the event it waits for."""
     redrives: int = 0
-    first_failed: str = ""
     failed: str = ""
+    """When, in UTC."""
 
     def to_headers(self) -> Headers:
         """The letter's own headers and those of the event."""
@@ -160,7 +160,6 @@ class DeadEvent:
             "Attempts": self.attempts,
             "Redrives": self.redrives,
             "Behind": self.behind,
-            "First-Failed": self.first_failed,
             "Failed": self.failed,
         }
         if self.cause is not None:
@@ -204,7 +203,7 @@ class DeadEvent:
                 original.add(name, value)
         cause = None
         if fact("Error"):
-            cause = Cause(
+            cause = FailureCause(
                 error=fact("Error"),
                 message=unescape_line(fact("Reason")),
                 is_transient=fact("Retryable") == "true",
@@ -224,7 +223,6 @@ class DeadEvent:
             cause=cause,
             behind=behind,
             redrives=redrives,
-            first_failed=fact("First-Failed"),
             failed=fact("Failed"),
         )
 

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.handlers import HandlerMachine
 from jetspark.app.lanes import WorkItem
-from jetspark.app.letters import Cause, LetterRef
+from jetspark.app.letters import FailureCause, LetterRef
 from jetspark.app.retry import Bury, Decided, WaitHere, WaitLong
 from jetspark.publish.steps import ReadClock
 
@@ -50,8 +50,12 @@ __all__ = [
     "WriteParked",
     "WriteSchedule",
     "advance",
+    "bury_lost",
+    "conclude",
     "handle",
     "is_plain",
+    "needs_preparing",
+    "prepare",
 ]
 
 R = TypeVar("R")
@@ -73,7 +77,7 @@ class AttemptsRecord:
     """How often an event was started before, and how the last attempt ended, if that is known."""
 
     attempts: int
-    cause: Cause | None
+    cause: FailureCause | None
 
 
 # ---- steps: what they answer is in brackets -------------------------------------------------------------------------
@@ -98,7 +102,7 @@ class WriteLetter:
     """Store a letter if ``revision`` is the last of its subject, 0 for none. [whether it was]"""
 
     item: WorkItem
-    cause: Cause | None
+    cause: FailureCause | None
     behind: int | None
     revision: int
 
@@ -113,7 +117,7 @@ class CloseLetter:
 
 @dataclass(frozen=True, slots=True)
 class FindRetry:
-    """Whether the retry stream has the event, other than in the message that is being handled. [bool]"""
+    """Whether the retry stream has the event, of the same redrive and with more attempts than it came with. [bool]"""
 
     item: WorkItem
 
@@ -177,7 +181,7 @@ class WriteAttempts:
     """Note the item's attempts, and how the last one ended. [None]"""
 
     item: WorkItem
-    cause: Cause | None
+    cause: FailureCause | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,7 @@ class DropAttempts:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Tell the server that the message is settled, and that its duplicates are. [None]"""
+    """Tell the server that the message is settled. [None]"""
 
     item: WorkItem
 
@@ -202,47 +206,63 @@ class PauseHandler:
 # ---- procedures -----------------------------------------------------------------------------------------------------
 
 
-def handle(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[Decided | None]:
-    """Everything that becomes of an item that was taken, up to its acknowledgement or its wait in the lane.
+def handle(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[None]:
+    """Everything that becomes of an item that was taken, up to its acknowledgement or its wait in the lane."""
+    if needs_preparing(item) and not (yield from prepare(machine, item, has_dead_letters=has_dead_letters)):
+        return
+    error = yield RunHandler(item)
+    yield from conclude(machine, item, error, has_dead_letters=has_dead_letters)
 
-    Returns what was decided; None when it was not run.
-    """
-    key = item.key
+
+def needs_preparing(item: WorkItem) -> bool:
+    """Whether something has to be looked up before the item may run; false for most, which drivers run at once."""
+    return item.is_behind or (not item.is_checked and (item.delivered > 1 or item.redrives > 0))
+
+
+def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[bool]:
+    """What comes before the handler's own code; returns whether that is to be run. If not, the item is settled."""
     if item.is_behind:
         machine.dismiss(item)
         yield from _put_behind(machine, item)
         yield from _end(machine, item)
-        return None
-    if not item.is_checked and (item.delivered > 1 or item.redrives):
-        item.is_checked = True
-        found = yield from _look_up(item)
-        if found != "run":
+        return False
+    item.is_checked = True
+    found = yield from _look_up(item)
+    if found != "run":
+        machine.dismiss(item)
+        if found == "finished" and item.key is not None:
+            yield from _advance(machine, item, item.key)
+        yield from _end(machine, item)
+        return False
+    if item.delivered > 1:
+        record = yield from _count_attempts(item)
+        if item.attempts > machine.policy.attempts and has_dead_letters:
             machine.dismiss(item)
-            if found == "finished" and key is not None:
-                yield from _advance(machine, item, key)
-            yield from _end(machine, item)
-            return None
-        if item.delivered > 1:
-            record = yield from _count_attempts(item)
-            if item.attempts > machine.policy.attempts and has_dead_letters:
-                machine.dismiss(item)
-                yield from _bury(machine, item, record.cause or Cause.of_crash())
-                return Bury(is_transient=True)
-            yield WriteAttempts(item, record.cause)
-        machine.restart_clock(item, (yield ReadClock()))
-    error = yield RunHandler(item)
+            yield from _bury(machine, item, record.cause or FailureCause.of_crash())
+            return False
+        yield WriteAttempts(item, record.cause)
+    machine.restart_clock(item, (yield ReadClock()))
+    return True
+
+
+def conclude(
+    machine: HandlerMachine, item: WorkItem, error: BaseException | None, *, has_dead_letters: bool = True
+) -> SettlingSteps[Decided]:
+    """What comes after the handler's own code has ended, with ``error`` or well; returns what was decided."""
     now = yield ReadClock()
     was_open = machine.is_open
     decided = machine.finish(item, error, now)
     if machine.is_open and not was_open:
         yield PauseHandler()
     if isinstance(decided, WaitHere):
-        yield WriteAttempts(item, Cause.of(error, is_transient=True))
+        yield WriteAttempts(item, FailureCause.of(error, is_transient=True))
         machine.wait_here(item, decided.seconds, now)
     elif isinstance(decided, WaitLong):
-        yield from _postpone(machine, item, decided.seconds)
+        yield from _park(machine, item)
+        yield WriteSchedule(item, decided.seconds)
+        yield from _end(machine, item)
     elif isinstance(decided, Bury) and has_dead_letters:
-        yield from _bury(machine, item, Cause.of(error, is_transient=decided.is_transient))
+        yield from _bury(machine, item, FailureCause.of(error, is_transient=decided.is_transient))
     else:
         yield from _succeed(machine, item)
     return decided
@@ -266,7 +286,9 @@ def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "finis
     if item.redrives:
         if letter is None or letter.status == "closed":
             return "finished"
-        return "run" if letter.redrives == item.redrives - 1 else "elsewhere"
+        if letter.redrives != item.redrives - 1 or (yield FindRetry(item)):
+            return "elsewhere"
+        return "run"
     if letter is not None or (yield FindRetry(item)):
         return "elsewhere"
     parked = (yield ReadParked(item.key)) if item.key is not None else None
@@ -295,13 +317,7 @@ def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
     yield from _end(machine, item)
 
 
-def _postpone(machine: HandlerMachine, item: WorkItem, seconds: float) -> SettlingSteps[None]:
-    yield from _park(machine, item)
-    yield WriteSchedule(item, seconds)
-    yield from _end(machine, item)
-
-
-def _bury(machine: HandlerMachine, item: WorkItem, cause: Cause) -> SettlingSteps[None]:
+def _bury(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
     yield from _park(machine, item)
     revision = 0
     if item.redrives:
@@ -339,6 +355,13 @@ def _advance(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps
         machine.unpark(key)
     else:
         machine.park(key, head)
+
+
+def bury_lost(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
+    """Write a letter for an event that nobody will deliver again, unless it has one or waits for a retry."""
+    if (yield FindLetter(item)) is None and not (yield FindRetry(item)):
+        yield from _park(machine, item)
+        yield WriteLetter(item, cause, None, 0)
 
 
 def advance(key: str, sequence: int) -> SettlingSteps[int | None]:
