@@ -2,6 +2,7 @@
 
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
+from jetspark.app.context import Context
 from jetspark.app.contracts import Catalogue, Contract, contract_of
 from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.events import Event, event, unchanged, upcast
@@ -12,6 +13,7 @@ __all__ = [
     "App",
     "Breaker",
     "Catalogue",
+    "Context",
     "Contract",
     "Decoded",
     "Encoded",

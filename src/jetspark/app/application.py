@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,9 @@ from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
+
+STOP_TIMEOUT_S = 30.0
+"""How long handlers may finish when the application is to end."""
 
 __all__ = ["App", "HandlerSpec", "Idempotence"]
 
@@ -149,6 +152,24 @@ class App(Declarations):
             raise ConfigError("lifespan: expected an async function that yields once")
         self.lifespans.append(function)
         return function
+
+    async def run(
+        self, servers: str | list[str], *, only: Collection[str] = (), stop_timeout: float = STOP_TIMEOUT_S
+    ) -> None:
+        """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+
+        Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
+
+        Args:
+            only: Names of the handlers to run; all if there are none.
+            stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
+
+        Raises:
+            StreamNotFound, ConsumerNotFound: The application was not applied to this server.
+        """
+        from jetspark.app.running import run_app
+
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

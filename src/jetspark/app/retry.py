@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jetspark.core.backoff import Backoff
-from jetspark.errors import ConfigError, JetSparkError
+from jetspark.errors import ConfigError, ContractViolation, JetSparkError
 
 __all__ = [
     "Breaker",
@@ -167,7 +167,7 @@ Decided: TypeAlias = Finish | WaitHere | WaitLong | Bury
 
 def is_transient(policy: RetryPolicy, error: BaseException) -> bool:
     """Whether the same event may succeed later."""
-    if isinstance(error, Reject):
+    if isinstance(error, Reject | ContractViolation):
         return False
     if isinstance(error, RetryIn | HandlerTimeout):
         return True
