@@ -139,6 +139,31 @@ async def test_a_subject_of_another_stream_is_told_before_the_server_refuses(ser
         await make_app(OrderPaid).apply(server.url)
 
 
+async def test_an_app_does_not_start_on_a_server_that_differs(server: NatsServer, js: JetStream) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    handled = asyncio.Event()
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None:
+        assert current_cause.get() is not None
+        handled.set()
+
+    with pytest.raises(errors.TopologyDrift, match=r"(?s)jetspark apply.*\+ stream ORDERS"):
+        await app.run(server.url)
+    running = asyncio.create_task(app.run(server.url, apply=True))
+    try:
+        async with app.connect(server.url) as orders:
+            while not handled.is_set():
+                try:
+                    await orders.publish(OrderPaid(order_id="o-1", amount_cents=1))
+                except errors.JetStreamUnavailable:
+                    continue  # the stream is being made
+                await asyncio.wait_for(handled.wait(), 20)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
 # ---- contracts -------------------------------------------------------------------------------------------------------
 
 

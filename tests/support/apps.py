@@ -7,46 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from jetspark import ConsumerConfig, KVConfig, StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, encode
+from jetspark.app.provisioning import apply_topology
 
 
 async def set_up(js: JetStream, app: App) -> None:
-    await js.create_or_update_stream(
-        StreamConfig(name=app.stream, subjects=list(app.subjects), allow_direct=True, storage="memory")
-    )
-    await js.create_or_update_stream(
-        StreamConfig(
-            name=app.dead_letter_stream,
-            subjects=[f"dlq.{app.name}.>"],
-            allow_direct=True,
-            allow_rollup=True,
-            allow_message_ttl=True,
-            storage="memory",
-        )
-    )
-    retries = await js.create_or_update_stream(
-        StreamConfig(
-            name=app.retry_stream,
-            subjects=[f"retry.{app.name}.>"],
-            allow_direct=True,
-            allow_rollup=True,
-            allow_message_ttl=True,
-            allow_message_schedules=True,
-            storage="memory",
-        )
-    )
-    await js.create_or_update_kv(KVConfig(bucket=app.handler_bucket, limit_marker_ttl_s=60, storage="memory"))
-    stream = await js.stream(app.stream)
-    for spec in app.handlers.values():
-        shared: dict[str, Any] = {"durable_name": spec.durable, "ack_wait_s": spec.ack_wait_s}
-        filters = [kind.__contract__.subject.filter for kind in spec.events]  # type: ignore[attr-defined]
-        await stream.create_or_update_consumer(ConsumerConfig(filter_subjects=filters, **shared))
-        waits = f"retry.{app.name}.{spec.durable}"
-        await retries.create_or_update_consumer(
-            ConsumerConfig(filter_subjects=[f"{waits}.due.>", f"{waits}.redrive.>"], **shared)
-        )
+    await apply_topology(js, app)
 
 
 async def publish(js: JetStream, app: App, *events: Any) -> None:

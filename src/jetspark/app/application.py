@@ -154,7 +154,12 @@ class App(Declarations):
         return function
 
     async def run(
-        self, servers: str | list[str], *, only: Collection[str] = (), stop_timeout: float = STOP_TIMEOUT_S
+        self,
+        servers: str | list[str],
+        *,
+        only: Collection[str] = (),
+        stop_timeout: float = STOP_TIMEOUT_S,
+        apply: bool = False,
     ) -> None:
         """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
 
@@ -163,13 +168,15 @@ class App(Declarations):
         Args:
             only: Names of the handlers to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
+            apply: Make what the application declares, as :meth:`apply` does, before it starts.
 
         Raises:
-            StreamNotFound, ConsumerNotFound: The application was not applied to this server.
+            TopologyDrift: The server is not as the application declares; the message is the difference.
+            TopologyRefused: With ``apply``: the server cannot be made so without a loss.
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout)
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

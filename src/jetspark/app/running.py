@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from jetspark.aio.client import Client, connect
 from jetspark.app.context import open_lifespans
 from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.provisioning import apply_topology, check_for_drift
 from jetspark.app.worker import HandlerWorker
 from jetspark.errors import ConfigError
 
@@ -26,7 +27,9 @@ _logger = logging.getLogger("jetspark.app")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-async def run_app(app: App, servers: str | list[str], *, only: Collection[str], stop_timeout: float) -> None:
+async def run_app(
+    app: App, servers: str | list[str], *, only: Collection[str], stop_timeout: float, apply: bool = False
+) -> None:
     """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C."""
     unknown = sorted(set(only) - set(app.handlers))
     if unknown:
@@ -35,6 +38,10 @@ async def run_app(app: App, servers: str | list[str], *, only: Collection[str], 
     if not specs:
         raise ConfigError(f"app {app.name!r} has no handlers to run")
     async with connect(servers, name=f"{app.name} handlers") as client, open_lifespans(app.lifespans) as dependencies:
+        if apply:
+            await apply_topology(client.jetstream(), app)
+        else:
+            await check_for_drift(client.jetstream(), app)
         workers = []
         catalogue = app.catalogue
         catalogue.check()
