@@ -161,8 +161,11 @@ class HandlerWorker:
     async def _give_back(self) -> None:
         """In the order of the stream, so that they come again in that order."""
         try:
+            # A request that is still open at the server takes what is given back, or (2.15.1) moves the first of it
+            # behind the others. Being asked, the server forgets the requests of those who have left.
             for consumer in (self._consumer, self._retry_consumer):
                 await consumer.close()
+                await consumer.info()
             for item in self.machine.items:
                 if not item.message.is_answered:
                     await item.message.nak()
