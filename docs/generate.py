@@ -41,6 +41,12 @@ def cli_reference() -> str:
     parts += ["", "```", _help(), "```"]
     for name in names:
         parts += ["", f"## jetspark {name}", "", "```", _help(name), "```"]
+    for group in sorted(app.registered_groups, key=lambda group: group.typer_instance.info.name):
+        of_group = group.typer_instance
+        title = of_group.info.name
+        parts += ["", f"## jetspark {title}", "", "```", _help(title), "```"]
+        for command in sorted(each.callback.__name__ for each in of_group.registered_commands):
+            parts += ["", f"### jetspark {title} {command}", "", "```", _help(title, command), "```"]
     return "\n".join(parts) + "\n"
 
 

@@ -9,6 +9,7 @@
     │   │   ├── InvalidEvent                    ... an event that its own contract does not allow
     │   │   ├── InvalidHeader                   ... a header that would break the frame
     │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
+    │   ├── TopologyRefused                     changes to the server that lose something, or that it cannot make
     │   ├── UsageError (RuntimeError)           a call at the wrong time
     │   │   ├── ConnectionClosed                ... use after close() or drain()
     │   │   ├── NotAwaited (AttributeError)     ... what connect() returned was used, and not awaited
@@ -67,6 +68,8 @@
         │   ├── WrongFieldType                  ... a field has a value of another type
         │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
         │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
+        ├── ContractFrozen                      a type and version is recorded already, and means something else
+        ├── TopologyDrift                       the server is not as the application declares
         ├── DataLoss                            messages that were to be read are gone
         ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
         └── StreamWentBack                      the stream ends before the position that was read
@@ -104,6 +107,7 @@ __all__ = [
     "ConnectionLost",
     "ConsumerNameInUse",
     "ConsumerNotFound",
+    "ContractFrozen",
     "ContractViolation",
     "DataError",
     "DataLoss",
@@ -144,6 +148,8 @@ __all__ = [
     "StreamRecreated",
     "StreamWentBack",
     "TooManyBatches",
+    "TopologyDrift",
+    "TopologyRefused",
     "UnknownEventType",
     "UnknownEventVersion",
     "UpcastFailed",
@@ -240,6 +246,18 @@ class PayloadTooLarge(ConfigError):
             f"message{to_subject} of {self.size_bytes} bytes (headers and payload): the server accepts "
             f"{self.max_payload_bytes}; split it, or raise max_payload in the server's configuration"
         )
+
+
+class TopologyRefused(CallerError):
+    """Changes to the server that can lose something, or that it cannot make; ``steps`` says which. Nothing was done."""
+
+    def __init__(self, app: str, steps: tuple[str, ...]) -> None:
+        super().__init__(app, steps)
+        self.app, self.steps = app, steps
+
+    def __str__(self) -> str:
+        listed = "\n".join(self.steps)
+        return f"app {self.app!r}: these changes are not made without allow, or not at all; nothing was done\n{listed}"
 
 
 class UsageError(CallerError, RuntimeError):
@@ -752,6 +770,33 @@ class BrokenRule(ContractViolation):
 
 class UpcastFailed(ContractViolation):
     """The function that should make a newer version of an event raised an error, which is ``__cause__``."""
+
+
+class ContractFrozen(DataError):
+    """A type and version of an event is recorded already, with another meaning; ``changes`` says where."""
+
+    def __init__(self, event_type: str, version: int, changes: tuple[str, ...]) -> None:
+        super().__init__(event_type, version, changes)
+        self.event_type, self.version, self.changes = event_type, version, changes
+
+    def __str__(self) -> str:
+        listed = "\n".join(self.changes)
+        return (
+            f"event {self.event_type!r} version {self.version} is recorded with another meaning, and a version never "
+            f"changes; give the new one another version\n{listed}"
+        )
+
+
+class TopologyDrift(DataError):
+    """The server is not as the application declares; ``steps`` is the difference. Apply it, or change the code."""
+
+    def __init__(self, app: str, steps: tuple[str, ...]) -> None:
+        super().__init__(app, steps)
+        self.app, self.steps = app, steps
+
+    def __str__(self) -> str:
+        listed = "\n".join(self.steps)
+        return f"the server is not as app {self.app!r} declares; see `jetspark plan`, then `jetspark apply`\n{listed}"
 
 
 class JetStreamUnavailable(NetworkError):

@@ -1,4 +1,4 @@
-"""Applications of events: typed, versioned contracts, and what is built on them. It needs the extra ``app``."""
+"""Event applications: typed, versioned events, handlers with retries and dead letters. It needs the extra ``app``."""
 
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec

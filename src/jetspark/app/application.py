@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequ
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from jetspark.app.contracts import Catalogue
+from jetspark.app.compatibility import DEFAULT_MODE, Mode
+from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.kv import KVConfig
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -80,25 +83,42 @@ class HandlerSpec:
         return self.durable
 
 
-class App:
+class App(Declarations):
     """An event application: one stream, its events, and what is done with them.
 
     Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
 
     Args:
         name: Of the application; part of the names of its dead-letter and retry streams and of its buckets.
-        stream: The stream that stores its events.
-        subjects: What the stream stores.
+        stream: The stream that stores its events; a :class:`StreamConfig` to give it limits, replicas and the like.
+        subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
+            another application, and is only read.
         source: The ``source`` of its events, a URI reference; ``/<name>`` if not given.
+        events: Types that it publishes without handling them; those of its handlers are known anyway.
+        buckets: Further buckets it needs.
+        compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
     """
 
-    def __init__(self, name: str, *, stream: str, subjects: Sequence[str] = (), source: str | None = None) -> None:
-        self.name = check_app_name(name)
-        self.stream = stream
-        self.subjects = tuple(subjects)
-        self.source = source if source is not None else f"/{name}"
-        self.handlers: dict[str, HandlerSpec] = {}
-        """By durable name."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        stream: str | StreamConfig,
+        subjects: Sequence[str] = (),
+        source: str | None = None,
+        events: Sequence[type[Any]] = (),
+        buckets: Sequence[KVConfig | str] = (),
+        compatibility: Mode = DEFAULT_MODE,
+    ) -> None:
+        super().__init__(
+            name,
+            stream=stream,
+            subjects=subjects,
+            source=source,
+            events=events,
+            buckets=buckets,
+            compatibility=compatibility,
+        )
         self.lifespans: list[Lifespan] = []
 
     @property
@@ -132,10 +152,6 @@ class App:
             raise ConfigError("lifespan: expected an async function that yields once")
         self.lifespans.append(function)
         return function
-
-    @property
-    def catalogue(self) -> Catalogue:
-        return Catalogue(*{kind: None for spec in self.handlers.values() for kind in spec.events})
 
     async def run(
         self, servers: str | list[str], *, only: Collection[str] = (), stop_timeout: float = STOP_TIMEOUT_S

@@ -46,6 +46,8 @@ class Contract:
         self.key_template = None if key is None else Template(key if "{" in key else f"{{{key}}}")
         self.key_of = _key_function(key, self.key_template)
         """The key of an event as text; None if the type has no key."""
+        self.id_of: Callable[[Any], str | None] | None = None
+        """The id of an event by its content, where the class says one."""
         self.upcasts: dict[int, Upcast] = {}
         """By the version they start from; each leads to the next."""
         self._is_checked = False
@@ -195,6 +197,8 @@ class Catalogue:
             ConfigError: A class is no type of event, or another class has the same type and version.
         """
         for kind in kinds:
+            if kind in self:
+                continue
             contract = contract_of(kind)
             known = self._contracts.setdefault((contract.type, contract.version), contract)
             if known is not contract:
@@ -202,7 +206,7 @@ class Catalogue:
                     f"type {contract.type!r} version {contract.version} is both {_place(known.kind)} and "
                     f"{_place(kind)}; give one of them another type or version"
                 )
-        self._readings = None
+            self._readings = None
 
     def __contains__(self, kind: object) -> bool:
         contract = getattr(kind, "__contract__", None)

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -44,14 +45,24 @@ from jetspark.errors import (
     WrongFieldType,
 )
 
-__all__ = ["Decoded", "Encoded", "Envelope", "RawHeaders", "decode", "derived_id", "encode"]
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Envelope",
+    "EventWriter",
+    "RawHeaders",
+    "decode",
+    "derived_id",
+    "encode",
+    "encode_time",
+]
 
 RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
 """As a message has them: the raw block, which is only parsed when something in it is needed, or a mapping."""
 
-SPECVERSION = "1.0"
 JSON = "application/json"
 _Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
+_HEAD = b'{"specversion":"1.0","id":'
 _NO_DATA = msgspec.Raw()
 
 
@@ -166,31 +177,71 @@ def encode(
         raise ConfigError(f"id={id!r}, source={source!r}: an envelope needs both, and neither may be empty")
     if time.tzinfo is None:
         raise ConfigError(f"time={time!r}: expected a time with a zone, such as datetime.now(UTC)")
-    data = contract.encode(event)
-    try:
-        key = contract.key_of(event)
-        subject = contract.subject.format(event)
-    except ConfigError as error:
-        raise InvalidEvent(contract.type, contract.version, "", str(error)) from error
-    body = _encode(
-        Envelope(
-            SPECVERSION,
-            id,
-            source,
-            contract.type,
-            time,
-            key,
-            JSON,
-            contract.version,
-            correlation_id or id,
-            causation_id,
-            msgspec.Raw(data),
-        )
-    )
+    subject, body = _writer(source).write(contract, event, id, encode_time(time), correlation_id, causation_id)
     headers = {"Nats-Msg-Id": id}
     if traceparent is not None:
         headers["traceparent"] = traceparent
     return Encoded(subject, body, headers)
+
+
+encode_time: Callable[[datetime.datetime], bytes] = _encode
+"""A time as JSON, for `EventWriter`."""
+
+
+class EventWriter:
+    """Writes the events of one source. What is the same for all events of a type is put together once.
+
+    Joining a dozen pieces takes half of the time that encoding an :class:`Envelope` does; the bytes are the same.
+    """
+
+    __slots__ = ("_pieces", "_source")
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._pieces: dict[Contract, tuple[bytes, bytes]] = {}
+
+    def write(
+        self,
+        contract: Contract,
+        event: Any,
+        id: str,
+        time_json: bytes,
+        correlation_id: str | None,
+        causation_id: str | None,
+    ) -> tuple[str, bytes]:
+        """Subject and body of an event.
+
+        Raises:
+            InvalidEvent: A field has a value its contract does not allow.
+        """
+        data = contract.encode(event)
+        try:
+            key = contract.key_of(event)
+            subject = contract.subject.format(event)
+            before, after = self._pieces.get(contract) or self._of_type(contract)
+            quoted_id = _encode(id)
+            parts = [_HEAD, quoted_id, before, time_json]
+            if key:  # CloudEvents has no empty ones
+                parts += (b',"subject":', _encode(key))
+            parts += (after, quoted_id if correlation_id is None else _encode(correlation_id))
+            if causation_id is not None:
+                parts += (b',"causationid":', _encode(causation_id))
+        except (ConfigError, ValueError) as error:
+            raise InvalidEvent(contract.type, contract.version, "", str(error)) from error
+        parts += (b',"data":', data, b"}")
+        return subject, b"".join(parts)
+
+    def _of_type(self, contract: Contract) -> tuple[bytes, bytes]:
+        """What stands between id and time, and after the key."""
+        before = b',"source":%b,"type":%b,"time":' % (_encode(self._source), _encode(contract.type))
+        after = b',"datacontenttype":"%b","schemaversion":%d,"correlationid":' % (JSON.encode(), contract.version)
+        self._pieces[contract] = before, after
+        return before, after
+
+
+@lru_cache(maxsize=64)
+def _writer(source: str) -> EventWriter:
+    return EventWriter(source)
 
 
 def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> Decoded:
@@ -222,7 +273,8 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         event = _upcast(subject, envelope, reading) if upcasts else contract.decode(envelope.data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _violation(subject, envelope.type, version, error) from error
-    return Decoded(event, contract, envelope, subject, contract.key_of(event) or envelope.subject, headers)
+    key = contract.key_of(event)
+    return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
 
 
 def derived_id(cause_id: str, name: str, index: int) -> str:

@@ -44,6 +44,9 @@ class EventMeta(msgspec.StructMeta):
             raise ConfigError(f"{name}.{min(clash)}: the name belongs to Event itself; call the field something else")
         if type is not None:
             contract = Contract(cls, type=type, version=version, key=key, subject=subject)
+            own_id = getattr(cls, "event_id", None)
+            if own_id is not Event.event_id:
+                contract.id_of = own_id
             attributes = {"__contract__": contract, "event_type": contract.type, "event_version": contract.version}
             for attribute, value in attributes.items():
                 setattr(cls, attribute, value)
@@ -128,7 +131,9 @@ def event(
             raise ConfigError(
                 f"{kind.__name__} is no pydantic model; write class {kind.__name__}(Event, type={type!r}, ...) instead"
             )
-        kind.__contract__ = Contract(kind, type=type, version=version, key=key, subject=subject)
+        contract = Contract(kind, type=type, version=version, key=key, subject=subject)
+        contract.id_of = getattr(kind, "event_id", None)
+        kind.__contract__ = contract
         return kind
 
     return register

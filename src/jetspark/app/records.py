@@ -169,7 +169,7 @@ def _readable(catalogue: Catalogue, newest: Contract | None, record: Record) -> 
         "against": record.version,
         "direction": "backward",
     }
-    for name, envelope in record.examples.items():
+    for name, envelope in sorted(record.examples.items()):
         try:
             decode(record.name, msgspec.json.encode(envelope), None, catalogue)
         except ContractViolation as error:

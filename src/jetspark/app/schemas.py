@@ -14,7 +14,7 @@ import msgspec
 
 from jetspark.app.contracts import Contract
 
-__all__ = ["Change", "Schema", "canonical", "differences", "document", "resolve", "write"]
+__all__ = ["Schema", "SchemaChange", "canonical", "differences", "document", "resolve", "write"]
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -25,7 +25,7 @@ ANNOTATIONS = frozenset(
 """Keywords that say nothing about which values are allowed; ``title`` and ``x-...`` besides."""
 
 
-class Change(NamedTuple):
+class SchemaChange(NamedTuple):
     """One place where two documents differ; what is not there is None."""
 
     path: str
@@ -81,7 +81,7 @@ def canonical(schema: Schema) -> Any:
     return {**_plain(schema, schema, ()), **({"x-event": routing} if routing else {})}
 
 
-def differences(old: Schema, new: Schema) -> list[Change]:
+def differences(old: Schema, new: Schema) -> list[SchemaChange]:
     """What differs between two documents, as far as it matters."""
     return list(_changes("", canonical(old), canonical(new)))
 
@@ -124,7 +124,7 @@ def _changes(path: str, old: Any, new: Any) -> Any:
         for name in sorted({*old, *new}):
             yield from _changes(f"{path}.{name}" if path else name, old.get(name), new.get(name))
     elif old != new:
-        yield Change(path, old, new)
+        yield SchemaChange(path, old, new)
 
 
 def _refers_to(name: str, definitions: Schema) -> bool:
