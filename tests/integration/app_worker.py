@@ -27,6 +27,10 @@ def note(what: str, **fields: Any) -> None:
     os.write(LOG, (json.dumps({"what": what, **fields}) + "\n").encode())
 
 
+def is_mended() -> bool:
+    return Path(f"{sys.argv[2]}.mended").exists()
+
+
 async def effect(name: str) -> str:
     note("effect", effect=name)
     return f"done {name}"
@@ -44,7 +48,7 @@ async def ship(event: Placed, ctx: Context) -> None:
         raise OSError("a short wait")
     if key == "b" and number == 1 and ctx.attempt == 1:
         raise RetryIn(1.0)
-    if key == "c" and number == 1 and not Path(sys.argv[2] + ".mended").exists():
+    if key == "c" and number == 1 and not is_mended():
         raise Reject("a letter")
     await ctx.once("ship", effect, f"{key}{number}")
     note("done", key=key, number=number)

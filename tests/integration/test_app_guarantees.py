@@ -10,11 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from integration.app_worker import APP, Placed
-from support.apps import publish, running, set_up
+from support.apps import is_settled, publish, running, set_up, until
 
 import jetspark
 from jetspark import ConsumerConfig, KVConfig
@@ -37,27 +36,13 @@ async def js(server: NatsServer) -> AsyncIterator[JetStream]:
     async with jetspark.connect(server.url) as client:
         js = client.jetstream()
         yield js
-        async for name in js.stream_names():
+        for name in [name async for name in js.stream_names()]:
             await js.delete_stream(name)
 
 
 class Counted(Event, type="counted", key="name", subject="counts.{name}"):
     name: str
     number: int = 0
-
-
-async def until(condition: Any, timeout: float = 40.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not (await result if asyncio.iscoroutine(result := condition()) else result):
-            await asyncio.sleep(0.02)
-
-
-async def is_settled(js: JetStream, app: App, name: str) -> bool:
-    for stream_name in (app.stream, app.retry_stream):
-        info = await (await (await js.stream(stream_name)).consumer(name)).info()
-        if info.ack_pending or info.pending:
-            return False
-    return not (await (await js.stream(app.retry_stream)).info(subjects_filter=f"retry.{app.name}.*.wait.>")).state.subjects
 
 
 async def start_worker(server: NatsServer, log: Path, crash: str = "") -> asyncio.subprocess.Process:
@@ -80,7 +65,11 @@ async def state_of(js: JetStream, store: HandlerStore, log: Path) -> str:
         info = await (await stream.consumer("shipping")).info()
         parts += [f"{name}: pending {info.pending}, ack pending {info.ack_pending}, floor {info.ack_floor}"]
         parts += [str((await stream.info(subjects_filter="retry.>")).state.subjects)]
-    return "\n".join([*parts, log.read_text()])
+    return "\n".join([*parts, _text_of(log)])
+
+
+def _text_of(log: Path) -> str:
+    return log.read_text()
 
 
 # Each names a step and whether the worker dies just before or just after it has had its effect.
@@ -211,9 +200,9 @@ async def test_a_breaker_pauses_the_consumer_for_every_worker(server: NatsServer
     app = App("breaking", stream="BREAKING", subjects=["counts.>"])
     is_away, done = True, []
 
-    @app.handler(
-        Counted, durable="b", breaker=Breaker(failures=3, open_s=1.0), retry=Retry(attempts=50, first_s=0.01, max_s=0.05)
-    )
+    retry = Retry(attempts=50, first_s=0.01, max_s=0.05)
+
+    @app.handler(Counted, durable="b", breaker=Breaker(failures=3, open_s=1.0), retry=retry)
     async def add(event: Counted) -> None:
         if is_away:
             raise OSError("away")
@@ -246,6 +235,8 @@ async def test_what_others_give_up_ends_in_the_dead_letters(server: NatsServer, 
     consumer = await stream.create_or_update_consumer(ConsumerConfig(durable_name="g", max_deliver=1))
     await publish(js, app, Counted(name="a", number=1), Counted(name="b", number=2))
     first, second = await consumer.fetch(2)
+    app.handlers.clear()  # somebody has changed the consumer behind its back
+    app.handler(Counted, durable="g", ack_wait_s=1.0)(add)
     store = await HandlerStore.open(js, app.name, "g")
     async with running(app, server.url):
         await publish(js, app, Counted(name="c", number=3))

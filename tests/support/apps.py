@@ -3,59 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import datetime
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from jetspark import ConsumerConfig, KVConfig, StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, encode
+from jetspark.app.provisioning import apply_topology
 
 
 async def set_up(js: JetStream, app: App) -> None:
-    await js.create_or_update_stream(
-        StreamConfig(name=app.stream, subjects=list(app.subjects), allow_direct=True, storage="memory")
-    )
-    await js.create_or_update_stream(
-        StreamConfig(
-            name=app.dead_letter_stream,
-            subjects=[f"dlq.{app.name}.>"],
-            allow_direct=True,
-            allow_rollup=True,
-            allow_message_ttl=True,
-            storage="memory",
-        )
-    )
-    retries = await js.create_or_update_stream(
-        StreamConfig(
-            name=app.retry_stream,
-            subjects=[f"retry.{app.name}.>"],
-            allow_direct=True,
-            allow_rollup=True,
-            allow_message_ttl=True,
-            allow_message_schedules=True,
-            storage="memory",
-        )
-    )
-    await js.create_or_update_kv(KVConfig(bucket=app.handler_bucket, limit_marker_ttl_s=60, storage="memory"))
-    stream = await js.stream(app.stream)
-    for spec in app.handlers.values():
-        shared: dict[str, Any] = {"durable_name": spec.durable, "ack_wait_s": spec.ack_wait_s}
-        filters = [kind.__contract__.subject.filter for kind in spec.events]  # type: ignore[attr-defined]
-        await stream.create_or_update_consumer(ConsumerConfig(filter_subjects=filters, **shared))
-        waits = f"retry.{app.name}.{spec.durable}"
-        await retries.create_or_update_consumer(
-            ConsumerConfig(filter_subjects=[f"{waits}.due.>", f"{waits}.redrive.>"], **shared)
-        )
+    await apply_topology(js, app)
 
 
 async def publish(js: JetStream, app: App, *events: Any) -> None:
-    import datetime
-
     for number, event in enumerate(events):
         now = datetime.datetime.now(datetime.UTC)
         encoded = encode(event, id=f"{app.name}-{now.timestamp()}-{number}", source=app.source, time=now)
         await js.publish(encoded.subject, encoded.data, headers=encoded.headers)
+
+
+async def until(condition: Callable[[], Any], timeout: float = 40.0) -> None:
+    """Wait until something is true that nobody announces, such as the state of a consumer."""
+    async with asyncio.timeout(timeout):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def is_settled(js: JetStream, app: App, name: str) -> bool:
+    """Nothing of the handler's is pending, or scheduled."""
+    retries = await js.stream(app.retry_stream)
+    for stream in (await js.stream(app.stream), retries):
+        info = await (await stream.consumer(name)).info()
+        if info.ack_pending or info.pending:
+            return False
+    waits = await retries.info(subjects_filter=f"retry.{app.name}.{name}.wait.>")
+    return not waits.state.subjects
 
 
 @asynccontextmanager
