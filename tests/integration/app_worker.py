@@ -36,9 +36,10 @@ async def effect(name: str) -> str:
     return f"done {name}"
 
 
-@APP.handler(
-    Placed, durable="shipping", ack_wait_s=2.0, concurrency=4, retry=Retry(attempts=3, first_s=0.02, in_lane_s=0.5)
-)
+RETRY = Retry(attempts=5, first_s=0.02, in_lane_s=0.5)
+
+
+@APP.handler(Placed, durable="shipping", timeout=2.0, ack_wait_s=2.0, concurrency=4, retry=RETRY)
 async def ship(event: Placed, ctx: Context) -> None:
     key, number = event.order_id, event.number
     note("begun", key=key, number=number)

@@ -59,6 +59,8 @@ _logger = logging.getLogger("jetspark.app")
 IDLE_PULL_S = 30.0
 # A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
+# A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
+LEASE_MARGIN_S = 1.0
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
 # How often a worker looks whether events somebody had before it are settled.
@@ -99,7 +101,7 @@ class HandlerWorker:
         self._function = spec.function
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
         self._clock = clock
-        self._once = OnceRecords(store.records, spec.name)
+        self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
         self._loop = asyncio.get_running_loop()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._room: list[asyncio.Future[None]] = []
