@@ -17,6 +17,7 @@ from types import ModuleType
 from typer.testing import CliRunner
 
 import jetspark
+import jetspark.app
 import jetspark.batcher
 import jetspark.spark
 from jetspark.cli.commands import app
@@ -61,7 +62,7 @@ def _help(*command: str) -> str:
 
 
 def name_reference() -> str:
-    """Every public name of ``jetspark``, ``jetspark.batcher`` and ``jetspark.spark``: signature and docstring."""
+    """Every public name of ``jetspark`` and its packages: signature and docstring."""
     parts = [
         "# Names",
         "",
@@ -73,6 +74,11 @@ def name_reference() -> str:
         "",
         "`jetspark.batcher.blocking` has the same, without `await`.",
         *_names(jetspark.batcher),
+        "",
+        "# Names of jetspark.app",
+        "",
+        "They need the extra `app`. The guide is [Contracts](contracts.md).",
+        *_names(jetspark.app),
         "",
         "# Names of jetspark.spark",
         "",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
-import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from typer.testing import CliRunner
 
 import jetspark
 from jetspark import ConsumerConfig, JetStream, StreamConfig, errors
@@ -22,6 +22,7 @@ from jetspark.app.causes import Cause, current_cause
 from jetspark.app.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.app.records import record_of
 from jetspark.app.registry import ContractRegistry, read_registry
+from jetspark.cli.commands import app as commands
 from jetspark.server import NatsServer
 
 
@@ -137,6 +138,31 @@ async def test_a_subject_of_another_stream_is_told_before_the_server_refuses(ser
     await js.create_stream(StreamConfig(name="SHOP", subjects=["orders.new.>"]))
     with pytest.raises(errors.TopologyRefused, match=r"stream SHOP stores 'orders.>' already"):
         await make_app(OrderPaid).apply(server.url)
+
+
+async def test_an_app_does_not_start_on_a_server_that_differs(server: NatsServer, js: JetStream) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    handled = asyncio.Event()
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None:
+        assert current_cause.get() is not None
+        handled.set()
+
+    with pytest.raises(errors.TopologyDrift, match=r"(?s)jetspark apply.*\+ stream ORDERS"):
+        await app.run(server.url)
+    running = asyncio.create_task(app.run(server.url, apply=True))
+    try:
+        async with app.connect(server.url) as orders:
+            while not handled.is_set():
+                try:
+                    await orders.publish(OrderPaid(order_id="o-1", amount_cents=1))
+                except errors.JetStreamUnavailable:
+                    continue  # the stream is being made
+                await asyncio.wait_for(handled.wait(), 20)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 # ---- contracts -------------------------------------------------------------------------------------------------------
@@ -291,24 +317,25 @@ app = App("orders", stream="ORDERS", subjects=["orders.>"], source="/shop", even
 
 
 @pytest.fixture
-def shell(server: NatsServer, js: JetStream, tmp_path: Path) -> Any:
-    (tmp_path / "orders.py").write_text(MODULE, encoding="utf-8")
+def shell(server: NatsServer, js: JetStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The command in this process: exit code, and what it printed. ``module`` replaces the application."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*arguments: str, module: str | None = None, **environment: str) -> tuple[int, str]:
-        if module is not None:
-            (tmp_path / "orders.py").write_text(textwrap.dedent(module), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "jetspark", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "JETSPARK_SERVERS": server.url, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        if module is not None or not (tmp_path / "orders.py").exists():
+            (tmp_path / "orders.py").write_text(module or MODULE, encoding="utf-8")
+        sys.modules.pop("orders", None)
+        importlib.invalidate_caches()
+        for folder in tmp_path.glob("__pycache__/*"):
+            folder.unlink()
+        done = CliRunner().invoke(commands, list(arguments), env={"JETSPARK_SERVERS": server.url, **environment})
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, done.output
 
-    return run
+    yield run
+    sys.modules.pop("orders", None)
 
 
 def test_plan_and_apply_from_the_shell(shell: Any) -> None:
@@ -324,8 +351,23 @@ def test_plan_and_apply_from_the_shell(shell: Any) -> None:
     )
     assert code == 3
     assert "orders.> is no longer stored" in text
-    code, text = shell("plan", "orders:nothing")
-    assert (code, text) == (1, "jetspark: 'orders:nothing': 'nothing' is not there; apps in orders: app\n")
+    for name, reason in (
+        ("orders:nothing", "'nothing' is not there; apps in orders: app"),
+        ("orders:OrderPaid", "'OrderPaid' is no App"),
+        ("nothing:app", "there is no module 'nothing'"),
+        ("orders", "expected MODULE:APP"),
+    ):
+        with pytest.raises(errors.ConfigError, match=reason):
+            shell("plan", name)
+
+
+def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jetspark", "plan", "nothing:app"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"jetspark: 'nothing:app': there is no module 'nothing' in {tmp_path} or on Python's path"
+    ]
 
 
 def test_schemas_from_the_shell(shell: Any, tmp_path: Path) -> None:
@@ -362,6 +404,5 @@ def test_the_server_of_the_selected_nats_context_is_used(shell: Any, server: Nat
     options = {"JETSPARK_SERVERS": "", "XDG_CONFIG_HOME": str(tmp_path / "config")}
     assert shell("plan", "orders:app", **options)[0] == 3
     (folder / "context" / "here.json").write_text("{}", encoding="utf-8")
-    code, text = shell("plan", "orders:app", **options)
-    assert code == 1
-    assert "nats context 'here'" in text
+    with pytest.raises(errors.ConfigError, match="nats context 'here'"):
+        shell("plan", "orders:app", **options)

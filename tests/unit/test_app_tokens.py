@@ -104,6 +104,16 @@ def test_a_template_makes_subjects_and_reads_them_back() -> None:
     assert repr(template) == "Template('orders.{order_id}.paid')"
 
 
+def test_a_template_makes_keys_of_values() -> None:
+    key = Template("{tenant}.session.{id}")
+    assert key.fill(tenant="acme", id="a:b") == "acme.session.a=3Ab"
+    check_key(key.fill(tenant="acme", id="a:b"))
+    assert key.values_of("acme.session.a=3Ab") == {"tenant": "acme", "id": "a:b"}
+    for wrong in ({"tenant": "acme"}, {"tenant": "acme", "id": "1", "more": "2"}, {"tenant": "acme", "id": None}):
+        with pytest.raises(ConfigError):
+            key.fill(**wrong)
+
+
 def test_a_template_without_a_field_is_a_subject() -> None:
     template = Template("orders.paid")
     assert template.format(object()) == template.filter == "orders.paid"

@@ -2,16 +2,22 @@
 
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
+from jetspark.app.client import AppClient, BulkPublisher
 from jetspark.app.context import Context
 from jetspark.app.contracts import Catalogue, Contract, contract_of
 from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.events import Event, event, unchanged, upcast
 from jetspark.app.field_rules import Measure, Private, Timestamp
+from jetspark.app.golden import check_contracts
 from jetspark.app.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
+from jetspark.app.tokens import Template
+from jetspark.app.topology import TopologyPlan
 
 __all__ = [
     "App",
+    "AppClient",
     "Breaker",
+    "BulkPublisher",
     "Catalogue",
     "Context",
     "Contract",
@@ -26,7 +32,10 @@ __all__ = [
     "Retry",
     "RetryIn",
     "Skip",
+    "Template",
     "Timestamp",
+    "TopologyPlan",
+    "check_contracts",
     "contract_of",
     "decode",
     "derived_id",

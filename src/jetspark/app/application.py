@@ -154,6 +154,7 @@ class App(Declarations):
         *,
         only: Collection[str] = (),
         stop_timeout: float = STOP_TIMEOUT_S,
+        apply: bool = False,
         **options: Any,
     ) -> None:
         """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
@@ -163,15 +164,17 @@ class App(Declarations):
         Args:
             only: Names of the handlers to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
+            apply: Make what the application declares, as :meth:`apply` does, before it starts.
             options: Those of ``jetspark.connect``.
 
         Raises:
-            TopologyDrift: The server is not as the application declares: apply it first.
+            TopologyDrift: The server is not as the application declares; the message is the difference.
+            TopologyRefused: With ``apply``: the server cannot be made so without a loss.
             ConfigError: A handler wants something that no lifespan yields.
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, **options)
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, **options)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

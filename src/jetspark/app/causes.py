@@ -5,22 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-__all__ = ["Cause", "child_of", "current_cause", "new_trace"]
+__all__ = ["Cause", "CauseLike", "child_of", "current_cause", "new_trace"]
 
 _is_traceparent = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 
 
+class CauseLike(Protocol):
+    """What can be a cause: a ``Decoded`` event is one, whose headers are only read when the trace is asked for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def correlation_id(self) -> str: ...
+    @property
+    def traceparent(self) -> str | None: ...
+
+
 class Cause(NamedTuple):
-    """The event or command that is being handled."""
+    """The event or command that is being handled, by its ids."""
 
     id: str
     correlation_id: str
     traceparent: str | None = None
 
 
-current_cause: ContextVar[Cause | None] = ContextVar("jetspark_cause", default=None)
+current_cause: ContextVar[CauseLike | None] = ContextVar("jetspark_cause", default=None)
 """None outside of handlers: there something begins, and has no cause."""
 
 

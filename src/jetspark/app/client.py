@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jetspark.aio.client import Client, connect
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.causes import Cause, child_of, current_cause
+from jetspark.app.causes import CauseLike, child_of, current_cause
 from jetspark.app.contracts import Contract, contract_of
 from jetspark.app.envelope import Encoded, EventWriter, encode, encode_time
 from jetspark.app.ids import NewIds
@@ -144,7 +144,7 @@ class AppClient:
         """A new id: unique, and later than those before it."""
         return self._ids.new(_now_ns())
 
-    def child_trace(self, cause: Cause | None) -> str:
+    def child_trace(self, cause: CauseLike | None) -> str:
         """A span of its own in the trace of what is being handled, or in a new trace."""
         return child_of(None if cause is None else cause.traceparent, self._random_bits)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.client import Client, connect
 from jetspark.app.context import open_lifespans
 from jetspark.app.dead_letters import HandlerStore
-from jetspark.app.provisioning import check_for_drift
+from jetspark.app.provisioning import apply_topology, check_for_drift
 from jetspark.app.worker import HandlerWorker
 from jetspark.errors import ConfigError
 
@@ -28,7 +28,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run_app(
-    app: App, servers: str | Sequence[str], *, only: Collection[str], stop_timeout: float, **options: Any
+    app: App,
+    servers: str | Sequence[str],
+    *,
+    only: Collection[str],
+    stop_timeout: float,
+    apply: bool = False,
+    **options: Any,
 ) -> None:
     """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C."""
     unknown = sorted(set(only) - set(app.handlers))
@@ -41,7 +47,10 @@ async def run_app(
     catalogue = app.catalogue
     catalogue.check()
     async with connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
-        await check_for_drift(client.jetstream(), app)
+        if apply:
+            await apply_topology(client.jetstream(), app)
+        else:
+            await check_for_drift(client.jetstream(), app)
         workers = []
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)

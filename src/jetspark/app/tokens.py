@@ -83,7 +83,7 @@ def text_of(value: object) -> str:
 
 
 class Template:
-    """Text with ``{field}`` in it, such as ``orders.{order_id}.paid``: what events of one type are published to.
+    """Text with ``{field}`` in it, such as ``orders.{order_id}.paid``: subjects of events, or keys of a bucket.
 
     Each field fills a whole token, so that it can be found again (:meth:`values_of`) and filtered by.
     """
@@ -104,6 +104,17 @@ class Template:
         self._is_match = re.compile(pattern).fullmatch
         self.format = _formatter(text, self.fields)
         """The subject of an event: the template with the event's own values in it, escaped."""
+
+    def fill(self, **values: object) -> str:
+        """The text with values in place of its fields, each escaped: a subject, or a key of a bucket.
+
+        Raises:
+            ConfigError: A field is missing or unknown, or a value has no single spelling.
+        """
+        if set(values) != set(self.fields):
+            raise ConfigError(f"{self.text!r}: expected values for {', '.join(self.fields)}, got {', '.join(values)}")
+        tokens = {name: escape(text_of(value)) for name, value in values.items()}
+        return _find_field.sub(lambda found: tokens[found[1]], self.text)
 
     def values_of(self, subject: str) -> dict[str, str] | None:
         """The values in a subject, as text, by field; None if it is not one of this template."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jetspark.aio.client import Client
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.app.causes import current_cause
 from jetspark.app.context import Context, Dependencies, plan_arguments, utc_now
 from jetspark.app.contracts import Catalogue
 from jetspark.app.dead_letters import BODY_OMITTED, HandlerStore, microseconds
@@ -348,6 +349,7 @@ class HandlerWorker:
             return Skip(f"this handler does not take {decoded.type!r}")
         task = item.runner = asyncio.current_task()
         assert task is not None
+        current_cause.set(decoded)  # of everything that is published from here on, by whatever client
         try:
             if self.spec.idempotent == "transaction":
                 await self._call_in_transaction(item, decoded)

@@ -27,12 +27,6 @@ def run_workers(
     Refuses to start where the server is not as the application declares: see `jetspark plan`.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    options = connection_options(servers)
     declared = load_app(app)
-
-    async def work() -> None:
-        if apply:
-            await declared.apply(**options)
-        await declared.run(only=only or (), stop_timeout=stop_timeout, **options)
-
-    asyncio.run(work())
+    options = connection_options(servers)
+    asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, **options))
