@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from support.apps import publish, running, set_up
+from support.apps import is_settled, publish, running, set_up, until
 
 import jetspark
 from jetspark.aio.jetstream import JetStream
@@ -48,27 +48,12 @@ async def js(server: NatsServer) -> AsyncIterator[JetStream]:
     async with jetspark.connect(server.url) as client:
         js = client.jetstream()
         yield js
-        async for name in js.stream_names():
+        for name in [name async for name in js.stream_names()]:
             await js.delete_stream(name)
 
 
 def new_app() -> App:
     return App(f"orders{next(_numbers)}", stream="ORDERS", subjects=["orders.>", "billed.>"])
-
-
-async def until(condition: object, timeout: float = 20.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not (await result if asyncio.iscoroutine(result := condition()) else result):  # type: ignore[operator]
-            await asyncio.sleep(0.01)
-
-
-async def settled(js: JetStream, app: App, name: str) -> bool:
-    """Nothing of the handler's is pending anywhere."""
-    for stream_name in (app.stream, app.retry_stream):
-        info = await (await (await js.stream(stream_name)).consumer(name)).info()
-        if info.ack_pending or info.pending:
-            return False
-    return True
 
 
 async def test_events_are_handled_with_what_the_lifespan_made(server: NatsServer, js: JetStream) -> None:
@@ -89,7 +74,7 @@ async def test_events_are_handled_with_what_the_lifespan_made(server: NatsServer
     await publish(js, app, Paid(order_id="a"), Paid(order_id="b"))
     async with running(app, server.url):
         await until(lambda: len(bank.charged) == 2)
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
     assert sorted(seen) == ["a", "b", "closed"]
     stored = [message async for message in (await js.stream("ORDERS")).get_messages(1, subject="billed.>")]
     assert [message.subject for message in stored] == ["billed.a", "billed.b"]
@@ -110,10 +95,10 @@ async def test_a_key_keeps_its_order_through_short_and_long_retries(server: Nats
     await publish(js, app, *(Paid(order_id=key, number=number) for number in range(3) for key in "abc"))
     async with running(app, server.url):
         await until(lambda: len(done) == 9)
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
         store = await HandlerStore.open(js, app.name, "billing")
         assert [letter async for letter in store.all_letters()] == []
-        assert [key async for key in store.records.keys()] == []
+        assert [key async for key in store.records.keys(">")] == []
     for key in "abc":
         assert [number for found, number in done if found == key] == [0, 1, 2]
     assert done.index(("c", 2)) < done.index(("a", 2)) < done.index(("b", 0))
@@ -132,7 +117,7 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
     await publish(js, app, *(Paid(order_id=key, number=number) for number in range(4) for key in "ab"))
     store = await HandlerStore.open(js, app.name, "billing")
     async with running(app, server.url):
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
         assert sorted(done) == [("a", 0, 0), ("b", 0, 0)]
         letters = [each.letter async for each in store.all_letters()]
         assert sorted(
@@ -150,7 +135,7 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
         [first] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
         await store.request(first)
         await store.request(first)
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
         [again] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
         assert (again.letter.redrives, again.letter.origin) == (1, first.letter.origin)
         is_mended = True
@@ -159,7 +144,7 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
         [other] = [each async for each in store.all_letters(key="b") if each.letter.status == "open"]
         assert await store.discard(other)
         await until(lambda: len(done) == 7)
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
         assert [each async for each in store.all_letters()] == []
         await publish(js, app, Paid(order_id="a", number=9), Paid(order_id="b", number=9))
         await until(lambda: len(done) == 9)
@@ -188,7 +173,7 @@ async def test_what_is_no_event_is_told_apart_and_ends_in_the_dead_letters(serve
     await publish(js, app, Paid(order_id="x"), Paid(order_id="x", number=1))
     async with running(app, server.url):
         await until(lambda: done == ["x"])
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
     store = await HandlerStore.open(js, app.name, "billing")
     letters = [each.letter async for each in store.all_letters()]
     assert [each.cause.error.rsplit(".", 1)[-1] for each in letters if each.cause] == ["NotJson", "MissingField"]
@@ -208,7 +193,7 @@ async def test_a_handler_that_runs_for_too_long_is_cancelled_and_tried_again(ser
     await publish(js, app, Paid(order_id="a"))
     async with running(app, server.url):
         await until(lambda: len(begun) == 3)
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
     assert begun == [1, 2, 3]
 
 
@@ -224,5 +209,5 @@ async def test_a_slow_handler_says_that_it_is_at_work(server: NatsServer, js: Je
     await publish(js, app, Paid(order_id="a"), Paid(order_id="b"))
     async with running(app, server.url):
         await until(lambda: len(begun) == 2)
-        await until(lambda: settled(js, app, "billing"))
+        await until(lambda: is_settled(js, app, "billing"))
     assert begun == [("a", 1), ("b", 1)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import datetime
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,12 +18,31 @@ async def set_up(js: JetStream, app: App) -> None:
 
 
 async def publish(js: JetStream, app: App, *events: Any) -> None:
-    import datetime
-
     for number, event in enumerate(events):
         now = datetime.datetime.now(datetime.UTC)
         encoded = encode(event, id=f"{app.name}-{now.timestamp()}-{number}", source=app.source, time=now)
         await js.publish(encoded.subject, encoded.data, headers=encoded.headers)
+
+
+async def until(condition: Callable[[], Any], timeout: float = 40.0) -> None:
+    """Wait until something is true that nobody announces, such as the state of a consumer."""
+    async with asyncio.timeout(timeout):
+        while True:
+            result = condition()
+            if await result if asyncio.iscoroutine(result) else result:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def is_settled(js: JetStream, app: App, name: str) -> bool:
+    """Nothing of the handler's is pending, or scheduled."""
+    retries = await js.stream(app.retry_stream)
+    for stream in (await js.stream(app.stream), retries):
+        info = await (await stream.consumer(name)).info()
+        if info.ack_pending or info.pending:
+            return False
+    waits = await retries.info(subjects_filter=f"retry.{app.name}.{name}.wait.>")
+    return not waits.state.subjects
 
 
 @asynccontextmanager

@@ -55,9 +55,6 @@ class HandlerSpec:
     """Messages held at a time: running, waiting for their turn, or for a retry."""
     max_bytes: int = 64 << 20
     """Bytes of those messages; one message is always let in."""
-    batch: int | None = None
-    """Events in one call; None is a handler of single events."""
-    batch_wait_s: float = 0.2
 
     def __post_init__(self) -> None:
         check_app_name(self.durable)
@@ -75,8 +72,6 @@ class HandlerSpec:
             raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
         if self.idempotent == "transaction" and self.bucket is None:
             raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"max_messages={self.batch!r}: expected 1 or more")
 
     @property
     def name(self) -> str:
@@ -155,11 +150,12 @@ class App(Declarations):
 
     async def run(
         self,
-        servers: str | list[str],
+        servers: str | Sequence[str] = "nats://127.0.0.1:4222",
         *,
         only: Collection[str] = (),
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
+        **options: Any,
     ) -> None:
         """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
 
@@ -169,14 +165,16 @@ class App(Declarations):
             only: Names of the handlers to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
+            options: Those of ``jetspark.connect``.
 
         Raises:
             TopologyDrift: The server is not as the application declares; the message is the difference.
             TopologyRefused: With ``apply``: the server cannot be made so without a loss.
+            ConfigError: A handler wants something that no lifespan yields.
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply)
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, **options)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

@@ -208,6 +208,8 @@ class Declarations:
             "durable_name": spec.durable,
             "ack_policy": "explicit",
             "ack_wait_s": spec.ack_wait_s,
+            # Attempts are counted by handlers; the server must not give up before them.
+            "max_deliver": -1,
             "max_ack_pending": WORKERS * spec.max_messages,
             "metadata": {OWNER: self.name, "jetspark-handler": spec.name},
         }

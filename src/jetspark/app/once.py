@@ -36,15 +36,16 @@ T = TypeVar("T")
 
 # No event is delivered or redriven as the same attempt after this time; a redrive of an older one repeats its effects.
 RECORD_TTL_S = 7 * 86400.0
-# Two workers meet at one effect only after a redelivery: the first has lost its ack_wait, and is likely to be dead.
-LEASE_S = 60.0
 _OWNER = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class OnceRecords:
-    """The recorded effects of one handler."""
+    """The recorded effects of one handler.
 
-    def __init__(self, records: KeyValue, handler: str, *, lease_s: float = LEASE_S) -> None:
+    ``lease_s`` is how long a claim keeps others away: a worker that lives is cancelled by its time-out before.
+    """
+
+    def __init__(self, records: KeyValue, handler: str, *, lease_s: float) -> None:
         self._records, self._handler, self._lease_s = records, handler, lease_s
 
     async def run(

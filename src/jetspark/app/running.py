@@ -6,9 +6,9 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.client import Client, connect
 from jetspark.app.context import open_lifespans
@@ -28,7 +28,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run_app(
-    app: App, servers: str | list[str], *, only: Collection[str], stop_timeout: float, apply: bool = False
+    app: App,
+    servers: str | Sequence[str],
+    *,
+    only: Collection[str],
+    stop_timeout: float,
+    apply: bool = False,
+    **options: Any,
 ) -> None:
     """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C."""
     unknown = sorted(set(only) - set(app.handlers))
@@ -37,14 +43,15 @@ async def run_app(
     specs = [spec for spec in app.handlers.values() if not only or spec.name in only]
     if not specs:
         raise ConfigError(f"app {app.name!r} has no handlers to run")
-    async with connect(servers, name=f"{app.name} handlers") as client, open_lifespans(app.lifespans) as dependencies:
+    options.setdefault("name", f"{app.name} handlers")
+    catalogue = app.catalogue
+    catalogue.check()
+    async with connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
         if apply:
             await apply_topology(client.jetstream(), app)
         else:
             await check_for_drift(client.jetstream(), app)
         workers = []
-        catalogue = app.catalogue
-        catalogue.check()
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
             workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))

@@ -60,6 +60,8 @@ _logger = logging.getLogger("jetspark.app")
 IDLE_PULL_S = 30.0
 # A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
+# A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
+LEASE_MARGIN_S = 1.0
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
 # How often a worker looks whether events somebody had before it are settled.
@@ -100,7 +102,7 @@ class HandlerWorker:
         self._function = spec.function
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
         self._clock = clock
-        self._once = OnceRecords(store.records, spec.name)
+        self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
         self._loop = asyncio.get_running_loop()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._room: list[asyncio.Future[None]] = []
@@ -162,8 +164,11 @@ class HandlerWorker:
     async def _give_back(self) -> None:
         """In the order of the stream, so that they come again in that order."""
         try:
+            # A request that is still open at the server takes what is given back, or (2.15.1) moves the first of it
+            # behind the others. Being asked, the server forgets the requests of those who have left.
             for consumer in (self._consumer, self._retry_consumer):
                 await consumer.close()
+                await consumer.info()
             for item in self.machine.items:
                 if not item.message.is_answered:
                     await item.message.nak()

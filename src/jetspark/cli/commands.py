@@ -8,6 +8,8 @@ import typer
 
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
+from jetspark.cli.dlq import dlq
+from jetspark.cli.run import run_workers
 from jetspark.cli.schema import schema
 from jetspark.cli.server import server
 from jetspark.cli.topology import apply, check, plan
@@ -41,4 +43,6 @@ def jetspark(
 
 for command in (apply, bench, check, demo, plan, server):
     app.command()(command)
+app.command("run")(run_workers)
+app.add_typer(dlq)
 app.add_typer(schema)
