@@ -253,7 +253,8 @@ def test_what_belongs_to_another_app_is_a_conflict() -> None:
 def test_a_change_of_a_consumer_is_safe_destructive_or_impossible(changes: dict[str, Any], safety: str) -> None:
     place = ConsumerPlace("ORDERS", dataclasses.replace(CONSUMER, **changes))
     [step] = plan_changes(
-        Topology(app="orders", consumers=[place]), Found(consumers={("ORDERS", "billing"): CONSUMER})
+        Topology(app="orders", consumers=[place]),
+        Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): CONSUMER}),
     ).steps
     assert (step.kind, step.name, step.safety) == ("consumer", "billing of ORDERS", safety)
 
@@ -261,10 +262,17 @@ def test_a_change_of_a_consumer_is_safe_destructive_or_impossible(changes: dict[
 def test_one_filter_for_several_is_a_change() -> None:
     place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject="orders.*.paid"))
     existing = ConsumerConfig(durable_name="billing", filter_subject="orders.*.placed")
-    [step] = plan_changes(
-        Topology(app="orders", consumers=[place]), Found(consumers={("ORDERS", "billing"): existing})
-    ).steps
+    found = Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): existing})
+    [step] = plan_changes(Topology(app="orders", consumers=[place]), found).steps
     assert step.safety == "destructive"
+
+
+def test_a_consumer_of_a_stream_that_nobody_made_is_a_conflict() -> None:
+    place = ConsumerPlace("ORDERS", CONSUMER)
+    [step] = plan_changes(Topology(app="billing", consumers=[place]), Found()).refused(allow=True)
+    assert "there is no stream ORDERS; it is not this app's" in str(step)
+    [step] = plan_changes(Topology(app="billing", consumers=[place]), Found(streams={"ORDERS": STREAM})).steps
+    assert step.action == "create"
 
 
 def test_a_bucket_is_compared_by_what_is_said_of_it() -> None:

@@ -12,8 +12,8 @@ from jetspark.aio.client import Client, connect
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause
-from jetspark.app.contracts import contract_of
-from jetspark.app.envelope import Encoded, EventWriter, encode, encode_time
+from jetspark.app.contracts import Contract, contract_of
+from jetspark.app.envelope import Encoded, encode, write_event
 from jetspark.app.ids import NewIds
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import UsageError
@@ -44,7 +44,6 @@ class AppClient:
         self._js: JetStream | None = None
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
-        self.writer = EventWriter(app.source)
 
     async def __aenter__(self) -> Self:
         self.app.catalogue.check()
@@ -205,28 +204,26 @@ class BulkPublisher:
     def _items(self, events: Iterable[Any], id: str | None = None) -> Iterator[Item]:
         """The messages of some events, one after the other.
 
-        This is the inner loop of bulk publishing: 3 µs an event, of which half is validating it.
+        This is the inner loop of bulk publishing.
         """
         cause = current_cause.get()
-        client, write_of = self._client, self._client.writer.of
+        client, source = self._client, self._client.app.source
         correlation = None if cause is None else cause.correlation_id
         causation = None if cause is None else cause.id
         head, tail = "NATS/1.0\r\nNats-Msg-Id: ", f"\r\ntraceparent: {client.child_trace(cause)}\r\n\r\n"
-        time_json = b""
         new_ids: Iterator[str] = iter(())
-        natural: dict[type, Callable[[Any], str | None] | None] = {}
+        contracts: dict[type, Contract] = {}
         for count, event in enumerate(events):
             if count % SHARED == 0:
-                time_json = encode_time(datetime.datetime.now(datetime.UTC))
+                time = datetime.datetime.now(datetime.UTC)
                 new_ids = iter(client.new_ids(SHARED))
             kind = type(event)
-            if kind not in natural:
-                client.app.register(kind)
-                natural[kind] = contract_of(kind).id_of
-            id_of = natural[kind]
-            own = id or (None if id_of is None else id_of(event))
+            contract = contracts.get(kind)
+            if contract is None:
+                contract = contracts[kind] = contract_of(client.app.register(kind))
+            own = id or (None if contract.id_of is None else contract.id_of(event))
             chosen = next(new_ids) if own is None else own
-            subject, data = write_of(kind)(event, chosen, time_json, correlation, causation)
+            subject, data = write_event(contract, event, chosen, source, time, correlation, causation)
             if own is not None:  # somebody else made it, and it may hold anything
                 encode_headers({"Nats-Msg-Id": own})
             yield subject, data, f"{head}{chosen}{tail}".encode()

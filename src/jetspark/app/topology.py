@@ -218,10 +218,14 @@ def _buckets(declared: Topology, found: Found) -> Iterator[Step]:
 
 
 def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
+    streams = {*found.streams, *(config.name for config in declared.streams)}
     for place in declared.consumers:
         name = f"{place.name} of {place.stream}"
         existing = found.consumers.get((place.stream, place.name))
-        if existing is None:
+        if place.stream not in streams:
+            reason = f"there is no stream {place.stream}; it is not this app's: apply the one that declares it first"
+            yield Step("consumer", name, "conflict", (), reason)
+        elif existing is None:
             yield Step("consumer", name, "create", tuple(_declared(place.config)))
         else:
             yield from _update("consumer", name, existing, place.config, declared.app, _consumer_safety)
