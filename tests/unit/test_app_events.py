@@ -75,6 +75,8 @@ def test_a_subclass_does_not_inherit_the_contract() -> None:
 
     with pytest.raises(ConfigError, match="Special is no type of event"):
         contract_of(Special)
+    with pytest.raises(ConfigError, match="Special is no type of event"):
+        Catalogue(OrderPaid, Special)
     with pytest.raises(ConfigError, match="int is no type of event"):
         contract_of(3)
 

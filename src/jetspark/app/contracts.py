@@ -206,7 +206,9 @@ class Catalogue:
 
     def __contains__(self, kind: object) -> bool:
         contract = getattr(kind, "__contract__", None)
-        return contract is not None and self._contracts.get((contract.type, contract.version)) is contract
+        if not isinstance(contract, Contract) or contract.kind is not kind:  # it is inherited
+            return False
+        return self._contracts.get((contract.type, contract.version)) is contract
 
     def __iter__(self) -> Iterator[Contract]:
         """Every contract, by type and version."""
