@@ -7,6 +7,7 @@ Everything that is read to decide is read from the leader: a replica may be a mo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import json
 import logging
@@ -59,7 +60,7 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.publishing import Expect
 
-__all__ = ["BODY_OMITTED", "HandlerStore", "StoredLetter", "microseconds"]
+__all__ = ["HandlerStore", "StoredLetter", "microseconds"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -68,8 +69,6 @@ ATTEMPTS_TTL_S = 86400.0
 # How long a deleted record's mark stays in the bucket.
 MARK_TTL_S = 3600.0
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
-BODY_OMITTED = "Jetspark-Dlq-Body-Omitted"
-"""The event is too large to be stored with what has to be said of it: its body is in its stream only."""
 
 
 class StoredLetter:
@@ -195,6 +194,7 @@ class HandlerStore:
             attempts=0,
             status="open",
             redrives=letter.redrives + 1,
+            is_body_omitted=letter.is_body_omitted,
         )
         subject = f"{self._retry_subject('redrive')}.{again.redrives}.{again.origin.tokens}"
         try:
@@ -261,13 +261,18 @@ class HandlerStore:
         await self._publish(subject, self._event_of(item, "open", None, None, ""), headers, None)
 
     async def _publish(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> None:
+        try:
+            await self._publish_as_it_is(subject, letter, headers, expect)
+        except PayloadTooLarge:
+            short = dataclasses.replace(letter, data=b"", is_body_omitted=True)
+            await self._publish_as_it_is(subject, short, headers, expect)
+
+    async def _publish_as_it_is(
+        self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None
+    ) -> None:
         fields = letter.to_headers()
         fields.update(headers)
-        try:
-            await self.js.publish(subject, letter.data, headers=fields, expect=expect)
-        except PayloadTooLarge:
-            fields[BODY_OMITTED] = str(len(letter.data))
-            await self.js.publish(subject, b"", headers=fields, expect=expect)
+        await self.js.publish(subject, letter.data, headers=fields, expect=expect)
 
     # ---- records -----------------------------------------------------------------------------------------------
 

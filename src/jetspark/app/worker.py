@@ -8,7 +8,7 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,9 +18,10 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.causes import current_cause
 from jetspark.app.context import Context, Dependencies, plan_arguments, utc_now
 from jetspark.app.contracts import Catalogue
-from jetspark.app.dead_letters import BODY_OMITTED, HandlerStore, microseconds
+from jetspark.app.dead_letters import HandlerStore, microseconds
 from jetspark.app.envelope import Decoded, decode
 from jetspark.app.handlers import HandlerLimits, HandlerMachine
+from jetspark.app.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.once import EffectTransaction, OnceRecords
@@ -64,8 +65,6 @@ STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
 LEASE_MARGIN_S = 1.0
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
-# How often a worker looks whether events somebody had before it are settled.
-INHERITED_POLL_S = 0.5
 # Retries and redrives may fill this part of what a handler holds; the rest is for its stream.
 RETRY_SHARE = 8
 
@@ -127,11 +126,9 @@ class HandlerWorker:
         changes = self._parked_changes()
         async with aclosing(changes), asyncio.TaskGroup() as tasks:
             await self._load_parked(changes)
-            await self._expect_inherited(stream)
-            watchers = [
-                tasks.create_task(self._follow_parked(changes)),
-                tasks.create_task(self._follow_advisories()),
-            ]
+            if self.spec.in_order:
+                await expect_inherited(self.machine, self._consumer, stream, self._decode, self._kinds)
+            watchers = [tasks.create_task(each) for each in self._watchers(changes)]
             self._pullers = [
                 tasks.create_task(self._pull(self._consumer, self._receive, self._free_for_stream)),
                 tasks.create_task(self._pull(self._retry_consumer, self._receive_retry, self._free_for_retries)),
@@ -140,6 +137,19 @@ class HandlerWorker:
             await asyncio.wait(runners)
             for task in watchers:
                 task.cancel()
+
+    def _watchers(self, changes: AsyncIterator[Any]) -> list[Coroutine[Any, Any, None]]:
+        return [
+            self._follow_parked(changes),
+            follow_advisories(self._client, self._consumer, self._bury_lost),
+            settle_inherited(
+                self.machine,
+                self._consumer,
+                lambda: self.machine.held - self._held_retries,
+                lambda: self._wake_idle(self.spec.concurrency),
+            ),
+            tidy_retries(self.store.retries, self._retry_consumer, f"retry.{self.app.name}.{self.spec.name}"),
+        ]
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Pull no more, let what runs finish for at most ``timeout`` seconds, and give the rest back in order.
@@ -258,7 +268,7 @@ class HandlerWorker:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
             await message.ack()
             return
-        if BODY_OMITTED in message.headers:
+        if original.is_body_omitted:
             original = await self._with_body(original)
         event, key = self._decode(original.subject, original.data, original.headers)
         item = WorkItem(
@@ -528,58 +538,6 @@ class HandlerWorker:
         key = self.store.parked_names.get(entry.key)
         if key is not None and entry.revision > self.store.parked_revisions.get(key, 0):
             self.machine.unpark(key)
-
-    async def _expect_inherited(self, stream: Any) -> None:
-        """Have later events of a key wait for those that were delivered to somebody before, and may come again."""
-        info = await self._consumer.info()
-        if not info.ack_pending or not self.spec.in_order:
-            return
-        last = info.delivered.stream_sequence
-        async with aclosing(stream.get_messages(info.ack_floor.stream_sequence + 1)) as messages:
-            async for message in messages:
-                if message.sequence > last:
-                    break
-                event, key = self._decode(message.subject, message.data, message.headers)
-                if key is not None and isinstance(event, Decoded) and event.contract.kind in self._kinds:
-                    self.machine.expect(key, message.sequence, self._loop.time())
-        if self.machine.lanes.expected:
-            task = self._loop.create_task(self._settle_inherited())
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
-
-    async def _settle_inherited(self) -> None:
-        """Forget what is settled, or is with another worker that keeps it: between processes order is not promised."""
-        give_up_at = self._loop.time() + 2 * self.spec.ack_wait_s
-        lanes = self.machine.lanes
-        while lanes.expected and not self._is_stopping:
-            await asyncio.sleep(INHERITED_POLL_S)
-            try:
-                info = await self._consumer.info()
-            except JetSparkError:
-                continue
-            is_over = info.ack_pending <= self.machine.held - self._held_retries or self._loop.time() > give_up_at
-            for sequence in lanes.expected:
-                if is_over or sequence <= info.ack_floor.stream_sequence:
-                    lanes.gone(sequence)
-            self._wake_idle(self.spec.concurrency)
-
-    async def _follow_advisories(self) -> None:
-        """Events that the server or somebody else gave up end in the dead letters, too."""
-        place = f"{self._consumer.stream_name}.{self._consumer.name}"
-        async with asyncio.TaskGroup() as tasks:
-            for kind in ("MAX_DELIVERIES", "MSG_TERMINATED"):
-                tasks.create_task(self._bury_each(f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{place}"))
-
-    async def _bury_each(self, subject: str) -> None:
-        async with await self._client.subscribe(subject) as advisories:
-            async for message in advisories:
-                try:
-                    fields = json.loads(message.data)
-                    sequence, reason = int(fields["stream_seq"]), str(fields.get("reason") or fields.get("type", ""))
-                except (ValueError, KeyError, TypeError):
-                    self._log.warning("not an advisory: %r", message.data[:200])
-                    continue
-                await self._bury_lost(sequence, reason)
 
     async def _bury_lost(self, sequence: int, reason: str) -> None:
         """The advisory is a hint; what is stored decides."""
