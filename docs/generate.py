@@ -46,7 +46,7 @@ def cli_reference() -> str:
         of_group = group.typer_instance
         title = of_group.info.name
         parts += ["", f"## jetspark {title}", "", "```", _help(title), "```"]
-        for command in sorted(each.callback.__name__ for each in of_group.registered_commands):
+        for command in sorted(each.name or each.callback.__name__ for each in of_group.registered_commands):
             parts += ["", f"### jetspark {title} {command}", "", "```", _help(title, command), "```"]
     return "\n".join(parts) + "\n"
 

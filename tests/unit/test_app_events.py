@@ -51,6 +51,11 @@ def test_an_event_is_a_fact_and_does_not_change() -> None:
             _define({option: False}, a=str)
 
 
+def test_the_data_of_an_event_is_an_object() -> None:
+    with pytest.raises(ConfigError, match="array_like=True: the data of an event is an object"):
+        _define({"array_like": True}, a=str)
+
+
 def test_fields_are_given_by_name() -> None:
     with pytest.raises(TypeError):
         OrderPaid("o-1", 500)  # type: ignore[misc]
@@ -119,7 +124,7 @@ def test_a_field_without_one_spelling_may_not_be_a_key(kind: Any) -> None:
         _define({"key": "name"}, name=kind)
 
 
-@pytest.mark.parametrize("name", ["event_id", "event_type", "event_version", "contract"])
+@pytest.mark.parametrize("name", ["event_id", "event_type", "event_version"])
 def test_a_field_may_not_have_a_name_of_event_itself(name: str) -> None:
     with pytest.raises(ConfigError, match="belongs to Event itself"):
         _define(None, **{name: str})
@@ -238,6 +243,14 @@ def test_private_data_is_not_in_repr_and_is_named_in_the_schema() -> None:
     assert repr(signed) == "Signed(user_id='u-1', email=...)"
     assert contract_of(Signed).decode(contract_of(Signed).encode(signed)) == signed
     assert msgspec.json.schema(Signed)["$defs"]["Signed"]["properties"]["email"]["x-private"] is True
+
+
+class Vague(Event, type="vague"):
+    email: "Private[Unknown]"  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_what_cannot_be_known_to_be_public_is_not_in_repr() -> None:
+    assert repr(Vague(email="a@example.org")) == "Vague(email=...)"
 
 
 # ---- strict on writing -----------------------------------------------------------------------------------------------
@@ -377,6 +390,12 @@ def test_a_pydantic_model_keeps_the_same_rules() -> None:
 
     with pytest.raises(ConfigError, match=r"Bad.price: float"):
         event(type="bad")(Bad)
+
+    class Naive(BaseModel):
+        at: Timestamp
+
+    with pytest.raises(ConfigError, match=r"Naive.at: .*use at: pydantic.AwareDatetime"):
+        event(type="bad")(Naive)
     with pytest.raises(ConfigError, match="OrderPaid is no pydantic model"):
         event(type="bad")(OrderPaid)
     with pytest.raises(ConfigError, match="names 'nobody', which is no field"):

@@ -39,6 +39,7 @@ class Contract:
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise ConfigError(f"{kind.__name__}: version={version!r}: expected a whole number, 1 or more")
         self.kind = kind
+        self.is_pydantic = not issubclass(kind, msgspec.Struct)
         self.type = type
         self.version = version
         self.subject = Template(type if subject is None else subject)
@@ -67,11 +68,6 @@ class Contract:
                 check_in_subject(self.kind, name, f"{where}={template.text!r}" if template else where)
         check_fields(self.kind)
         self._is_checked = True
-
-    @property
-    def is_pydantic(self) -> bool:
-        """Whether the class is a pydantic model."""
-        return not issubclass(self.kind, msgspec.Struct)
 
     def _decode_first(self, data: Any) -> Any:
         """What ``decode`` is until it is used: by then every type of the module is defined."""

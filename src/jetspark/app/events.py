@@ -16,7 +16,7 @@ __all__ = ["Event", "event", "unchanged", "upcast"]
 _Kind = TypeVar("_Kind", bound=type[Any])
 _Function = TypeVar("_Function", bound=Upcast)
 
-RESERVED = frozenset({"contract", "event_id", "event_type", "event_version"})
+RESERVED = frozenset({"event_id", "event_type", "event_version"})
 """Names of :class:`Event` itself, which no field may have."""
 
 
@@ -38,6 +38,8 @@ class EventMeta(msgspec.StructMeta):
         for option in ("frozen", "kw_only"):
             if config.setdefault(option, True) is not True:
                 raise ConfigError(f"{name}: {option}={config[option]!r}: an event is a fact, always {option}")
+        if config.get("array_like"):
+            raise ConfigError(f"{name}: array_like=True: the data of an event is an object, whose fields have names")
         cls = super().__new__(mcls, name, bases, namespace, **config)
         clash = RESERVED.intersection(cls.__struct_fields__)
         if clash:
@@ -56,7 +58,7 @@ class EventMeta(msgspec.StructMeta):
 
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
-class Event(msgspec.Struct, metaclass=EventMeta):
+class Event(msgspec.Struct, frozen=True, kw_only=True, metaclass=EventMeta):
     """Something that happened: an immutable fact, whose fields are its contract.
 
     ``class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.{order_id}.paid")``:
@@ -107,7 +109,10 @@ class Event(msgspec.Struct, metaclass=EventMeta):
 
     def __repr__(self) -> str:
         """All fields but the private ones."""
-        hidden = private_fields(type(self))
+        try:
+            hidden = private_fields(type(self))
+        except NameError:  # a type that only exists for type checkers: better nothing than something private
+            hidden = frozenset(self.__struct_fields__)
         shown = ", ".join(
             f"{name}={'...' if name in hidden else repr(getattr(self, name))}" for name in self.__struct_fields__
         )

@@ -60,6 +60,7 @@ def check_fields(kind: type) -> None:
         ConfigError: A field is a float and by its name money, or a time without a zone.
         NameError: A type is not defined yet; ask again when the module is complete.
     """
+    is_pydantic = not issubclass(kind, msgspec.Struct)  # which does not look at marks of msgspec
     for path, annotation, marks in _leaves(kind, kind.__name__, frozenset()):
         name = path.rsplit(".", 1)[-1]
         if annotation is float and not _is_marked(marks, "x-measure"):
@@ -70,9 +71,11 @@ def check_fields(kind: type) -> None:
                     f"count the smallest unit instead, as in {name}_cents: int, and name the currency. "
                     f"If it is not money: {name}: Measure[float]"
                 )
-        if annotation is datetime.datetime and not any(isinstance(mark, msgspec.Meta) and mark.tz for mark in marks):
+        has_zone = any(isinstance(mark, msgspec.Meta) and mark.tz for mark in marks) and not is_pydantic
+        if annotation is datetime.datetime and not has_zone:
+            remedy = "pydantic.AwareDatetime" if is_pydantic else "Timestamp"
             raise ConfigError(
-                f"{path}: datetime without a time zone is another instant for each reader; use {name}: Timestamp"
+                f"{path}: datetime without a time zone is another instant for each reader; use {name}: {remedy}"
             )
 
 
