@@ -270,3 +270,47 @@ async def test_settled_messages_of_the_retry_stream_are_removed_after_a_while(
 
     await until(is_tidy)
     tidying.cancel()
+
+
+async def test_a_batch_is_one_call_and_one_that_fails_is_tried_event_by_event(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, batches = new_app(), []
+
+    @app.batch_handler(Paid, durable="report", batch=4, batch_wait_s=0.1, retry=Retry(attempts=2, first_s=0.01))
+    async def report(events: list[Paid]) -> None:
+        batches.append([event.number for event in events])
+        if any(event.number == 5 for event in events):
+            raise ValueError("no fives")
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="a", number=number) for number in range(10)))
+    await js.publish("orders.x.paid", b"not json")
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "report"))
+    whole = [batch for batch in batches if len(batch) > 1]
+    assert whole[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert batches[2:6] == [[4], [5], [6], [7]]
+    assert sorted({number for batch in batches for number in batch}) == list(range(10))
+    store = await HandlerStore.open(js, app.name, "report")
+    letters = [each.letter async for each in store.all_letters()]
+    assert sorted((each.origin.sequence, each.cause.error.rsplit(".", 1)[-1]) for each in letters if each.cause) == [
+        (6, "ValueError"),
+        (11, "NotJson"),
+    ]
+
+
+async def test_a_batch_that_takes_too_long_is_cancelled(server: NatsServer, js: JetStream) -> None:
+    app, batches = new_app(), []
+
+    @app.batch_handler(Paid, durable="report", batch=2, timeout=0.2)
+    async def report(events: list[Paid]) -> None:
+        batches.append([event.number for event in events])
+        if len(events) == 2:
+            await asyncio.sleep(60)
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="a", number=number) for number in range(2)))
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "report"))
+    assert batches == [[0, 1], [0], [1]]

@@ -100,6 +100,8 @@ class HandlerWorker:
         self._kinds = frozenset(spec.events)
         self._function = spec.function
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
+        if spec.batch is not None and self._wants_context:
+            raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         self._clock = clock
         self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
         self._loop = asyncio.get_running_loop()
@@ -133,7 +135,10 @@ class HandlerWorker:
                 tasks.create_task(self._pull(self._consumer, self._receive, self._free_for_stream)),
                 tasks.create_task(self._pull(self._retry_consumer, self._receive_retry, self._free_for_retries)),
             ]
-            runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
+            if self.spec.batch is not None:
+                runners = [tasks.create_task(self._run_batches(self.spec.batch))]
+            else:
+                runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
             await asyncio.wait(runners)
             for task in watchers:
                 task.cancel()
@@ -320,10 +325,7 @@ class HandlerWorker:
             if item is None:
                 if self._is_stopping:
                     return
-                waiter = loop.create_future()
-                self._idle.append(waiter)
-                self._arm()
-                await waiter
+                await self._wait_for_work()
                 continue
             if now + timeout_s < self._timer_at:
                 self._arm()
@@ -337,10 +339,84 @@ class HandlerWorker:
                     machine.settled(item)
                 else:
                     await self._conclude(item, error)
-            if item.source != "stream" and item.message.is_answered:
-                self._held_retries -= 1
-            if self._room and machine.held * 2 <= self.spec.max_messages:
-                self._wake_room()
+            self._note_end(item)
+
+    async def _wait_for_work(self) -> None:
+        waiter = self._loop.create_future()
+        self._idle.append(waiter)
+        self._arm()
+        await waiter
+
+    def _note_end(self, item: WorkItem) -> None:
+        """It is settled, or waits for a retry."""
+        if item.source != "stream" and item.message.is_answered:
+            self._held_retries -= 1
+        if self._room and self.machine.held * 2 <= self.spec.max_messages:
+            self._wake_room()
+
+    # ---- batches -----------------------------------------------------------------------------------------------
+
+    async def _run_batches(self, size: int) -> None:
+        while items := await self._gather(size):
+            batch = []
+            for item in items:
+                if not needs_preparing(item) or await self._steps(
+                    prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)
+                ):
+                    batch.append(item)
+                else:
+                    self._note_end(item)
+            error = await self._call_batch(batch) if batch else None
+            for item in batch:
+                # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
+                alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
+                await self._conclude(item, alone)
+                self._note_end(item)
+
+    async def _gather(self, size: int) -> list[WorkItem]:
+        """The next batch, in the order of the stream; empty when the worker is to end."""
+        loop, found, full_at = self._loop, list[WorkItem](), float("inf")
+        while len(found) < size and loop.time() < full_at:
+            item = self.machine.take(loop.time())
+            if item is not None:
+                full_at = min(full_at, loop.time() + self.spec.batch_wait_s)
+                found.append(item)
+                continue
+            if self._is_stopping:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if full_at == float("inf") else full_at):
+                    await self._wait_for_work()
+        return sorted(found, key=lambda item: item.sequence)
+
+    async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
+        """Run the handler's own code with several events; returns what it raised."""
+        task = asyncio.current_task()
+        assert task is not None
+        wrong = next((item.event for item in items if isinstance(item.event, Exception)), None)
+        if wrong is not None:
+            return wrong
+        events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
+        now = self._loop.time()
+        for item in items:
+            self.machine.restart_clock(item, now)
+        items[0].runner = task
+        self._arm()
+        try:
+            if events:
+                await self._function(events, **self._arguments)
+            return None
+        except asyncio.CancelledError:
+            if not items[0].is_timed_out:
+                raise
+            return HandlerTimeout(self.spec.name, self.spec.timeout)
+        except Exception as error:
+            return error
+        finally:
+            items[0].runner = None
+            if items[0].is_timed_out:
+                items[0].is_timed_out = False
+                task.uncancel()
 
     async def _conclude(self, item: WorkItem, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, Skip):
