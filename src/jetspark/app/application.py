@@ -70,6 +70,8 @@ class HandlerSpec:
         for name in ("concurrency", "max_messages", "max_bytes"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected 1 or more")
+        if self.max_messages < 2:
+            raise ConfigError(f"max_messages={self.max_messages}: expected 2 or more, since one is kept for retries")
         for name in ("timeout", "ack_wait_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")

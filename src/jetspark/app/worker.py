@@ -20,7 +20,7 @@ from jetspark.app.context import Context, Dependencies, plan_arguments, utc_now
 from jetspark.app.contracts import Catalogue
 from jetspark.app.dead_letters import HandlerStore, microseconds
 from jetspark.app.envelope import Decoded, decode
-from jetspark.app.handlers import HandlerLimits, HandlerMachine
+from jetspark.app.handlers import Credit, HandlerLimits, HandlerMachine
 from jetspark.app.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import DeadEvent, FailureCause, Origin
@@ -109,8 +109,9 @@ class HandlerWorker:
         self._room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
-        self._held_retries = 0
-        self._retry_room = max(1, spec.max_messages // RETRY_SHARE)
+        self._for_retries = Credit(max(1, spec.max_messages // RETRY_SHARE), max(1, spec.max_bytes // RETRY_SHARE))
+        self._of_retries = Credit(0, 0)
+        """What is held of the retry stream."""
         self._background: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._consumer: Consumer
@@ -150,7 +151,7 @@ class HandlerWorker:
             settle_inherited(
                 self.machine,
                 self._consumer,
-                lambda: self.machine.held - self._held_retries,
+                lambda: self.machine.held - self._of_retries.messages,
                 lambda: self._wake_idle(self.spec.concurrency),
             ),
             tidy_retries(self.store.retries, self._retry_consumer, f"retry.{self.app.name}.{self.spec.name}"),
@@ -197,16 +198,16 @@ class HandlerWorker:
         self,
         consumer: Consumer,
         receive: Callable[[JetStreamMessage, float], Any],
-        free: Callable[[], tuple[int, int]],
+        free: Callable[[], Credit],
     ) -> None:
         failures = 0
         while not self._is_stopping:
-            messages, max_bytes = free()
-            if messages <= 0:
+            credit = free()
+            if credit.messages <= 0 or credit.bytes <= 0:
                 await self._make_room()
                 continue
             try:
-                found = await self._fetch(consumer, messages, max_bytes)
+                found = await self._fetch(consumer, credit)
                 failures = 0
             except (NetworkError, ServerError) as error:
                 if not error.may_pass:
@@ -223,31 +224,41 @@ class HandlerWorker:
             self._wake_idle(len(found))
             self._arm()
 
-    async def _fetch(self, consumer: Consumer, messages: int, max_bytes: int) -> list[JetStreamMessage]:
+    async def _fetch(self, consumer: Consumer, credit: Credit) -> list[JetStreamMessage]:
         try:
-            found = await consumer.fetch(messages, no_wait=True, max_bytes=max_bytes)
-            return found or await consumer.fetch(1, timeout=IDLE_PULL_S, max_bytes=max_bytes)
+            found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes)
+            return found or await consumer.fetch(1, timeout=IDLE_PULL_S, max_bytes=credit.bytes)
         except ConfigError:  # the next message is larger than what is left
             if self.machine.held:
                 await self._make_room()
                 return []
             return await consumer.fetch(1, timeout=IDLE_PULL_S)
 
-    def _free_for_stream(self) -> tuple[int, int]:
-        credit = self.machine.credit()
-        of_stream = self.machine.held - self._held_retries
-        room = self.spec.max_messages - self._retry_room - of_stream
-        return min(credit.messages, max(room, 0 if of_stream else 1)), credit.bytes
+    # The two pullers never ask for the same room, so together they keep to the machine's bounds.
 
-    def _free_for_retries(self) -> tuple[int, int]:
-        credit = self.machine.credit()
-        return min(credit.messages, self._retry_room - self._held_retries), credit.bytes
+    def _free_for_stream(self) -> Credit:
+        if self._is_stopping:
+            return Credit(0, 0)
+        of_retries, spec = self._of_retries, self.spec
+        return Credit(
+            spec.max_messages - self._for_retries.messages - (self.machine.held - of_retries.messages),
+            spec.max_bytes - self._for_retries.bytes - (self.machine.held_bytes - of_retries.bytes),
+        )
+
+    def _free_for_retries(self) -> Credit:
+        if self._is_stopping:
+            return Credit(0, 0)
+        kept, used = self._for_retries, self._of_retries
+        return Credit(kept.messages - used.messages, kept.bytes - used.bytes)
 
     async def _make_room(self) -> None:
         """Wait until something is settled; give back what only waits for events that there is no room for."""
-        for item in self.machine.surplus(self._loop.time()):
-            self._let_go(item)
+        surplus = self.machine.surplus(self._loop.time())
+        for item in surplus:
+            if item.source != "stream":
+                self._count_retry(item, -1)
             await item.message.nak(self.spec.ack_wait_s / 4)
+        if surplus:
             return
         waiter = self._loop.create_future()
         self._room.append(waiter)
@@ -290,7 +301,7 @@ class HandlerWorker:
         item.original = original
         received = self.machine.receive(item, now)
         if received == "new":
-            self._held_retries += 1
+            self._count_retry(item, 1)
         elif received == "done":
             await message.ack()
 
@@ -350,7 +361,7 @@ class HandlerWorker:
     def _note_end(self, item: WorkItem) -> None:
         """It is settled, or waits for a retry."""
         if item.source != "stream" and item.message.is_answered:
-            self._held_retries -= 1
+            self._count_retry(item, -1)
         if self._room and self.machine.held * 2 <= self.spec.max_messages:
             self._wake_room()
 
@@ -578,9 +589,9 @@ class HandlerWorker:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _let_go(self, item: WorkItem) -> None:
-        if item.source != "stream":
-            self._held_retries -= 1
+    def _count_retry(self, item: WorkItem, sign: int) -> None:
+        held = self._of_retries
+        self._of_retries = Credit(held.messages + sign, held.bytes + sign * item.size_bytes)
 
     # ---- what others do ----------------------------------------------------------------------------------------
 
