@@ -16,7 +16,7 @@ from integration.app_worker import APP, Placed
 from support.apps import is_settled, publish, running, set_up, until
 
 import jetspark
-from jetspark import ConsumerConfig, KVConfig
+from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
 from jetspark.app.dead_letters import HandlerStore
@@ -174,7 +174,6 @@ async def test_sigterm_finishes_what_runs_gives_back_the_rest_and_exits_with_0(
 
 async def test_a_transaction_happens_exactly_once(server: NatsServer, js: JetStream) -> None:
     app = App("ledger", stream="LEDGER", subjects=["counts.>"])
-    await js.create_kv(KVConfig(bucket="totals", storage="memory"))
     runs = []
 
     @app.handler(Counted, durable="totals", idempotent="transaction", bucket="totals", concurrency=8)
@@ -226,28 +225,27 @@ async def test_what_others_give_up_ends_in_the_dead_letters(server: NatsServer, 
     app = App("givenup", stream="GIVENUP", subjects=["counts.>"])
     done = []
 
-    @app.handler(Counted, durable="g", ack_wait_s=1.0)
+    @app.handler(Counted, durable="g", ack_wait_s=4.0)
     async def add(event: Counted) -> None:
         done.append(event.number)
 
     await set_up(js, app)
-    stream = await js.stream("GIVENUP")
-    consumer = await stream.create_or_update_consumer(ConsumerConfig(durable_name="g", max_deliver=1))
     await publish(js, app, Counted(name="a", number=1), Counted(name="b", number=2))
-    first, second = await consumer.fetch(2)
-    app.handlers.clear()  # somebody has changed the consumer behind its back
-    app.handler(Counted, durable="g", ack_wait_s=1.0)(add)
+    stream = await js.stream("GIVENUP")
+    terminated, exhausted = await (await stream.consumer("g")).fetch(2)
     store = await HandlerStore.open(js, app.name, "g")
+
+    async def are_buried() -> bool:
+        return len([each async for each in store.all_letters()]) == 2
+
     async with running(app, server.url):
         await publish(js, app, Counted(name="c", number=3))
         await until(lambda: done == [3])
-        await first.term("not wanted")
-
-        async def are_buried() -> bool:
-            return len([each async for each in store.all_letters()]) == 2
-
+        await terminated.term("not wanted")
+        await stream.update_consumer(ConsumerConfig(durable_name="g", max_deliver=1))
         await until(are_buried)
     letters = [each.letter async for each in store.all_letters()]
     assert sorted((each.key, each.origin.sequence) for each in letters) == [("a", 1), ("b", 2)]
     assert {each.cause.error for each in letters if each.cause} == {"GivenUp"}
-    assert second.metadata.stream_sequence == 2
+    assert exhausted.metadata.stream_sequence == 2
+    assert done == [3]

@@ -13,6 +13,7 @@ import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.inheritance import tidy_retries
 from jetspark.server import NatsServer
 
 _numbers = itertools.count(1)
@@ -211,3 +212,105 @@ async def test_a_slow_handler_says_that_it_is_at_work(server: NatsServer, js: Je
         await until(lambda: len(begun) == 2)
         await until(lambda: is_settled(js, app, "billing"))
     assert begun == [("a", 1), ("b", 1)]
+
+
+async def test_an_event_too_large_for_a_letter_is_redriven_from_its_stream(server: NatsServer, js: JetStream) -> None:
+    app, done, is_mended = new_app(), [], False
+
+    class Large(Event, type="large", key="name", subject="orders.large.{name}"):
+        name: str
+        text: str
+
+    @app.handler(Large, durable="large")
+    async def handle(event: Large) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(len(event.text))
+
+    await set_up(js, app)
+    await publish(js, app, Large(name="a", text="x" * ((1 << 20) - 450)))
+    store = await HandlerStore.open(js, app.name, "large")
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "large"))
+        [stored] = [each async for each in store.all_letters()]
+        assert stored.letter.data == b""
+        is_mended = True
+        await store.request(stored)
+        await until(lambda: is_settled(js, app, "large"))
+    assert done == [(1 << 20) - 450]
+    assert [each async for each in store.all_letters()] == []
+
+
+async def test_settled_messages_of_the_retry_stream_are_removed_after_a_while(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, done = new_app(), []
+
+    @app.handler(Paid, durable="billing", retry=Retry(in_lane_s=0))
+    async def bill(event: Paid, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise RetryIn(1)
+        done.append(event.order_id)
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"), Paid(order_id="b"))
+    async with running(app, server.url):
+        await until(lambda: len(done) == 2)
+        await until(lambda: is_settled(js, app, "billing"))
+    retries = await js.stream(app.retry_stream)
+    prefix = f"retry.{app.name}.billing"
+    await retries.purge(subject=f"{prefix}.wait.>")
+    assert len((await retries.info(subjects_filter=f"{prefix}.due.>")).state.subjects) == 2
+    tidying = asyncio.create_task(
+        tidy_retries(retries, await retries.consumer("billing"), prefix, every_s=0.01, keep_s=0.05)
+    )
+
+    async def is_tidy() -> bool:
+        return not (await retries.info(subjects_filter=">")).state.subjects
+
+    await until(is_tidy)
+    tidying.cancel()
+
+
+async def test_a_batch_is_one_call_and_one_that_fails_is_tried_event_by_event(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, batches = new_app(), []
+
+    @app.batch_handler(Paid, durable="report", batch=4, batch_wait_s=0.1, retry=Retry(attempts=2, first_s=0.01))
+    async def report(events: list[Paid]) -> None:
+        batches.append([event.number for event in events])
+        if any(event.number == 5 for event in events):
+            raise ValueError("no fives")
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="a", number=number) for number in range(10)))
+    await js.publish("orders.x.paid", b"not json")
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "report"))
+    whole = [batch for batch in batches if len(batch) > 1]
+    assert whole[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert batches[2:6] == [[4], [5], [6], [7]]
+    assert sorted({number for batch in batches for number in batch}) == list(range(10))
+    store = await HandlerStore.open(js, app.name, "report")
+    letters = [each.letter async for each in store.all_letters()]
+    assert sorted((each.origin.sequence, each.cause.error.rsplit(".", 1)[-1]) for each in letters if each.cause) == [
+        (6, "ValueError"),
+        (11, "NotJson"),
+    ]
+
+
+async def test_a_batch_that_takes_too_long_is_cancelled(server: NatsServer, js: JetStream) -> None:
+    app, batches = new_app(), []
+
+    @app.batch_handler(Paid, durable="report", batch=2, timeout=0.2)
+    async def report(events: list[Paid]) -> None:
+        batches.append([event.number for event in events])
+        if len(events) == 2:
+            await asyncio.sleep(60)
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="a", number=number) for number in range(2)))
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "report"))
+    assert batches == [[0, 1], [0], [1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -55,6 +56,10 @@ class HandlerSpec:
     """Messages held at a time: running, waiting for their turn, or for a retry."""
     max_bytes: int = 64 << 20
     """Bytes of those messages; one message is always let in."""
+    batch: int | None = None
+    """Events in one call, at most; None is a handler of single events."""
+    batch_wait_s: float = 0.2
+    """How long a batch that is not full waits for more."""
 
     def __post_init__(self) -> None:
         check_app_name(self.durable)
@@ -65,11 +70,20 @@ class HandlerSpec:
         for name in ("concurrency", "max_messages", "max_bytes"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected 1 or more")
+        if self.max_messages < 2:
+            raise ConfigError(f"max_messages={self.max_messages}: expected 2 or more, since one is kept for retries")
         for name in ("timeout", "ack_wait_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
         if self.rate is not None and not self.rate > 0:
             raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
+        if self.batch is not None:
+            if not isinstance(self.batch, int) or not 1 <= self.batch <= self.max_messages:
+                raise ConfigError(f"batch={self.batch!r}: expected 1 to max_messages={self.max_messages}")
+            if not 0 <= self.batch_wait_s < math.inf:
+                raise ConfigError(f"batch_wait_s={self.batch_wait_s!r}: expected seconds, 0 or more")
+            if self.in_order or self.idempotent != "none":
+                raise ConfigError("a batch handler takes in_order=False and idempotent='none'")
         if self.idempotent == "transaction" and self.bucket is None:
             raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
 
@@ -133,6 +147,32 @@ class App(Declarations):
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
+            return function
+
+        return declare
+
+    def batch_handler(
+        self, *events: type, durable: str, batch: int = 500, batch_wait_s: float = 0.2, **options: Any
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
+
+        One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
+        its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
+        does not hold through retries. It gets what lifespans made, and no context.
+        """
+
+        def declare(function: HandlerFunction) -> HandlerFunction:
+            spec = HandlerSpec(
+                function=function,
+                events=events,
+                durable=durable,
+                batch=batch,
+                batch_wait_s=batch_wait_s,
+                in_order=False,
+                concurrency=batch,
+                **options,
+            )
+            self._declare(spec)
             return function
 
         return declare

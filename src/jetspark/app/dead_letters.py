@@ -7,6 +7,8 @@ Everything that is read to decide is read from the leader: a replica may be a mo
 from __future__ import annotations
 
 import asyncio
+import bisect
+import dataclasses
 import datetime
 import json
 import logging
@@ -59,7 +61,7 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.publishing import Expect
 
-__all__ = ["BODY_OMITTED", "HandlerStore", "StoredLetter", "microseconds"]
+__all__ = ["HandlerStore", "StoredLetter", "microseconds"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -68,8 +70,6 @@ ATTEMPTS_TTL_S = 86400.0
 # How long a deleted record's mark stays in the bucket.
 MARK_TTL_S = 3600.0
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
-BODY_OMITTED = "Jetspark-Dlq-Body-Omitted"
-"""The event is too large to be stored with what has to be said of it: its body is in its stream only."""
 
 
 class StoredLetter:
@@ -103,6 +103,8 @@ class HandlerStore:
         """What this process knows of parked keys is at least as new."""
         self.parked_names: dict[str, str] = {}
         """Key of a record -> key of its events."""
+        self._waiting: dict[str, list[tuple[int, str]]] = {}
+        """Letters of keys that go on, by the sequences of their events; some may be closed by now."""
         self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
             FindLetter: self._find_letter,
             WriteLetter: self._write_letter,
@@ -195,6 +197,7 @@ class HandlerStore:
             attempts=0,
             status="open",
             redrives=letter.redrives + 1,
+            is_body_omitted=letter.is_body_omitted,
         )
         subject = f"{self._retry_subject('redrive')}.{again.redrives}.{again.origin.tokens}"
         try:
@@ -210,15 +213,31 @@ class HandlerStore:
         item = step.item
         now = _now_text()
         letter = self._event_of(item, "open" if step.behind is None else "behind", step.cause, step.behind, now)
-        return await self._replace(self._letter_subject(item), letter, step.revision)
+        subject = self._letter_subject(item)
+        is_stored = await self._replace(subject, letter, step.revision)
+        if is_stored and (waiting := self._waiting.get(item.key or "")) is not None:
+            bisect.insort(waiting, (item.sequence, subject))
+        return is_stored
 
     async def _close_letter(self, step: CloseLetter) -> bool:
         stored = await self.letter(self._letter_subject(step.item))
         return stored is not None and stored.revision == step.revision and await self.close(stored, "done")
 
     async def _next_letter(self, step: NextLetter) -> LetterRef | None:
-        found = [stored.ref async for stored in self.all_letters(key=step.key)]
-        return min(found, key=lambda ref: ref.sequence, default=None)
+        # Listed once for many: a key may have thousands of letters, and they are asked for one by one.
+        waiting = self._waiting.get(step.key)
+        while waiting:
+            _, subject = waiting[0]
+            stored = await self.letter(subject)
+            if stored is not None and stored.letter.status != "closed":
+                return stored.ref
+            waiting.pop(0)
+        found = sorted([(each.ref.sequence, each.ref) async for each in self.all_letters(key=step.key)], key=_first)
+        if not found:
+            self._waiting.pop(step.key, None)
+            return None
+        self._waiting[step.key] = [(sequence, ref.subject) for sequence, ref in found]
+        return found[0][1]
 
     async def _request_redrive(self, step: RequestRedrive) -> None:
         stored = await self.letter(step.letter.subject)
@@ -261,13 +280,18 @@ class HandlerStore:
         await self._publish(subject, self._event_of(item, "open", None, None, ""), headers, None)
 
     async def _publish(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> None:
+        try:
+            await self._publish_as_it_is(subject, letter, headers, expect)
+        except PayloadTooLarge:
+            short = dataclasses.replace(letter, data=b"", is_body_omitted=True)
+            await self._publish_as_it_is(subject, short, headers, expect)
+
+    async def _publish_as_it_is(
+        self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None
+    ) -> None:
         fields = letter.to_headers()
         fields.update(headers)
-        try:
-            await self.js.publish(subject, letter.data, headers=fields, expect=expect)
-        except PayloadTooLarge:
-            fields[BODY_OMITTED] = str(len(letter.data))
-            await self.js.publish(subject, b"", headers=fields, expect=expect)
+        await self.js.publish(subject, letter.data, headers=fields, expect=expect)
 
     # ---- records -----------------------------------------------------------------------------------------------
 
@@ -362,6 +386,10 @@ class HandlerStore:
             redrives=item.redrives,
             failed=now,
         )
+
+
+def _first(pair: tuple[int, LetterRef]) -> int:
+    return pair[0]
 
 
 def _origin(item: WorkItem) -> Origin:

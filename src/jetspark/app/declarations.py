@@ -127,7 +127,7 @@ class Declarations:
             ConfigError: It declares something twice, or a handler takes something that is no event.
         """
         streams = [self._owned(self.stream_config, self._main_defaults())] if self.owns_stream else []
-        buckets = [self._owned(bucket, {}) for bucket in self.buckets]
+        buckets = [self._owned(bucket, {}) for bucket in self._all_buckets()]
         if self.owns_stream:
             buckets.append(self._bucket(self.schema_bucket, "Contracts of events, one for each type and version."))
         if self.handlers:
@@ -164,6 +164,17 @@ class Declarations:
         The options are those of :func:`jetspark.connect`.
         """
         return AppClient(self, servers, options)
+
+    def _all_buckets(self) -> list[KVConfig]:
+        """Those it declares, and those in which handlers make transactions, which need atomic batches."""
+        found = {bucket.bucket: bucket for bucket in self.buckets}
+        for spec in self.handlers.values():
+            if spec.idempotent == "transaction" and spec.bucket is not None:
+                bucket = found.get(spec.bucket, KVConfig(bucket=spec.bucket))
+                found[spec.bucket] = (
+                    bucket if bucket.allow_atomic is not None else dataclasses.replace(bucket, allow_atomic=True)
+                )
+        return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:
         return {"allow_direct": True, "allow_atomic": True, "allow_batched": True}

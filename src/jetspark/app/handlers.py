@@ -202,10 +202,9 @@ class HandlerMachine:
         return item
 
     def restart_clock(self, item: WorkItem, now: float) -> None:
-        """What came before the handler's own code took time that is not its own."""
-        if item in self._deadlines:
-            del self._deadlines[item]  # to the end of the order, which is that of the deadlines
-            self._deadlines[item] = now + self.limits.timeout_s
+        """The handler's own code begins now: what came before took time that is not its own."""
+        self._deadlines.pop(item, None)  # to the end of the order, which is that of the deadlines
+        self._deadlines[item] = now + self.limits.timeout_s
 
     def finish(self, item: WorkItem, error: BaseException | None, now: float) -> Decided:
         """The handler has ended, with ``error`` or well; returns what has to become of the event."""

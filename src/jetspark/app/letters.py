@@ -142,6 +142,8 @@ class DeadEvent:
     redrives: int = 0
     failed: str = ""
     """When, in UTC."""
+    is_body_omitted: bool = False
+    """The event is too large to be stored with what has to be said of it: its body is in its stream only."""
 
     def to_headers(self) -> Headers:
         """The letter's own headers and those of the event."""
@@ -161,6 +163,7 @@ class DeadEvent:
             "Redrives": self.redrives,
             "Behind": self.behind,
             "Failed": self.failed,
+            "Body-Omitted": "true" if self.is_body_omitted else None,
         }
         if self.cause is not None:
             facts |= {
@@ -224,6 +227,7 @@ class DeadEvent:
             behind=behind,
             redrives=redrives,
             failed=fact("Failed"),
+            is_body_omitted=fact("Body-Omitted") == "true",
         )
 
 

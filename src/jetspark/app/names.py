@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+from jetspark.app.tokens import escape
 from jetspark.errors import ConfigError
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
 ]
 
 _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*").fullmatch
-_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 # A subject has room for a few thousand bytes; a key longer than this is known by its hash.
 _MAX_TOKEN = 120
 
@@ -57,11 +57,7 @@ def handler_bucket(app: str) -> str:
 
 
 def escape_token(text: str) -> str:
-    """One subject token or key part for any text: bytes that are not ``A-Z a-z 0-9 _ -`` become ``=XX``.
-
-    Reversible up to 120 characters; a longer one becomes its SHA-256. An empty text is ``=``.
-    """
-    token = _UNSAFE.sub(lambda found: b"=%02X" % found[0][0], text.encode()).decode()
-    if len(token) > _MAX_TOKEN:
-        return f"=sha256={hashlib.sha256(text.encode()).hexdigest()}"
-    return token or "="
+    """One subject token or part of a bucket's key for any text; one that is longer than 120 becomes its SHA-256."""
+    token = escape(text)
+    # No escaped text begins so: "=" is followed by two hexadecimal digits, or stands alone.
+    return token if len(token) <= _MAX_TOKEN else f"=sha256={hashlib.sha256(text.encode()).hexdigest()}"

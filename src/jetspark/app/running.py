@@ -71,7 +71,14 @@ async def _run_workers(workers: list[HandlerWorker], client: Client, stop_timeou
             await asyncio.wait(stops)
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+            raise _single(error)
+
+
+def _single(error: BaseException) -> BaseException:
+    """The one error that a group of tasks ended with; all of them, if there are more."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,9 +18,10 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.causes import current_cause
 from jetspark.app.context import Context, Dependencies, plan_arguments, utc_now
 from jetspark.app.contracts import Catalogue
-from jetspark.app.dead_letters import BODY_OMITTED, HandlerStore, microseconds
+from jetspark.app.dead_letters import HandlerStore, microseconds
 from jetspark.app.envelope import Decoded, decode
-from jetspark.app.handlers import HandlerLimits, HandlerMachine
+from jetspark.app.handlers import Credit, HandlerLimits, HandlerMachine
+from jetspark.app.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.once import EffectTransaction, OnceRecords
@@ -64,8 +65,6 @@ STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
 LEASE_MARGIN_S = 1.0
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
-# How often a worker looks whether events somebody had before it are settled.
-INHERITED_POLL_S = 0.5
 # Retries and redrives may fill this part of what a handler holds; the rest is for its stream.
 RETRY_SHARE = 8
 
@@ -101,6 +100,8 @@ class HandlerWorker:
         self._kinds = frozenset(spec.events)
         self._function = spec.function
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
+        if spec.batch is not None and self._wants_context:
+            raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         self._clock = clock
         self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
         self._loop = asyncio.get_running_loop()
@@ -108,8 +109,9 @@ class HandlerWorker:
         self._room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
-        self._held_retries = 0
-        self._retry_room = max(1, spec.max_messages // RETRY_SHARE)
+        self._for_retries = Credit(max(1, spec.max_messages // RETRY_SHARE), max(1, spec.max_bytes // RETRY_SHARE))
+        self._of_retries = Credit(0, 0)
+        """What is held of the retry stream."""
         self._background: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._consumer: Consumer
@@ -127,19 +129,33 @@ class HandlerWorker:
         changes = self._parked_changes()
         async with aclosing(changes), asyncio.TaskGroup() as tasks:
             await self._load_parked(changes)
-            await self._expect_inherited(stream)
-            watchers = [
-                tasks.create_task(self._follow_parked(changes)),
-                tasks.create_task(self._follow_advisories()),
-            ]
+            if self.spec.in_order:
+                await expect_inherited(self.machine, self._consumer, stream, self._decode, self._kinds)
+            watchers = [tasks.create_task(each) for each in self._watchers(changes)]
             self._pullers = [
                 tasks.create_task(self._pull(self._consumer, self._receive, self._free_for_stream)),
                 tasks.create_task(self._pull(self._retry_consumer, self._receive_retry, self._free_for_retries)),
             ]
-            runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
+            if self.spec.batch is not None:
+                runners = [tasks.create_task(self._run_batches(self.spec.batch))]
+            else:
+                runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
             await asyncio.wait(runners)
             for task in watchers:
                 task.cancel()
+
+    def _watchers(self, changes: AsyncIterator[Any]) -> list[Coroutine[Any, Any, None]]:
+        return [
+            self._follow_parked(changes),
+            follow_advisories(self._client, self._consumer, self._bury_lost),
+            settle_inherited(
+                self.machine,
+                self._consumer,
+                lambda: self.machine.held - self._of_retries.messages,
+                lambda: self._wake_idle(self.spec.concurrency),
+            ),
+            tidy_retries(self.store.retries, self._retry_consumer, f"retry.{self.app.name}.{self.spec.name}"),
+        ]
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Pull no more, let what runs finish for at most ``timeout`` seconds, and give the rest back in order.
@@ -182,16 +198,16 @@ class HandlerWorker:
         self,
         consumer: Consumer,
         receive: Callable[[JetStreamMessage, float], Any],
-        free: Callable[[], tuple[int, int]],
+        free: Callable[[], Credit],
     ) -> None:
         failures = 0
         while not self._is_stopping:
-            messages, max_bytes = free()
-            if messages <= 0:
+            credit = free()
+            if credit.messages <= 0 or credit.bytes <= 0:
                 await self._make_room()
                 continue
             try:
-                found = await self._fetch(consumer, messages, max_bytes)
+                found = await self._fetch(consumer, credit)
                 failures = 0
             except (NetworkError, ServerError) as error:
                 if not error.may_pass:
@@ -208,31 +224,41 @@ class HandlerWorker:
             self._wake_idle(len(found))
             self._arm()
 
-    async def _fetch(self, consumer: Consumer, messages: int, max_bytes: int) -> list[JetStreamMessage]:
+    async def _fetch(self, consumer: Consumer, credit: Credit) -> list[JetStreamMessage]:
         try:
-            found = await consumer.fetch(messages, no_wait=True, max_bytes=max_bytes)
-            return found or await consumer.fetch(1, timeout=IDLE_PULL_S, max_bytes=max_bytes)
+            found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes)
+            return found or await consumer.fetch(1, timeout=IDLE_PULL_S, max_bytes=credit.bytes)
         except ConfigError:  # the next message is larger than what is left
             if self.machine.held:
                 await self._make_room()
                 return []
             return await consumer.fetch(1, timeout=IDLE_PULL_S)
 
-    def _free_for_stream(self) -> tuple[int, int]:
-        credit = self.machine.credit()
-        of_stream = self.machine.held - self._held_retries
-        room = self.spec.max_messages - self._retry_room - of_stream
-        return min(credit.messages, max(room, 0 if of_stream else 1)), credit.bytes
+    # The two pullers never ask for the same room, so together they keep to the machine's bounds.
 
-    def _free_for_retries(self) -> tuple[int, int]:
-        credit = self.machine.credit()
-        return min(credit.messages, self._retry_room - self._held_retries), credit.bytes
+    def _free_for_stream(self) -> Credit:
+        if self._is_stopping:
+            return Credit(0, 0)
+        of_retries, spec = self._of_retries, self.spec
+        return Credit(
+            spec.max_messages - self._for_retries.messages - (self.machine.held - of_retries.messages),
+            spec.max_bytes - self._for_retries.bytes - (self.machine.held_bytes - of_retries.bytes),
+        )
+
+    def _free_for_retries(self) -> Credit:
+        if self._is_stopping:
+            return Credit(0, 0)
+        kept, used = self._for_retries, self._of_retries
+        return Credit(kept.messages - used.messages, kept.bytes - used.bytes)
 
     async def _make_room(self) -> None:
         """Wait until something is settled; give back what only waits for events that there is no room for."""
-        for item in self.machine.surplus(self._loop.time()):
-            self._let_go(item)
+        surplus = self.machine.surplus(self._loop.time())
+        for item in surplus:
+            if item.source != "stream":
+                self._count_retry(item, -1)
             await item.message.nak(self.spec.ack_wait_s / 4)
+        if surplus:
             return
         waiter = self._loop.create_future()
         self._room.append(waiter)
@@ -258,7 +284,7 @@ class HandlerWorker:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
             await message.ack()
             return
-        if BODY_OMITTED in message.headers:
+        if original.is_body_omitted:
             original = await self._with_body(original)
         event, key = self._decode(original.subject, original.data, original.headers)
         item = WorkItem(
@@ -275,7 +301,7 @@ class HandlerWorker:
         item.original = original
         received = self.machine.receive(item, now)
         if received == "new":
-            self._held_retries += 1
+            self._count_retry(item, 1)
         elif received == "done":
             await message.ack()
 
@@ -310,10 +336,7 @@ class HandlerWorker:
             if item is None:
                 if self._is_stopping:
                     return
-                waiter = loop.create_future()
-                self._idle.append(waiter)
-                self._arm()
-                await waiter
+                await self._wait_for_work()
                 continue
             if now + timeout_s < self._timer_at:
                 self._arm()
@@ -327,10 +350,84 @@ class HandlerWorker:
                     machine.settled(item)
                 else:
                     await self._conclude(item, error)
-            if item.source != "stream" and item.message.is_answered:
-                self._held_retries -= 1
-            if self._room and machine.held * 2 <= self.spec.max_messages:
-                self._wake_room()
+            self._note_end(item)
+
+    async def _wait_for_work(self) -> None:
+        waiter = self._loop.create_future()
+        self._idle.append(waiter)
+        self._arm()
+        await waiter
+
+    def _note_end(self, item: WorkItem) -> None:
+        """It is settled, or waits for a retry."""
+        if item.source != "stream" and item.message.is_answered:
+            self._count_retry(item, -1)
+        if self._room and self.machine.held * 2 <= self.spec.max_messages:
+            self._wake_room()
+
+    # ---- batches -----------------------------------------------------------------------------------------------
+
+    async def _run_batches(self, size: int) -> None:
+        while items := await self._gather(size):
+            batch = []
+            for item in items:
+                if not needs_preparing(item) or await self._steps(
+                    prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)
+                ):
+                    batch.append(item)
+                else:
+                    self._note_end(item)
+            error = await self._call_batch(batch) if batch else None
+            for item in batch:
+                # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
+                alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
+                await self._conclude(item, alone)
+                self._note_end(item)
+
+    async def _gather(self, size: int) -> list[WorkItem]:
+        """The next batch, in the order of the stream; empty when the worker is to end."""
+        loop, found, full_at = self._loop, list[WorkItem](), float("inf")
+        while len(found) < size and loop.time() < full_at:
+            item = self.machine.take(loop.time())
+            if item is not None:
+                full_at = min(full_at, loop.time() + self.spec.batch_wait_s)
+                found.append(item)
+                continue
+            if self._is_stopping:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if full_at == float("inf") else full_at):
+                    await self._wait_for_work()
+        return sorted(found, key=lambda item: item.sequence)
+
+    async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
+        """Run the handler's own code with several events; returns what it raised."""
+        task = asyncio.current_task()
+        assert task is not None
+        wrong = next((item.event for item in items if isinstance(item.event, Exception)), None)
+        if wrong is not None:
+            return wrong
+        events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
+        now = self._loop.time()
+        for item in items:
+            self.machine.restart_clock(item, now)
+        items[0].runner = task
+        self._arm()
+        try:
+            if events:
+                await self._function(events, **self._arguments)
+            return None
+        except asyncio.CancelledError:
+            if not items[0].is_timed_out:
+                raise
+            return HandlerTimeout(self.spec.name, self.spec.timeout)
+        except Exception as error:
+            return error
+        finally:
+            items[0].runner = None
+            if items[0].is_timed_out:
+                items[0].is_timed_out = False
+                task.uncancel()
 
     async def _conclude(self, item: WorkItem, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, Skip):
@@ -492,9 +589,9 @@ class HandlerWorker:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _let_go(self, item: WorkItem) -> None:
-        if item.source != "stream":
-            self._held_retries -= 1
+    def _count_retry(self, item: WorkItem, sign: int) -> None:
+        held = self._of_retries
+        self._of_retries = Credit(held.messages + sign, held.bytes + sign * item.size_bytes)
 
     # ---- what others do ----------------------------------------------------------------------------------------
 
@@ -528,58 +625,6 @@ class HandlerWorker:
         key = self.store.parked_names.get(entry.key)
         if key is not None and entry.revision > self.store.parked_revisions.get(key, 0):
             self.machine.unpark(key)
-
-    async def _expect_inherited(self, stream: Any) -> None:
-        """Have later events of a key wait for those that were delivered to somebody before, and may come again."""
-        info = await self._consumer.info()
-        if not info.ack_pending or not self.spec.in_order:
-            return
-        last = info.delivered.stream_sequence
-        async with aclosing(stream.get_messages(info.ack_floor.stream_sequence + 1)) as messages:
-            async for message in messages:
-                if message.sequence > last:
-                    break
-                event, key = self._decode(message.subject, message.data, message.headers)
-                if key is not None and isinstance(event, Decoded) and event.contract.kind in self._kinds:
-                    self.machine.expect(key, message.sequence, self._loop.time())
-        if self.machine.lanes.expected:
-            task = self._loop.create_task(self._settle_inherited())
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
-
-    async def _settle_inherited(self) -> None:
-        """Forget what is settled, or is with another worker that keeps it: between processes order is not promised."""
-        give_up_at = self._loop.time() + 2 * self.spec.ack_wait_s
-        lanes = self.machine.lanes
-        while lanes.expected and not self._is_stopping:
-            await asyncio.sleep(INHERITED_POLL_S)
-            try:
-                info = await self._consumer.info()
-            except JetSparkError:
-                continue
-            is_over = info.ack_pending <= self.machine.held - self._held_retries or self._loop.time() > give_up_at
-            for sequence in lanes.expected:
-                if is_over or sequence <= info.ack_floor.stream_sequence:
-                    lanes.gone(sequence)
-            self._wake_idle(self.spec.concurrency)
-
-    async def _follow_advisories(self) -> None:
-        """Events that the server or somebody else gave up end in the dead letters, too."""
-        place = f"{self._consumer.stream_name}.{self._consumer.name}"
-        async with asyncio.TaskGroup() as tasks:
-            for kind in ("MAX_DELIVERIES", "MSG_TERMINATED"):
-                tasks.create_task(self._bury_each(f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{place}"))
-
-    async def _bury_each(self, subject: str) -> None:
-        async with await self._client.subscribe(subject) as advisories:
-            async for message in advisories:
-                try:
-                    fields = json.loads(message.data)
-                    sequence, reason = int(fields["stream_seq"]), str(fields.get("reason") or fields.get("type", ""))
-                except (ValueError, KeyError, TypeError):
-                    self._log.warning("not an advisory: %r", message.data[:200])
-                    continue
-                await self._bury_lost(sequence, reason)
 
     async def _bury_lost(self, sequence: int, reason: str) -> None:
         """The advisory is a hint; what is stored decides."""

@@ -56,8 +56,8 @@ def _filter(handler: str | None, where: list[str] | None) -> LetterFilter:
     return LetterFilter.parse(handler, where or [])
 
 
-@dlq.command("ls")
-def list_letters(
+@dlq.command()
+def ls(
     app: AppName,
     by: Annotated[
         Literal["error", "handler", "key"] | None, typer.Option("--by", help="Count letters instead of listing them.")
@@ -92,7 +92,7 @@ def list_letters(
     typer.echo(f"{len(letters)} letters")
 
 
-@dlq.command("show")
+@dlq.command()
 def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson = False) -> None:
     """Show one letter with its event, its cause and its origin."""
     from jetspark.app.redriving import read_letter
@@ -106,7 +106,7 @@ def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson 
         typer.echo(f"{name}: {value}")
 
 
-@dlq.command("redrive")
+@dlq.command()
 def redrive(
     app: AppName,
     handler: Handler = None,
@@ -140,7 +140,7 @@ def redrive(
         typer.echo(json.dumps(done.to_dict(), indent=2))
 
 
-@dlq.command("discard")
+@dlq.command()
 def discard(
     app: AppName,
     handler: Handler = None,
@@ -164,7 +164,7 @@ def discard(
     typer.echo(json.dumps({"discarded": count}) if as_json else f"{count} letters discarded")
 
 
-@dlq.command("export")
+@dlq.command()
 def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
     """Print letters with their events, one JSON object on each line."""
     from jetspark.app.redriving import read_letters
