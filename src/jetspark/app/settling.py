@@ -329,7 +329,7 @@ def _bury(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> Settl
 
 
 def _end(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
-    if item.attempts > 1 or item.delivered > 1:
+    if item.attempts > 1 or (item.delivered > 1 and not item.is_behind):
         yield DropAttempts(item)
     yield Acknowledge(item)
     machine.settled(item)
