@@ -42,11 +42,14 @@ def cli_reference() -> str:
     parts += ["", "```", _help(), "```"]
     for name in names:
         parts += ["", f"## jetspark {name}", "", "```", _help(name), "```"]
-    for group in sorted(app.registered_groups, key=lambda group: group.typer_instance.info.name):
-        of_group = group.typer_instance
-        title = of_group.info.name
+    groups = {
+        str(each.typer_instance.info.name): each.typer_instance for each in app.registered_groups if each.typer_instance
+    }
+    for title, of_group in sorted(groups.items()):
         parts += ["", f"## jetspark {title}", "", "```", _help(title), "```"]
-        for command in sorted(each.name or each.callback.__name__ for each in of_group.registered_commands):
+        for command in sorted(
+            each.name or each.callback.__name__ for each in of_group.registered_commands if each.callback
+        ):
             parts += ["", f"### jetspark {title} {command}", "", "```", _help(title, command), "```"]
     return "\n".join(parts) + "\n"
 

@@ -83,7 +83,11 @@ async def test_events_are_handled_with_what_the_lifespan_made(server: NatsServer
 
 
 async def test_a_key_keeps_its_order_through_short_and_long_retries(server: NatsServer, js: JetStream) -> None:
-    app, done, failures = new_app(), [], {("a", 1): [RetryIn(0.05), OSError()], ("b", 0): [RetryIn(1.5)]}
+    app, done = new_app(), []
+    failures: dict[tuple[str, int], list[Exception]] = {
+        ("a", 1): [RetryIn(0.05), OSError()],
+        ("b", 0): [RetryIn(1.5)],
+    }
 
     @app.handler(Paid, durable="billing", retry=Retry(first_s=0.05, in_lane_s=0.5))
     async def bill(event: Paid) -> None:

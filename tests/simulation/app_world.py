@@ -157,9 +157,9 @@ class World:
             self.machine.park(key, record.head)
         # As a worker does that begins: whatever somebody had before may come again, and holds back its key.
         for message in self.stream.values():
-            key = self.key_of[message.sequence]
-            if message.delivered and not message.is_acked and key is not None:
-                self.machine.expect(key, message.sequence, self.now)
+            its_key = self.key_of[message.sequence]
+            if message.delivered and not message.is_acked and its_key is not None:
+                self.machine.expect(its_key, message.sequence, self.now)
         self.at(ACK_WAIT_S * 1.5, self._give_up_waiting)
         self._tick()
 
@@ -199,8 +199,8 @@ class World:
             for item in self.machine.surplus(self.now):
                 item.message.again_at = self.now + ACK_WAIT_S / 4
         self._pull()
-        while self._life == life and (item := self.machine.take(self.now)) is not None:
-            self._begin(item)
+        while self._life == life and (taken := self.machine.take(self.now)) is not None:
+            self._begin(taken)
         self.most_held = max(self.most_held, self.machine.held)
         assert self.machine.held <= self.limits.max_messages
         assert self.machine.held_bytes <= self.limits.max_bytes

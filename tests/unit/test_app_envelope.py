@@ -393,7 +393,7 @@ def test_an_upcast_that_returns_something_else_than_data() -> None:
     class Second(Event, type="second", version=2):
         name: str
 
-    upcast(Second, from_version=1)(lambda old: None)  # type: ignore[arg-type,return-value]
+    upcast(Second, from_version=1)(lambda old: None)  # type: ignore[type-var]
     body = {**ENVELOPE, "type": "second", "schemaversion": 1, "data": {}}
     error = _violation(body, None, Catalogue(Second))
     assert "it returned NoneType, and not the data as a dict" in error.rule

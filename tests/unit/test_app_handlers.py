@@ -242,7 +242,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_tries_one() -> None:
     assert taken(machine, 11.0) == [1]  # the trial
     assert taken(machine, 11.0) == []
     done(machine, 1, 11.0)
-    assert not machine.is_open
+    assert not bool(machine.is_open)
     assert taken(machine, 11.0) == [3, 6, 7]
 
 

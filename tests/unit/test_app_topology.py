@@ -17,6 +17,9 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig
 
+# Classes that are made, not written: their metaclass, whose keywords mypy does not know.
+EVENT_META: Any = type(Event)
+
 
 class OrderPaid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
     order_id: str
@@ -297,7 +300,7 @@ def define(
 ) -> Any:
     annotations = fields or {"order_id": str}
     namespace = {"__annotations__": annotations, "__module__": __name__}
-    return type(Event)("Defined", (Event,), namespace, type=type_, key=key, subject=subject)
+    return EVENT_META("Defined", (Event,), namespace, type=type_, key=key, subject=subject)
 
 
 def rules(*apps: App) -> list[tuple[str, str]]:

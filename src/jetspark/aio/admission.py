@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
 
 __all__ = ["admit"]
 
 
-async def admit(context: Context, send: Callable[[], None], timeout_s: float, *, at_once: bool = False) -> None:
+async def admit(context: DriverContext, send: Callable[[], None], timeout_s: float, *, at_once: bool = False) -> None:
     """Call ``send``, which fills the connection's buffer, when there is room; written soon, or ``at_once``.
 
     Raises:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 
 from jetspark.aio.admission import admit
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
 from jetspark.jetstream.info import PubAck
@@ -33,7 +33,7 @@ class AtomicBatch(AtomicBatchBase, Block):
 
     def __init__(
         self,
-        context: Context,
+        context: DriverContext,
         batch_id: str | None = None,
         *,
         ack_first: bool = True,

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
@@ -338,8 +338,8 @@ class Client(ClientBase):
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
         return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
 
-    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> Context:
-        return Context(
+    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> DriverContext:
+        return DriverContext(
             client=self,
             connection=self._machine,
             link=self._link,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.pull import PullConsumer
 from jetspark.aio.push import PushMessages
 from jetspark.errors import UsageError
@@ -20,7 +20,7 @@ class Consumer(PullConsumer):
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+    def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
         self._context = context
         self.cached_info = info
 

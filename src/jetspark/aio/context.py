@@ -1,8 +1,8 @@
 """What the modules above the client share: the parts of one client, and asking JetStream.
 
-``Client.jetstream()`` makes a :class:`Context` of its own parts, and the :class:`JetStream` hands it on to streams,
-consumers, buckets and batches. They use these public names, and leave the private ones of client and JetStream alone.
-Users never see it.
+``Client.jetstream()`` makes a :class:`DriverContext` of its own parts, and the :class:`JetStream` hands it on to
+streams, consumers, buckets and batches. They use these public names, and leave the private ones of client and
+JetStream alone. Users never see it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from jetspark.aio.client import Client
     from jetspark.aio.jetstream import JetStream
 
-__all__ = ["Context", "context_of"]
+__all__ = ["DriverContext", "context_of"]
 
 T = TypeVar("T")
 
 NOTHING = Message("", b"", None, None, None)
 
 
-def context_of(js: JetStream) -> Context:
+def context_of(js: JetStream) -> DriverContext:
     """The context of a user's JetStream, for code outside of this driver that needs more than public methods."""
     return js._context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Context:
+class DriverContext:
     """The parts of a client, an API of JetStream, and how requests to it are made."""
 
     client: Client

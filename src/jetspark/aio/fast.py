@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Self
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.runner import PacedRunner
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
@@ -38,7 +38,7 @@ class _FastBlock(Block):
 
     _logger = logging.getLogger("jetspark.aio")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: DriverContext) -> None:
         self._context, self._link = context, context.link
         self._connection, self._now = self._link.connection, self._link.now
 
@@ -65,7 +65,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     _line = "async with js.fast_batch() as fast:"
 
-    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+    def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
         super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
@@ -301,7 +301,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     _line = "async with js.fast_publisher() as publisher:"
 
-    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+    def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
         self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step)
         self._publisher = self._runner.run(

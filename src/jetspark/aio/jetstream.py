@@ -8,7 +8,7 @@ from typing import Unpack, cast
 
 from jetspark.aio import clock
 from jetspark.aio.atomic import AtomicBatch
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.fast import FastBatch, FastPublisher
 from jetspark.aio.generators import begun
 from jetspark.aio.kv import KeyValue
@@ -39,7 +39,7 @@ class JetStream:
     when nobody answers for JetStream, and :class:`~jetspark.RequestTimeout` when no answer came in time.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: DriverContext) -> None:
         self._context = context
 
     async def account_info(self) -> AccountInfo:

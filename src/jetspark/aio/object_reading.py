@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import cast
 
 from jetspark.aio import clock
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.files import write_to
 from jetspark.aio.stream import Stream
 from jetspark.errors import MessageNotFound, ObjectNotFound
@@ -20,7 +20,7 @@ __all__ = ["ObjectReader"]
 class ObjectReader:
     """Reads the objects of one bucket, each checked against its digest."""
 
-    def __init__(self, context: Context, stream: Stream) -> None:
+    def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context, self._stream = context, stream
         self._objects = Objects(context.api, stream.cached_info.config)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from jetspark.aio import clock
 from jetspark.aio.ack_waits import NOT_SENT, errors_of, wait_for
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.publisher import AckFuture
 from jetspark.errors import JetSparkError, JetStreamUnavailable, ServerError
@@ -25,7 +25,7 @@ _logger = logging.getLogger("jetspark.aio")
 class Sending:
     """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
 
-    def __init__(self, context: Context, subject: str, progress: Progress) -> None:
+    def __init__(self, context: DriverContext, subject: str, progress: Progress) -> None:
         self._context, self._subject, self._progress = context, subject, progress
         self._waiting: deque[tuple[AckFuture, int]] = deque()
         self._waiting_bytes = 0
@@ -78,7 +78,12 @@ class FastSending:
     """
 
     def __init__(
-        self, context: Context, subject: str, progress: Progress, options: FastPublisherOptions, check: Operation[None]
+        self,
+        context: DriverContext,
+        subject: str,
+        progress: Progress,
+        options: FastPublisherOptions,
+        check: Operation[None],
     ) -> None:
         self._context, self._subject, self._progress = context, subject, progress
         self._options, self._check = options, check

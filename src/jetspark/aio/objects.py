@@ -13,7 +13,7 @@ from functools import partial
 from typing import Literal, overload
 
 from jetspark.aio import clock
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.files import READ_BYTES, Source, chunks_of, keep
 from jetspark.aio.finishing import is_interrupt, see_through
 from jetspark.aio.object_reading import ObjectReader
@@ -64,7 +64,7 @@ class ObjectStore:
     a write may be stored or not.
     """
 
-    def __init__(self, context: Context, stream: Stream) -> None:
+    def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context = context
         self._stream = stream
         self._objects = Objects(context.api, stream.cached_info.config)

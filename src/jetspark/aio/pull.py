@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.jetstream.info import ConsumerInfo
@@ -20,7 +20,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _context: Context
+    _context: DriverContext
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -131,7 +131,9 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an asynchronous iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+    def __init__(
+        self, context: DriverContext, info: ConsumerInfo, limits: PullLimits, priority: Priority | None
+    ) -> None:
         self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None

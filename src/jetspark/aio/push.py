@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import cast
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
@@ -23,7 +23,7 @@ class PushMessages:
     the messages.
     """
 
-    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+    def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
         self._context, self._info = context, info
         self._subscription: Subscription | None = None
 

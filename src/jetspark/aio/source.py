@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable
 
-from jetspark.aio.context import Context
+from jetspark.aio.context import DriverContext
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.transport import Link
 from jetspark.core.subscription import SubscriptionState
@@ -26,7 +26,7 @@ class Source:
 
     def __init__(
         self,
-        context: Context,
+        context: DriverContext,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:

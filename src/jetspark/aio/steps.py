@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from jetspark.aio import clock
 from jetspark.aio.ack_waits import error_of
-from jetspark.aio.context import Context, context_of
+from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.source import Source
@@ -103,7 +103,7 @@ class ProcedureRunner:
         return error
 
     @property
-    def _connected(self) -> Context:
+    def _connected(self) -> DriverContext:
         assert self._context is not None, "a procedure connects before anything else"
         return self._context
 

@@ -15,8 +15,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from jetspark.aio.jetstream import JetStream, Stream
+from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
+from jetspark.aio.stream import Stream
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import (
     CLOSED_TTL_S,

@@ -15,7 +15,7 @@ from jetspark.errors import JetSparkError
 if TYPE_CHECKING:
     from jetspark.aio.client import Client
     from jetspark.aio.consumer import Consumer
-    from jetspark.aio.jetstream import Stream
+    from jetspark.aio.stream import Stream
     from jetspark.app.handlers import HandlerMachine
 
 __all__ = ["expect_inherited", "follow_advisories", "settle_inherited", "tidy_retries"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
 
 __all__ = ["admit"]
 
 
-def admit(context: Context, send: Callable[[], None], timeout_s: float, *, at_once: bool = False) -> None:
+def admit(context: DriverContext, send: Callable[[], None], timeout_s: float, *, at_once: bool = False) -> None:
     """Call ``send``, which fills the connection's buffer, when there is room; written soon, or ``at_once``.
 
     Raises:

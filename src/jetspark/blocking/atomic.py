@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from jetspark.blocking.admission import admit
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
 from jetspark.jetstream.info import PubAck
@@ -34,7 +34,7 @@ class AtomicBatch(AtomicBatchBase, Block):
 
     def __init__(
         self,
-        context: Context,
+        context: DriverContext,
         batch_id: str | None = None,
         *,
         ack_first: bool = True,

@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
@@ -289,8 +289,8 @@ class Client(ClientBase):
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
         return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
 
-    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> Context:
-        return Context(
+    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> DriverContext:
+        return DriverContext(
             client=self,
             connection=self._machine,
             link=self._link,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.pull import PullConsumer
 from jetspark.blocking.push import PushMessages
 from jetspark.errors import UsageError
@@ -21,7 +21,7 @@ class Consumer(PullConsumer):
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+    def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
         self._context = context
         self.cached_info = info
 

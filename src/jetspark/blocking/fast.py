@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Self
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.runner import ROOM_POLL_S, PacedRunner
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.headers import HeadersLike
@@ -37,7 +37,7 @@ class _FastBlock(Block):
 
     _logger = logging.getLogger("jetspark.blocking")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: DriverContext) -> None:
         self._context, self._link = context, context.link
         self._connection = self._link.connection
 
@@ -56,7 +56,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     _line = "with js.fast_batch() as fast:"
 
-    def __init__(self, context: Context, options: FastBatchOptions) -> None:
+    def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
         super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
@@ -281,7 +281,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     _line = "with js.fast_publisher() as publisher:"
 
-    def __init__(self, context: Context, options: FastPublisherOptions) -> None:
+    def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
         self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._publisher = self._runner.run(

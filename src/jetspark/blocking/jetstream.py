@@ -9,7 +9,7 @@ from typing import Unpack, cast
 
 from jetspark.blocking import clock
 from jetspark.blocking.atomic import AtomicBatch
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.generators import begun
 from jetspark.blocking.kv import KeyValue
@@ -40,7 +40,7 @@ class JetStream:
     when nobody answers for JetStream, and :class:`~jetspark.RequestTimeout` when no answer came in time.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: DriverContext) -> None:
         self._context = context
 
     def account_info(self) -> AccountInfo:

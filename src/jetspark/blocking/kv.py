@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal, overload
 
 from jetspark.blocking.atomic import AtomicBatch
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.ordered import Watch
 from jetspark.blocking.stream import Stream, last_messages, last_messages_patience
 from jetspark.core.numbers import UINT64, seconds, whole
@@ -36,7 +36,7 @@ class KeyValue:
     a write may be stored or not.
     """
 
-    def __init__(self, context: Context, stream: Stream) -> None:
+    def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context = context
         self._stream = stream
         self._bucket = Bucket.of(context.api, stream.cached_info.config)
@@ -276,7 +276,7 @@ class Transaction(Block):
 
     _line = "with kv.transaction() as tx:"
 
-    def __init__(self, context: Context, bucket: Bucket) -> None:
+    def __init__(self, context: DriverContext, bucket: Bucket) -> None:
         self._context = context
         self._bucket = bucket
         self._writes = Writes(bucket)

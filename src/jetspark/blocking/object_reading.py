@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import cast
 
 from jetspark.blocking import clock
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.files import write_to
 from jetspark.blocking.stream import Stream
 from jetspark.errors import MessageNotFound, ObjectNotFound
@@ -21,7 +21,7 @@ __all__ = ["ObjectReader"]
 class ObjectReader:
     """Reads the objects of one bucket, each checked against its digest."""
 
-    def __init__(self, context: Context, stream: Stream) -> None:
+    def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context, self._stream = context, stream
         self._objects = Objects(context.api, stream.cached_info.config)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from jetspark.blocking import clock
 from jetspark.blocking.ack_waits import NOT_SENT, errors_of, wait_for
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.publisher import AckFuture
 from jetspark.errors import JetSparkError, JetStreamUnavailable, ServerError
@@ -26,7 +26,7 @@ _logger = logging.getLogger("jetspark.blocking")
 class Sending:
     """The chunks of one put on their way: at most ``WINDOW_BYTES`` wait for their acknowledgement."""
 
-    def __init__(self, context: Context, subject: str, progress: Progress) -> None:
+    def __init__(self, context: DriverContext, subject: str, progress: Progress) -> None:
         self._context, self._subject, self._progress = context, subject, progress
         self._waiting: deque[tuple[AckFuture, int]] = deque()
         self._waiting_bytes = 0
@@ -79,7 +79,12 @@ class FastSending:
     """
 
     def __init__(
-        self, context: Context, subject: str, progress: Progress, options: FastPublisherOptions, check: Operation[None]
+        self,
+        context: DriverContext,
+        subject: str,
+        progress: Progress,
+        options: FastPublisherOptions,
+        check: Operation[None],
     ) -> None:
         self._context, self._subject, self._progress = context, subject, progress
         self._options, self._check = options, check

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal, overload
 
 from jetspark.blocking import clock
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.files import READ_BYTES, Source, chunks_of, keep
 from jetspark.blocking.finishing import is_interrupt, see_through
 from jetspark.blocking.object_reading import ObjectReader
@@ -65,7 +65,7 @@ class ObjectStore:
     a write may be stored or not.
     """
 
-    def __init__(self, context: Context, stream: Stream) -> None:
+    def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context = context
         self._stream = stream
         self._objects = Objects(context.api, stream.cached_info.config)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Generic, TypeVar, cast
 
 from jetspark.blocking import clock
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ConnectionClosed, JetSparkError
@@ -39,7 +39,7 @@ class OrderedConsumer:
     Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` begins where the options say.
     """
 
-    def __init__(self, context: Context, stream_name: str, options: OrderedOptions) -> None:
+    def __init__(self, context: DriverContext, stream_name: str, options: OrderedOptions) -> None:
         self._context = context
         self.stream_name = stream_name
         self.options = options
@@ -74,7 +74,7 @@ class Reading:
     time-out without any progress is an error. Without it one waits for ever, once there was a first consumer.
     """
 
-    def __init__(self, context: Context, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
+    def __init__(self, context: DriverContext, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
         self._context, self._client, self._stream_name = context, context.client, stream_name
         self._listing = listing
         self._reader = OrderedReader(options)
@@ -213,7 +213,7 @@ class Watch(Generic[T]):
 
     def __init__(
         self,
-        context: Context,
+        context: DriverContext,
         stream_name: str,
         entry_of: Callable[[JetStreamMessage], T],
         is_deletion: Callable[[T], bool],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.jetstream.info import ConsumerInfo
@@ -21,7 +21,7 @@ class PullConsumer:
     another client of the same consumer; ``metadata.delivered`` tells.
     """
 
-    _context: Context
+    _context: DriverContext
     cached_info: ConsumerInfo
     _source: Source | None = None
 
@@ -132,7 +132,9 @@ class PullConsumer:
 class Messages:
     """A consumer's messages without end: an iterator, and a context manager that ends it cleanly."""
 
-    def __init__(self, context: Context, info: ConsumerInfo, limits: PullLimits, priority: Priority | None) -> None:
+    def __init__(
+        self, context: DriverContext, info: ConsumerInfo, limits: PullLimits, priority: Priority | None
+    ) -> None:
         self._context, self._info = context, info
         self._limits, self._priority = limits, priority
         self._source: Source | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
@@ -24,7 +24,7 @@ class PushMessages:
     the messages.
     """
 
-    def __init__(self, context: Context, info: ConsumerInfo) -> None:
+    def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
         self._context, self._info = context, info
         self._subscription: Subscription | None = None
 

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Waiter
@@ -30,7 +30,7 @@ class Source:
 
     def __init__(
         self,
-        context: Context,
+        context: DriverContext,
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from jetspark.blocking import clock
 from jetspark.blocking.ack_waits import error_of
-from jetspark.blocking.context import Context, context_of
+from jetspark.blocking.context import DriverContext, context_of
 from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.source import Source
@@ -104,7 +104,7 @@ class ProcedureRunner:
         return error
 
     @property
-    def _connected(self) -> Context:
+    def _connected(self) -> DriverContext:
         assert self._context is not None, "a procedure connects before anything else"
         return self._context
 

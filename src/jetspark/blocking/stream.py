@@ -9,7 +9,7 @@ from typing import Any
 
 from jetspark.blocking import clock
 from jetspark.blocking.consumer import Consumer
-from jetspark.blocking.context import Context
+from jetspark.blocking.context import DriverContext
 from jetspark.blocking.ordered import OrderedConsumer
 from jetspark.errors import RequestTimeout
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
@@ -29,7 +29,7 @@ class Stream:
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, context: Context, info: StreamInfo) -> None:
+    def __init__(self, context: DriverContext, info: StreamInfo) -> None:
         self._context = context
         self.cached_info = info
 
@@ -208,12 +208,12 @@ class Stream:
         return f"<Stream {self.name}>"
 
 
-def last_messages_patience(context: Context, stream: str) -> Patience:
+def last_messages_patience(context: DriverContext, stream: str) -> Patience:
     return Patience(f"last messages of stream {stream!r}", context.timeout_s, clock.now())
 
 
 def last_messages(
-    context: Context, stream: str, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
+    context: DriverContext, stream: str, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
 ) -> list[StoredMessage]:
     """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
     context.run(context.api.require(LAST_GET))
