@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml
 demo: setup
 	@$(BIN)/jetspark demo
 
-# Two processes for each core, since most tests wait for servers: tests/support/packing.py says what goes first.
+# Three processes for each core, since most tests wait for servers: tests/support/packing.py says what goes first.
 PYTEST := $(BIN)/python -m pytest -n auto
 
 test: setup

@@ -17,6 +17,7 @@ from types import ModuleType
 from typer.testing import CliRunner
 
 import jetspark
+import jetspark.app
 import jetspark.batcher
 import jetspark.spark
 from jetspark.cli.commands import app
@@ -41,6 +42,12 @@ def cli_reference() -> str:
     parts += ["", "```", _help(), "```"]
     for name in names:
         parts += ["", f"## jetspark {name}", "", "```", _help(name), "```"]
+    for group in sorted(app.registered_groups, key=lambda group: group.typer_instance.info.name):
+        of_group = group.typer_instance
+        title = of_group.info.name
+        parts += ["", f"## jetspark {title}", "", "```", _help(title), "```"]
+        for command in sorted(each.name or each.callback.__name__ for each in of_group.registered_commands):
+            parts += ["", f"### jetspark {title} {command}", "", "```", _help(title, command), "```"]
     return "\n".join(parts) + "\n"
 
 
@@ -55,7 +62,7 @@ def _help(*command: str) -> str:
 
 
 def name_reference() -> str:
-    """Every public name of ``jetspark``, ``jetspark.batcher`` and ``jetspark.spark``: signature and docstring."""
+    """Every public name of ``jetspark`` and its packages: signature and docstring."""
     parts = [
         "# Names",
         "",
@@ -67,6 +74,11 @@ def name_reference() -> str:
         "",
         "`jetspark.batcher.blocking` has the same, without `await`.",
         *_names(jetspark.batcher),
+        "",
+        "# Names of jetspark.app",
+        "",
+        "They need the extra `app`. The guide is [Contracts](contracts.md).",
+        *_names(jetspark.app),
         "",
         "# Names of jetspark.spark",
         "",

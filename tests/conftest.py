@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import class_archive, packing, seeds
+from support import bytecode, class_archive, packing, seeds
 
 # pytest has it by its entry point, too, save in an environment that is older than that.
 pytest_plugins = ["pytest_jetspark"]
@@ -28,14 +29,22 @@ for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
     os.environ.setdefault(variable, str(Path(__file__).parent / "support" / "worker_python.sh"))
 
 
+# Fixtures with which a test is slow, whatever it does: a Spark takes seconds to start.
+NEEDS_SPARK = {"spark", "drivers"}
+
 _archiving: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """The whole suite starts many Sparks: the process that hands out its tests has their classes parsed meanwhile."""
-    is_handing_out = session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput")
-    if is_handing_out and (process := class_archive.begin()):
+    """The process that hands out tests prepares what all others need: Spark's classes, parsed, and the tests, compiled.
+
+    This comes before xdist starts the others. The classes are parsed while they run their first tests.
+    """
+    if not session.config.getoption("numprocesses", None) or hasattr(session.config, "workerinput"):
+        return
+    if process := class_archive.begin():
         _archiving.append(process)
+    bytecode.write()
 
 
 def pytest_sessionfinish() -> None:
@@ -58,8 +67,22 @@ def pytest_configure() -> None:
     seeds.draw()  # before processes are started, which have to draw the same
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEEDS_SPARK.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: packing.rank(item.nodeid))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Collected tests are a quarter of a million objects that live to the end: the collector need not look at them.
+
+    With them, a `gc.collect()` takes 150 ms, and some tests call it a thousand times in all.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers() -> int:

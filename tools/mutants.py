@@ -30,6 +30,15 @@ ARGUED = REPOSITORY / "tools" / "mutants.argued"
 
 # Module -> the tests that are answerable for it. They know no server, so that a mistake costs seconds.
 MODULES = {
+    "app/compatibility.py": ["tests/unit/test_app_compatibility.py"],
+    "app/contracts.py": ["tests/unit/test_app_events.py", "tests/unit/test_app_envelope.py"],
+    "app/envelope.py": ["tests/unit/test_app_envelope.py"],
+    "app/field_rules.py": ["tests/unit/test_app_events.py"],
+    "app/other_forms.py": ["tests/unit/test_app_envelope.py"],
+    "app/records.py": ["tests/unit/test_app_records.py"],
+    "app/schemas.py": ["tests/unit/test_app_compatibility.py", "tests/unit/test_app_records.py"],
+    "app/tokens.py": ["tests/unit/test_app_tokens.py"],
+    "app/topology.py": ["tests/unit/test_app_topology.py"],
     "core/reconnect.py": ["tests/unit/test_reconnect.py", "tests/unit/test_lifecycle.py"],
     "core/subscription.py": ["tests/unit/test_subscription.py", "tests/unit/test_connection.py"],
     "jetstream/kv.py": ["tests/unit/test_js_kv.py"],
@@ -40,6 +49,10 @@ MODULES = {
     "publish/atomic_resolve.py": ["tests/unit/test_atomic.py"],
     "publish/fast_publisher.py": ["tests/unit/test_fast_publisher.py"],
     "publish/fast.py": ["tests/unit/test_fast.py", "tests/unit/test_fast_publisher.py"],
+    "publish/fast_losses.py": ["tests/unit/test_fast_losses.py", "tests/unit/test_fast.py"],
+    "publish/fast_opening.py": ["tests/unit/test_fast_opening.py", "tests/unit/test_fast.py"],
+    "publish/fast_sending.py": ["tests/unit/test_fast_sending.py", "tests/unit/test_fast.py"],
+    "publish/fast_wire.py": ["tests/unit/test_fast_wire.py", "tests/unit/test_fast.py"],
     "publish/window.py": ["tests/unit/test_window.py"],
     "spark/offsets.py": ["tests/unit/test_spark_offsets.py"],
     "state/apply.py": ["tests/unit/test_state_store.py"],

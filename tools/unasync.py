@@ -33,6 +33,7 @@ GENERATED = (
     "objects",
     "ordered",
     "part_file",
+    "pull",
     "push",
     "steps",
     "stream",

@@ -6,8 +6,10 @@
     ├── CallerError                         the program: change the call
     │   ├── ConfigError (ValueError)            a value we cannot use
     │   │   ├── InvalidSubject                  ... a subject NATS does not allow
+    │   │   ├── InvalidEvent                    ... an event that its own contract does not allow
     │   │   ├── InvalidHeader                   ... a header that would break the frame
     │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
+    │   ├── TopologyRefused                     changes to the server that lose something, or that it cannot make
     │   ├── UsageError (RuntimeError)           a call at the wrong time
     │   │   ├── ConnectionClosed                ... use after close() or drain()
     │   │   ├── NotAwaited (AttributeError)     ... what connect() returned was used, and not awaited
@@ -57,6 +59,17 @@
         │   └── KeyExists                       ... and the key was to be new
         ├── ObjectNotFound (KeyError)           there is no such object
         ├── DigestMismatch                      an object is not what was put
+        ├── ContractViolation                   a message is not what the contract of its event says
+        │   ├── NotJson                         ... its body is no JSON at all
+        │   ├── NotAnEnvelope                   ... its body is JSON, and no CloudEvent
+        │   ├── UnknownEventType                ... nobody declared its type
+        │   ├── UnknownEventVersion             ... its type is known, and its version is not
+        │   ├── MissingField                    ... a field that its contract requires is not there
+        │   ├── WrongFieldType                  ... a field has a value of another type
+        │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
+        │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
+        ├── ContractFrozen                      a type and version is recorded already, and means something else
+        ├── TopologyDrift                       the server is not as the application declares
         ├── DataLoss                            messages that were to be read are gone
         ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
         └── StreamWentBack                      the stream ends before the position that was read
@@ -87,6 +100,7 @@ __all__ = [
     "BatcherBroken",
     "BatcherClosed",
     "BatcherTimeout",
+    "BrokenRule",
     "BufferFull",
     "CallerError",
     "CircuitOpen",
@@ -96,6 +110,8 @@ __all__ = [
     "ConnectionLost",
     "ConsumerNameInUse",
     "ConsumerNotFound",
+    "ContractFrozen",
+    "ContractViolation",
     "DataError",
     "DataLoss",
     "DigestMismatch",
@@ -105,6 +121,7 @@ __all__ = [
     "FeatureUnavailable",
     "FlushTimeout",
     "InsufficientResources",
+    "InvalidEvent",
     "InvalidHeader",
     "InvalidSubject",
     "JetSparkError",
@@ -114,10 +131,13 @@ __all__ = [
     "KeyNotFound",
     "MessageNotFound",
     "MissingExtra",
+    "MissingField",
     "NetworkError",
     "NoResponders",
     "NoServersAvailable",
+    "NotAnEnvelope",
     "NotAwaited",
+    "NotJson",
     "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
@@ -131,8 +151,14 @@ __all__ = [
     "StreamRecreated",
     "StreamWentBack",
     "TooManyBatches",
+    "TopologyDrift",
+    "TopologyRefused",
+    "UnknownEventType",
+    "UnknownEventVersion",
+    "UpcastFailed",
     "UsageError",
     "WindowFull",
+    "WrongFieldType",
     "WrongLastSequence",
 ]
 
@@ -208,6 +234,18 @@ class InvalidHeader(ConfigError):
         return f"header {self.name!r}: {self.reason}"
 
 
+class InvalidEvent(ConfigError):
+    """An event that its own contract does not allow; it was not published. ``field`` and ``rule`` say why."""
+
+    def __init__(self, event_type: str, version: int, field: str, rule: str) -> None:
+        super().__init__(event_type, version, field, rule)
+        self.event_type, self.version, self.field, self.rule = event_type, version, field, rule
+
+    def __str__(self) -> str:
+        where = f", field {self.field!r}" if self.field else ""
+        return f"event {self.event_type!r} version {self.version}{where}: {self.rule}; it was not published"
+
+
 class PayloadTooLarge(ConfigError):
     """Headers and payload together exceed the server's ``max_payload``; nothing was sent.
 
@@ -224,6 +262,18 @@ class PayloadTooLarge(ConfigError):
             f"message{to_subject} of {self.size_bytes} bytes (headers and payload): the server accepts "
             f"{self.max_payload_bytes}; split it, or raise max_payload in the server's configuration"
         )
+
+
+class TopologyRefused(CallerError):
+    """Changes to the server that can lose something, or that it cannot make; ``steps`` says which. Nothing was done."""
+
+    def __init__(self, app: str, steps: tuple[str, ...]) -> None:
+        super().__init__(app, steps)
+        self.app, self.steps = app, steps
+
+    def __str__(self) -> str:
+        listed = "\n".join(self.steps)
+        return f"app {self.app!r}: these changes are not made without allow, or not at all; nothing was done\n{listed}"
 
 
 class UsageError(CallerError, RuntimeError):
@@ -677,6 +727,93 @@ class DigestMismatch(DataError):
 
     def __str__(self) -> str:
         return f"object {self.name!r} in bucket {self.bucket!r} is damaged: {self.reason}"
+
+
+class ContractViolation(DataError):
+    """A message is not what the contract of its event says. It never will be: put it aside, and go on.
+
+    ``field`` names what is wrong (empty for the whole message), ``rule`` says what was expected of it.
+    """
+
+    def __init__(
+        self, subject: str, event_type: str = "", version: int | None = None, field: str = "", rule: str = ""
+    ) -> None:
+        super().__init__(subject, event_type, version, field, rule)
+        self.subject, self.event_type, self.version, self.field, self.rule = subject, event_type, version, field, rule
+
+    @property
+    def kind(self) -> str:
+        """``"semantic"`` if the message has the right form and a value that is not allowed, else ``"structural"``."""
+        return "structural"
+
+    def __str__(self) -> str:
+        what = f", event {self.event_type!r}" if self.event_type else ""
+        which = "" if self.version is None else f" version {self.version}"
+        where = f", field {self.field!r}" if self.field else ""
+        return f"message on {self.subject!r}{what}{which}{where}: {self.rule}"
+
+
+class NotJson(ContractViolation):
+    """The body of a message is not JSON."""
+
+
+class NotAnEnvelope(ContractViolation):
+    """The body of a message is JSON, and lacks what every event says of itself, such as its type and id."""
+
+
+class UnknownEventType(ContractViolation):
+    """Nobody declared the type of an event; ``rule`` lists the known ones."""
+
+
+class UnknownEventVersion(ContractViolation):
+    """The type of an event is known, and its version is not: no class has it, and no upcast starts from it."""
+
+
+class MissingField(ContractViolation):
+    """A field that the contract requires is not there."""
+
+
+class WrongFieldType(ContractViolation):
+    """A field has a value of another type than the contract says."""
+
+
+class BrokenRule(ContractViolation):
+    """A field has the right type, and a value that the contract does not allow."""
+
+    @property
+    def kind(self) -> str:
+        return "semantic"
+
+
+class UpcastFailed(ContractViolation):
+    """The function that should make a newer version of an event raised an error, which is ``__cause__``."""
+
+
+class ContractFrozen(DataError):
+    """A type and version of an event is recorded already, with another meaning; ``changes`` says where."""
+
+    def __init__(self, event_type: str, version: int, changes: tuple[str, ...]) -> None:
+        super().__init__(event_type, version, changes)
+        self.event_type, self.version, self.changes = event_type, version, changes
+
+    def __str__(self) -> str:
+        listed = "\n".join(self.changes)
+        return (
+            f"event {self.event_type!r} version {self.version} is recorded with another meaning, and a version never "
+            f"changes; give the new one another version\n{listed}"
+        )
+
+
+class TopologyDrift(DataError):
+    """The server is not as the application declares; ``steps`` is the difference. Apply it, or change the code."""
+
+    def __init__(self, app: str, steps: tuple[str, ...]) -> None:
+        super().__init__(app, steps)
+        self.app, self.steps = app, steps
+
+    def __str__(self) -> str:
+        listed = "\n".join(self.steps)
+        return f"the server is not as app {self.app!r} declares; see `jetspark plan`, then `jetspark apply`\n{listed}"
 
 
 class JetStreamUnavailable(NetworkError):

@@ -527,7 +527,7 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(dr
             time.sleep(0.3)  # the window passes
             own.start()
 
-        with pytest.raises(jetspark.ConnectionLost, match=r"100 chunks became 1\d\d .*; put it again"):
+        with pytest.raises(jetspark.ConnectionLost, match=r"100 chunks became [1-9]\d\d+ .*; put it again"):
             await store.put("a", _interrupted(driver, 100, crash), chunk_bytes=CHUNK)
         assert await _subjects(js, "files") == {}
 

@@ -376,12 +376,20 @@ async def test_a_callback_hears_of_a_timeout_though_nobody_waits(driver: Driver,
         await create_stream(nc, "unasked", no_ack=True)
         publisher = publisher_of(driver, nc, ack_timeout=0.2)
         found: list[Any] = []
+        threads: set[str] = set()
+
+        def on_done(done: Any) -> None:
+            threads.add(threading.current_thread().name)
+            found.append(done.exception())
+
         for count in (1, 2):  # and again, when the first is over
-            add_callback(await publisher.publish("unasked.x"), lambda done: found.append(done.exception()))
+            add_callback(await publisher.publish("unasked.x"), on_done)
             async with asyncio.timeout(10):
                 while len(found) < count:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         assert [type(error) for error in found] == [jetspark.RequestTimeout] * 2
+        if driver.name == "blocking":
+            assert threads == {"jetspark-connection"}
 
 
 @on_both_drivers
@@ -392,7 +400,6 @@ async def test_a_callback_hears_that_the_connection_was_closed(driver: Driver, u
         add_callback(await publisher_of(driver, nc).publish("unsaid.x"), lambda done: found.append(done.exception()))
     await until(lambda: bool(found))
     assert isinstance(found[0], jetspark.ConnectionClosed)
-    await until(lambda: not [each for each in threading.enumerate() if each.name == "jetspark-acks"])
 
 
 @pytest.mark.parametrize("driver", ["blocking"], indirect=True)

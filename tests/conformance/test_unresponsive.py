@@ -20,11 +20,13 @@ from support.unresponsive import (
     PAYLOAD,
     ROWS,
     TIMEOUT_S,
+    Condition,
     CutOff,
     Full,
     Impersonated,
     Stall,
     Stopped,
+    Undisturbed,
     make_streams,
     row,
     run_rows,
@@ -402,9 +404,9 @@ def servers() -> Iterator[tuple[NatsServer, NatsServer]]:
         yield server, accomplice
 
 
-@pytest.mark.parametrize("condition", [Stopped, Full])
+@pytest.mark.parametrize("condition", [Undisturbed, Stopped, Full])
 def test_everything_ends_in_time_and_tells_the_truth(
-    condition: type[Stopped], driver: Driver, servers: tuple[NatsServer, NatsServer]
+    condition: type[Condition], driver: Driver, servers: tuple[NatsServer, NatsServer]
 ) -> None:
     async def work() -> None:
         stopped = condition(servers[0])

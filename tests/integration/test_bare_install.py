@@ -50,8 +50,9 @@ def test_import_needs_nothing_but_the_standard_library(wheel: Path) -> None:
         ),
         ("from jetspark.server import NatsServer\nNatsServer().start()", "server"),
         ("from jetspark.cli.main import run\nrun()", "cli"),
+        ("from jetspark.app import Event", "app"),
     ],
-    ids=["nkeys", "embedded server", "command line"],
+    ids=["nkeys", "embedded server", "command line", "applications"],
 )
 def test_what_needs_an_extra_names_it(wheel: Path, code: str, extra: str) -> None:
     result = run_bare(wheel, code)

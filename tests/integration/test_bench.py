@@ -7,15 +7,18 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from operator import truediv
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.zygote import Zygote
 
 from jetspark.bench import peers
 from jetspark.bench.peers import Peer
 from jetspark.bench.runner import Plan, contenders_of, run
+from jetspark.bench.sample import UVLOOP_SUFFIX
 from jetspark.bench.workloads import WORKLOADS
 from jetspark.blocking import connect
 from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
@@ -29,8 +32,41 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=55, check=False)
 
 
-@pytest.mark.timeout(240)  # each contender of the Spark workloads starts a Spark of its own
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.fixture(scope="module")
+def zygotes() -> Iterator[dict[bool, Zygote]]:
+    """For measurements without Spark, a process each, and with it, in one process that has one JVM."""
+    with (
+        Zygote("jetspark.bench.sample", "jetspark.aio.client", "nats", "uvloop") as forking,
+        Zygote("jetspark.bench.sample", forks=False) as staying,
+    ):
+        yield {False: forking, True: staying}
+
+
+@pytest.fixture
+def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the start of a Python, and of a Spark, for each measurement, which is what most of the time goes into.
+
+    That measurements have processes of their own is shown by the tests of the command.
+    """
+    run_any = subprocess.run
+
+    def run_cheaply(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[1:3] != ["-m", "jetspark.bench.sample"]:
+            return run_any(command, **options)
+        request = json.loads(command[3])
+        contenders = WORKLOADS[request["workload"]].contenders
+        [needs] = [each.needs for each in contenders if each.name == request["contender"].removesuffix(UVLOOP_SUFFIX)]
+        code = f"from jetspark.bench.sample import main\nmain({request!r})"
+        return zygotes[needs == "pyspark"].run(code, timeout=options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", run_cheaply)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else []) for name in WORKLOADS]
+)
+@pytest.mark.usefixtures("_measures_cheaply")
 def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
     pytest.importorskip("nats")
     announced: list[str] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.zygote import Zygote
 
 import jetspark
 from jetspark.server import NatsServer
@@ -54,10 +55,17 @@ def url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("jetspark.aio.client", "jetspark.batcher", "jetspark.batcher.blocking", "jetspark.server") as running:
+        yield running
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
-def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_path: Path) -> None:
-    _run([sys.executable, "-W", "error", "-c", _at(url, BLOCKS[name])], tmp_path)
+def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_path: Path, zygote: Zygote) -> None:
+    result = zygote.run(_at(url, BLOCKS[name]), folder=tmp_path, timeout=110)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
@@ -76,7 +84,15 @@ def _at(url: str, code: str) -> str:
 
 
 @pytest.mark.timeout(240)  # two of them start a Spark
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(
+            path, id=path.name, marks=[pytest.mark.slow] if "jetspark.spark" in path.read_text("utf-8") else []
+        )
+        for path in EXAMPLES
+    ],
+)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=230)
 

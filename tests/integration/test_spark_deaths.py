@@ -16,13 +16,14 @@ from zlib import crc32
 import pytest
 
 from jetspark import KVConfig
-from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig, connect
+from jetspark.blocking import JetStream, KeyValue, Stream, connect
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
 
 if TYPE_CHECKING:
-    from support.sparks import Driver
+    from support.names import new_name, new_stream
+from support.sparks import Driver
 
 pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -30,17 +31,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MODES = ["fast", "atomic", "async"]
 KEYS = 40
 
-_numbers = itertools.count(1)
-
-
-def new_stream(js: JetStream, **options: Any) -> Stream:
-    name = f"D{next(_numbers)}"
-    defaults = {"allow_batched": True, "allow_atomic": True, "allow_direct": True}
-    return js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], **(defaults | options)))
-
 
 def new_bucket(js: JetStream) -> KeyValue:
-    return js.create_kv(KVConfig(bucket=f"state{next(_numbers)}", allow_batched=True))
+    return js.create_kv(KVConfig(bucket=new_name("state"), allow_batched=True))
 
 
 def stored(stream: Stream) -> list[bytes]:

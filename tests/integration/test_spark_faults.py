@@ -6,7 +6,6 @@ No JVM: a test does a task's work in its own process, through the formats as Spa
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import time
@@ -22,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 from support.folds import Chain
 from support.lossy import lossy_proxy
+from support.names import new_name
 from support.replicas import stale_replica
 
 from jetspark import KVConfig
@@ -40,11 +40,9 @@ pytestmark = pytest.mark.timeout(120)
 # A stale replica answers every second request, by chance: as many tries miss it once in a thousand runs.
 TRIES = 10
 
-_numbers = itertools.count(1)
-
 
 def new_bucket(js: JetStream, *, batched: bool = True) -> KeyValue:
-    return js.create_kv(KVConfig(bucket=f"faulty{next(_numbers)}", history=5, allow_batched=batched))
+    return js.create_kv(KVConfig(bucket=new_name("faulty"), history=5, allow_batched=batched))
 
 
 # ---- folding while others write --------------------------------------------------------------------------------------

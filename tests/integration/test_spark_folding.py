@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import threading
@@ -14,6 +13,7 @@ from zlib import crc32
 import pyarrow as pa
 import pytest
 from support.folds import Chain
+from support.names import new_name
 
 from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue, Stream, StreamConfig
@@ -38,11 +38,9 @@ pytestmark = [pytest.mark.timeout(180)]
 SCHEMA = StructType().add("key", StringType()).add("sequence", LongType()).add("event", StringType())
 KEYS = 10
 
-_numbers = itertools.count(1)
-
 
 def new_bucket(js: JetStream) -> KeyValue:
-    return js.create_kv(KVConfig(bucket=f"folded{next(_numbers)}", allow_batched=True))
+    return js.create_kv(KVConfig(bucket=new_name("folded"), allow_batched=True))
 
 
 def rows_of(count: int, first: int = 1) -> list[tuple[str, int, str]]:
@@ -123,7 +121,7 @@ def test_a_micro_batch_that_failed_for_its_partitions_is_folded_whole_when_they_
 
 
 def source(js: JetStream, rows: list[tuple[str, int, str]]) -> Stream:
-    name = f"F{next(_numbers)}"
+    name = new_name("F")
     stream = js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], allow_batched=True, allow_direct=True))
     with js.fast_batch() as batch:
         batch.add_many((f"{name}.{key}", event.encode()) for key, _, event in rows)

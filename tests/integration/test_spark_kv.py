@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 from support.folds import Chain
+from support.names import new_name
 
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["support.sparks"]
 pytestmark = pytest.mark.timeout(120)
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture
 def bucket(js: JetStream) -> KeyValue:
@@ -55,7 +54,7 @@ def bucket(js: JetStream) -> KeyValue:
 
 
 def new_bucket(js: JetStream, *, batched: bool = True, history: int = 1) -> KeyValue:
-    made = js.create_kv(KVConfig(bucket=f"table{next(_numbers)}", history=history))
+    made = js.create_kv(KVConfig(bucket=new_name("table"), history=history))
     if batched:
         js.update_stream(StreamConfig(name=f"KV_{made.bucket}", allow_batched=True))
     return made
@@ -198,7 +197,7 @@ def test_an_empty_bucket_is_an_empty_table(options: dict[str, str]) -> None:
 def test_a_mirror_is_read_with_its_origins_keys(js: JetStream, bucket: KeyValue, options: dict[str, str]) -> None:
     bucket.put("a", b"1")
     source = jetspark.StreamSource(name=bucket.bucket)
-    mirror = js.create_kv(KVConfig(bucket=f"mirror{next(_numbers)}", mirror=source))
+    mirror = js.create_kv(KVConfig(bucket=new_name("mirror"), mirror=source))
     for change in mirror.watch():
         if change.key == "a":
             break
@@ -500,7 +499,7 @@ def test_a_fold_waits_for_a_server_that_is_away() -> None:
 
 
 def test_what_a_bucket_refuses_for_good_is_an_error_that_names_the_key(js: JetStream) -> None:
-    made = js.create_kv(KVConfig(bucket=f"small{next(_numbers)}", max_value_bytes=10))
+    made = js.create_kv(KVConfig(bucket=new_name("small"), max_value_bytes=10))
     js.update_stream(StreamConfig(name=f"KV_{made.bucket}", allow_batched=True))
     with pytest.raises(ServerError, match="key 'b': message size exceeds maximum allowed"):
         written_changes(js, made.bucket, [Change("a", b"x"), Change("b", b"x" * 100)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
 from jetspark.blocking import JetStream, Stream, StreamConfig
@@ -27,15 +27,6 @@ pytestmark = pytest.mark.timeout(120)
 MODES = ["fast", "atomic", "async"]
 # A stale replica answers every second request, by chance.
 TRIES = 8
-
-_numbers = itertools.count(1)
-
-
-def new_stream(js: JetStream, **options: Any) -> Stream:
-    name = f"L{next(_numbers)}"
-    defaults = {"allow_batched": True, "allow_atomic": True, "allow_direct": True}
-    return js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], **(defaults | options)))
-
 
 # ---- which rows are stored -------------------------------------------------------------------------------------------
 
@@ -88,7 +79,7 @@ def test_as_many_ids_as_allowed_are_found_and_one_more_is_an_error(js: JetStream
 
 
 def test_the_bucket_is_made_once_and_found_afterwards(js: JetStream) -> None:
-    bucket = f"ledger{next(_numbers)}"
+    bucket = new_name("ledger")
     stream = new_stream(js)
     first = Ledger.of(js, bucket, "q1", replicas=1)
     config = js.stream(f"KV_{bucket}").cached_info.config
@@ -111,7 +102,7 @@ def test_the_bucket_is_made_once_and_found_afterwards(js: JetStream) -> None:
 
 
 def test_a_bucket_that_another_task_makes_at_the_same_moment_is_used(js: JetStream) -> None:
-    bucket = f"ledger{next(_numbers)}"
+    bucket = new_name("ledger")
 
     class Late(JetStream):
         """Finds that there is no bucket, and is overtaken."""
@@ -133,7 +124,7 @@ def test_a_bucket_that_another_task_makes_at_the_same_moment_is_used(js: JetStre
 
 
 def test_a_replica_that_is_behind_hides_no_attempt_and_makes_none_younger(js: JetStream) -> None:
-    bucket = f"ledger{next(_numbers)}"
+    bucket = new_name("ledger")
     stream = new_stream(js)
     ledger = Ledger.of(js, bucket, "q1", replicas=1)
     ledger.open(3, 0, stream.info())
@@ -171,7 +162,7 @@ def attempt(server: NatsServer, stream: Stream, mode: str, bucket: str, *, dies_
 
 def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(server: NatsServer, js: JetStream) -> None:
     window_s = 1.0
-    bucket = f"ledger{next(_numbers)}"
+    bucket = new_name("ledger")
     streams = {mode: new_stream(js, duplicate_window_s=window_s) for mode in MODES}
     for mode, stream in streams.items():
         js.publish(f"{stream.name}.x", b"before")
@@ -195,7 +186,7 @@ def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(ser
 def test_an_attempt_within_the_duplicate_window_leaves_it_to_the_stream_to_know_its_rows(
     server: NatsServer, js: JetStream, mode: str
 ) -> None:
-    stream, bucket = new_stream(js), f"ledger{next(_numbers)}"
+    stream, bucket = new_stream(js), new_name("ledger")
     for _ in range(2):
         attempt(server, stream, mode, bucket)
     assert [message.data for message in stream.get_messages()] == ROWS
@@ -203,7 +194,7 @@ def test_an_attempt_within_the_duplicate_window_leaves_it_to_the_stream_to_know_
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: JetStream, mode: str) -> None:
-    stream, bucket = new_stream(js), f"ledger{next(_numbers)}"
+    stream, bucket = new_stream(js), new_name("ledger")
     Ledger.of(js, bucket, stream.name).commit(0, len(ROWS))
     written = attempt(server, stream, mode, bucket)
     assert (written.rows, written.sent, written.is_committed_already) == (len(ROWS), 0, True)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.names import new_stream
 
-from jetspark.blocking import JetStream, Stream, StreamConfig
+from jetspark.blocking import JetStream, Stream
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -30,15 +31,6 @@ pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MODES = ["fast", "atomic", "async"]
-
-
-_names = (f"S{number}" for number in range(1000))
-
-
-def new_stream(js: JetStream, **options: Any) -> Stream:
-    name = next(_names)
-    defaults = {"allow_batched": True, "allow_atomic": True, "allow_direct": True, "allow_message_ttl": True}
-    return js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], **(defaults | options)))
 
 
 def stored(stream: Stream) -> list[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from support.certificates import Certificates, make_certificates
+from support.names import new_name
 
 from jetspark import NKey, StreamConfig, TLSConfig, UserPassword
 from jetspark.blocking import JetStream, Stream, connect
@@ -35,14 +35,11 @@ pytest_plugins = ["support.sparks"]
 FINISH_S = 50
 
 
-_numbers = itertools.count(1)
-
-
 @pytest.fixture
 def stream(js: JetStream) -> Stream:
     """With messages 1 to 100: the number as data, on three subjects in turn."""
-    number = next(_numbers)
-    made = js.create_stream(StreamConfig(name=f"S{number}", subjects=[f"s{number}.>"], allow_batched=True))
+    name = new_name()
+    made = js.create_stream(StreamConfig(name=name, subjects=[f"{name.lower()}.>"], allow_batched=True))
     fill(js, made, 100)
     return made
 
@@ -290,7 +287,7 @@ def test_a_stream_is_read_in_limited_batches_and_goes_on_from_its_checkpoint(
 def test_a_stream_at_its_limit_is_read_from_earliest_while_it_evicts(
     spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path
 ) -> None:
-    name = f"S{next(_numbers)}"
+    name = new_name("S")
     subjects = [f"{name.lower()}.>"]
     full = js.create_stream(StreamConfig(name=name, subjects=subjects, allow_batched=True, max_messages=5_000))
     fill(js, full, 6_000)

@@ -22,9 +22,11 @@ from jetspark.jetstream.operations import Api
 from jetspark.jetstream.operations import Operation as Asking
 from jetspark.publish import atomic_resolve
 from jetspark.publish.atomic import AtomicMachine, Outcome
-from jetspark.publish.fast import FastMachine, Operation
-from jetspark.publish.fast_options import Refusal
+from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_losses import FastLosses
+from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_wire import Operation
 from jetspark.publish.outgoing import Item
 
 # ---- fast batches ----------------------------------------------------------------------------------------------------
@@ -35,7 +37,7 @@ class Resends(FastMachine):
 
     def add(self, item: Item, now: float) -> None:
         super().add(item, now)
-        self._machine.publish_frames([self._frame(item, self.sequence, Operation.APPEND)])
+        self._machine.publish_frames([self._frames.frame(item, self.sequence, Operation.APPEND)])
 
 
 class TakesLostForStored(FastMachine):
@@ -51,7 +53,7 @@ class KeepsLossesToItself(FastMachine):
 
 class SeesNoProgressInErrors(FastMachine):
     def _on_refused(self, refusal: Refusal, now: float) -> None:
-        self._report_refusal(refusal)
+        self.losses.add_refusal(refusal)
 
 
 class BlamesTheWrongOne(FastMachine):
@@ -96,12 +98,18 @@ class ReportsTwice(FastMachine):
     """Takes every gap for a new one, though a new leader repeats what the old one had said."""
 
     def _on_gap(self, missing: range, now: float) -> None:
-        self._gaps_end = 0
-        self._refused.clear()
+        self.losses._gaps_end = 0
+        self.losses._refused.clear()
         super()._on_gap(missing, now)
 
 
 class TellsTwice(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _ToldTwice()
+
+
+class _ToldTwice(FastLosses):
     def _report(self, reports: list[Any], entry: range | Refusal) -> None:
         super()._report(reports, entry)
         self.news.append(entry)
@@ -124,17 +132,17 @@ class DoubtsWhatItKnows(FastMachine):
 
     @property
     def doubts(self) -> list[range]:
-        return list(self._unheard)
+        return list(self.losses._unheard)
 
 
 class CountsWhatItDoubts(FastMachine):
     @property
     def stored(self) -> int:
-        unheard, self._unheard = self._unheard, []
+        unheard, self.losses._unheard = self.losses._unheard, []
         try:
             return super().stored
         finally:
-            self._unheard = unheard
+            self.losses._unheard = unheard
 
 
 class PingsWithoutMeasure(FastMachine):
@@ -143,7 +151,7 @@ class PingsWithoutMeasure(FastMachine):
     def ping(self, now: float) -> None:
         super().ping(now)
         if self.inbox is not None and not self._machine.is_closed:
-            frame = self._frame((self._first_subject, b"x" * 700_000), self.sent, Operation.PING)
+            frame = self._frames.frame((self._first_subject, b"x" * 700_000), self.sent, Operation.PING)
             self._machine.publish_frames([frame] * 2, is_urgent=True)
 
 

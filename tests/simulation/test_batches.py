@@ -316,7 +316,7 @@ def _commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, BLOCKS))])
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_guarantees_hold_whatever_happens(workload: Callable[[World], None], block: int) -> None:
     count, given = SEEDS_IN_A_BLOCK[workload.__name__], seeds.given()

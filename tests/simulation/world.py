@@ -87,7 +87,7 @@ class World:
         self.watches: list[Callable[[World], None]] = []
         """Asked when all is over."""
         self._stored: dict[str, list[int]] = {}
-        self._seen: list[Any] = []
+        self._seen: Sequence[Any] = []
 
     @property
     def has_faults(self) -> bool:
@@ -109,7 +109,7 @@ class World:
         for message in messages[len(seen) :]:
             owner, number, _ = message.data.split(b":", 2)
             self._stored.setdefault(owner.decode(), []).append(int(number))
-        self._seen = list(messages)
+        self._seen = messages
         return self._stored.get(name, [])
 
     def run(self) -> None:
@@ -476,13 +476,14 @@ class EndlessRun(Run):
 
     def step(self) -> None:
         endless, now = self.endless, self.clock.now
-        while not self.has_left and endless.failure is None and endless.accepted < self.available and endless.room:
-            count = min(self.available - endless.accepted, 1 if self._accepts_one_by_one else endless.room)
-            first = endless.accepted + 1
-            endless.accept([self.item(first + place) for place in range(min(count, CHUNK_MESSAGES))], now)
-            if self._flushes_every and endless.accepted % self._flushes_every == 0:
+        accepted = endless.accepted
+        while not self.has_left and endless.failure is None and accepted < self.available and (room := endless.room):
+            count = min(self.available - accepted, 1 if self._accepts_one_by_one else room, CHUNK_MESSAGES)
+            endless.accept([self.item(accepted + 1 + place) for place in range(count)], now)
+            accepted = endless.accepted
+            if self._flushes_every and accepted % self._flushes_every == 0:
                 endless.flush()
-        if endless.accepted == self.total and self.available == self.total:
+        if accepted == self.total and self.available == self.total:
             endless.close()
         try:
             while endless.pump(now):

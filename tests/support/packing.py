@@ -1,10 +1,10 @@
 """How the whole suite is packed into a few processes: in which order its parts begin, and what stays together.
 
-Most tests wait (for a server to rng, an election, a time-out) and some keep a processor busy (Spark, the simulations).
-There are two processes to a core, so that the ones run while the others wait. A process is given one part after the
-other: a file, or of the long files each function or each case. The long parts begin first, so that none is begun when
-there is nothing left to do beside it. Every second process takes the busy ones first and the others the rest: at any
-time there is as much of both as the processors can take.
+Most tests wait (for a server to restart, an election, a time-out) and some keep a processor busy (Spark, the
+simulations). There are three processes to a core: one that takes the busy parts first and two that take the others, so
+that those run while these wait. A process is given one part after the other: a file, or of the long files each function
+or each case. The long parts begin first, so that none is begun when there is nothing left to do beside it. A process
+that finds no more parts of its kind takes those of the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from support.loops import DRIVERS
 
-PROCESSES_PER_CORE = 2
+PROCESSES_PER_CORE = 3
 # More would spend their time on collecting 7,000 tests each, and there are not that many long parts.
 MOST_PROCESSES = 16
 
@@ -39,7 +39,7 @@ _sharing = _sharing_spark()
 SESSION = "session of Spark"
 SESSIONS = [_sharing[0::4] + _sharing[3::4], _sharing[1::4] + _sharing[2::4]]
 
-# Nothing that takes long to make is shared by the functions of these files, or by the cases of a function.
+# Nothing that takes long to make is shared by the functions of these files, or, below, by the cases of a function.
 BY_FUNCTION = {
     "conformance/test_atomic.py",
     "conformance/test_batcher_sinks.py",
@@ -51,15 +51,15 @@ BY_FUNCTION = {
     "conformance/test_pull.py",
     "conformance/test_reconnect.py",
     "conformance/test_replicated.py",
+    "integration/test_bench.py",
     "integration/test_cluster.py",
+    "integration/test_docs.py",
     "integration/test_embedded_server.py",
     "integration/test_spark_deaths.py",
 }
 BY_CASE = {
     "conformance/test_js_stopped_server.py",
     "conformance/test_unresponsive.py",
-    "integration/test_bench.py",
-    "integration/test_docs.py",
     "integration/test_spark_setup.py",
     "simulation/test_batcher.py",
     "simulation/test_batches.py",
@@ -138,7 +138,7 @@ class Packing(LoadScopeScheduling):  # type: ignore[misc]
         return part_of(nodeid)
 
     def _assign_work_unit(self, node: Any) -> None:
-        takes_busy = int(node.gateway.id.removeprefix("gw")) % 2 == 0
+        takes_busy = int(node.gateway.id.removeprefix("gw")) % PROCESSES_PER_CORE == 0
         liked = next((part for part in self.workqueue if is_busy(part) == takes_busy), None)
         if liked is not None:
             self.workqueue.move_to_end(liked, last=False)

@@ -36,8 +36,8 @@ from jetspark.state.deliveries import delivery
 STEP_S = 0.001
 
 
-class _Driver:
-    """Runs procedures, whose steps fail as often as ``faults`` says."""
+class MemoryServer:
+    """Runs procedures on what its subclass holds. Faults are drawn before a step, as often as ``faults`` says."""
 
     def __init__(self, faults: float, rng: random.Random | None) -> None:
         self.now, self._faults, self._rng = 0.0, faults, rng or random.Random(0)
@@ -58,29 +58,6 @@ class _Driver:
             return finished.value
 
     def _perform(self, step: Any) -> Any:
-        raise NotImplementedError
-
-    def _is_fault(self) -> bool:
-        return self._rng.random() < self._faults
-
-    def _maybe(self, error: Exception) -> None:
-        if self._is_fault():
-            raise error
-
-
-class MemoryBucket(_Driver):
-    """A stream ``KV_b``, and its faults: each is drawn before a step, as often as ``faults`` says."""
-
-    def __init__(self, *, is_batched: bool = True, faults: float = 0.0, rng: random.Random | None = None) -> None:
-        super().__init__(faults, rng)
-        self._is_batched = is_batched
-        self.log: list[tuple[str, bytes, dict[str, str]]] = []
-        """Every message that was ever stored: the revision is its place, from 1."""
-        self.requests: list[str] = []
-
-    # ---- the steps ---------------------------------------------------------------------------------------------
-
-    def _perform(self, step: Any) -> Any:
         self.before_step(step)
         match step:
             case ReadClock():
@@ -98,13 +75,43 @@ class MemoryBucket(_Driver):
                 self._maybe(RequestTimeout("answers", 1.0))
                 self._give(answers)
                 return None
+        return self._perform_own(step)
+
+    def _perform_own(self, step: Any) -> Any:
+        """A step that only some procedures have."""
+        raise NotImplementedError
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _give(self, answers: Any) -> None:
+        raise NotImplementedError
+
+    def _is_fault(self) -> bool:
+        return self._rng.random() < self._faults
+
+    def _maybe(self, error: Exception) -> None:
+        if self._is_fault():
+            raise error
+
+
+class MemoryBucket(MemoryServer):
+    """A stream ``KV_b``."""
+
+    def __init__(self, *, is_batched: bool = True, faults: float = 0.0, rng: random.Random | None = None) -> None:
+        super().__init__(faults, rng)
+        self._is_batched = is_batched
+        self.log: list[tuple[str, bytes, dict[str, str]]] = []
+        """Every message that was ever stored: the revision is its place, from 1."""
+        self.requests: list[str] = []
+
+    def _perform_own(self, step: Any) -> Any:
+        match step:
             case IngestAll(items):
                 return self._ingest(list(items))
             case PublishEach(items):
                 return [self._publish_one(*item) for item in items]
         raise AssertionError(step)
-
-    # ---- the bucket --------------------------------------------------------------------------------------------
 
     def put(self, key: str, value: bytes, headers: dict[str, str] | None = None) -> int:
         self.log.append((f"$KV.b.{key}", value, headers or {}))
@@ -202,8 +209,8 @@ class Source:
         self.position, self.sent = position, 0
 
 
-class MemoryStream(_Driver):
-    """A stream ``S`` that is read through pull consumers, with faults as :class:`MemoryBucket` has them."""
+class MemoryStream(MemoryServer):
+    """A stream ``S`` that is read through pull consumers."""
 
     CREATED = "2026-01-01T00:00:00Z"
 
@@ -238,24 +245,8 @@ class MemoryStream(_Driver):
             self.run(scan.close())
         return found
 
-    def _perform(self, step: Any) -> Any:
-        self.before_step(step)
+    def _perform_own(self, step: Any) -> Any:
         match step:
-            case ReadClock():
-                return self.now
-            case Pause(seconds):
-                self.now += seconds
-                return None
-            case Connect():
-                self._maybe(ConnectionLost("nobody is there"))
-                return Api()
-            case Request():
-                self._maybe(RequestTimeout("a request", 1.0))
-                return CoreMessage("_INBOX", json.dumps(self._answer(step)).encode(), None, None, None)
-            case AskMany(answers):
-                self._maybe(RequestTimeout("answers", 1.0))
-                self._give(answers)
-                return None
             case OpenPull(info):
                 self.open += 1
                 return Source(info.config.start_sequence or 1)

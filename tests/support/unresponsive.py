@@ -44,7 +44,7 @@ __all__ = [
     "Row",
     "Stall",
 ]
-__all__ += ["Stopped", "documented", "make_streams", "row", "run_rows"]
+__all__ += ["Stopped", "Undisturbed", "documented", "make_streams", "row", "run_rows"]
 
 R = TypeVar("R")
 
@@ -93,7 +93,7 @@ class Stall:
 
     def __init__(self, run: _Run, name: str, nc: jetspark.Client) -> None:
         self._run, self.name, self.nc = run, name, nc
-        self.js = nc.jetstream(timeout=TIMEOUT_S)
+        self.js = nc.jetstream(timeout=run.condition.timeout_s)
         self.patient = nc.jetstream(timeout=20)
         """To prepare and to look afterwards."""
         self.subject = f"stall.{name}"
@@ -157,6 +157,7 @@ class Stall:
     async def holds(self, ended: Ended, claim: Callable[[], Awaitable[bool]]) -> None:
         """What was reported as done is so; soon, as any replica may answer, and one may be a moment behind."""
         if ended.error is not None:
+            assert not self._run.condition.must_succeed, f"{self.name}: {ended.error!r}, though nothing is wrong"
             return
         deadline = time.monotonic() + 10
         while True:
@@ -278,6 +279,10 @@ class Condition:
     """Whether a message that nobody acknowledged may be lost."""
     keeps_batches = True
     """Whether an atomic batch that was begun can go on afterwards."""
+    must_succeed = False
+    """Whether every write has to be reported as done, so that it is looked at."""
+    timeout_s = TIMEOUT_S
+    """Of all JetStream contexts."""
     replicas = 1
     """Of all streams."""
     options: dict[str, Any] = {}  # noqa: RUF012
@@ -315,6 +320,20 @@ class Condition:
 
     def check(self, error: BaseException) -> None:
         """Whether an operation may end with it, if it is documented."""
+
+
+class Undisturbed(Condition):
+    """Nothing is wrong: otherwise a write that is reported as done, and is not, might never be seen."""
+
+    answers_pings = True
+    must_succeed = True
+    timeout_s = 15.0  # on a busy machine
+
+    async def begin(self, connections: list[Any]) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
 
 
 class Stopped(Condition):

@@ -12,13 +12,19 @@ REPOSITORY = Path(__file__).parents[2]
 FILES = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy knows of the package after the first run need not be found out in the others."""
+    return tmp_path_factory.mktemp("mypy")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_users_see_the_types_they_should(path: Path, tmp_path: Path) -> None:
-    _check([path], tmp_path)
+def test_users_see_the_types_they_should(path: Path, cache: Path) -> None:
+    _check([path], cache)
 
 
 @pytest.mark.timeout(180)
-def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path) -> None:
+def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path, cache: Path) -> None:
     blocks = tmp_path / "blocks"
     blocks.mkdir()
     for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
@@ -27,13 +33,13 @@ def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path) -> Non
             (blocks / f"{page.stem.replace('-', '_')}_{number}.py").write_text(block[1], encoding="utf-8")
     examples = sorted((REPOSITORY / "examples").glob("*.py"))
     assert examples
-    _check([*sorted(blocks.iterdir()), *examples], tmp_path)
+    _check([*sorted(blocks.iterdir()), *examples], cache)
 
 
-def _check(paths: list[Path], folder: Path) -> None:
+def _check(paths: list[Path], cache: Path) -> None:
     # A configuration of its own, as a user has it: nothing of the project's is on the path or relaxed.
-    config = folder / "mypy.ini"
+    config = cache / "mypy.ini"
     config.write_text("[mypy]\nstrict = True\n[mypy-pyarrow.*]\nignore_missing_imports = True\n")
     files = [str(path) for path in paths]
-    output, errors, code = api.run(["--config-file", str(config), "--cache-dir", str(folder / "cache"), *files])
+    output, errors, code = api.run(["--config-file", str(config), "--cache-dir", str(cache), *files])
     assert code == 0, output + errors

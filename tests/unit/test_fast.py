@@ -34,7 +34,7 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.publish import fast
+from jetspark.publish import fast_losses
 from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, Refusal
 from jetspark.publish.outgoing import Item, are_plain, take
@@ -590,7 +590,7 @@ def test_an_answer_that_makes_no_sense_leaves_the_batch_in_doubt(answer: dict[st
 
 
 def test_too_many_losses_to_remember_end_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "MAX_REPORTS", 2)
+    monkeypatch.setattr(fast_losses, "MAX_REPORTS", 2)
     peer = Peer(gap="ok")
     batch = peer.open()
     peer.add(5)
@@ -846,7 +846,7 @@ def test_a_stream_that_refused_the_first_message_for_now_is_there_and_has_all_th
     peer = Peer(timeout=30.0, wait_for_stream_s=1.0)
     peer.batch.start(A, NOW)
     peer.say(error(10211, 429), place=(1, 0))
-    assert peer.batch.is_stream_known
+    assert peer.batch.opening.is_stream_known
     now = NOW
     while not peer.batch.is_ended:
         now = peer.batch.reopen_at or NOW
@@ -859,9 +859,9 @@ def test_why_a_batch_could_not_open_is_not_why_the_next_attempt_is_not_answered(
     peer = Peer()
     peer.batch.start(A, NOW)
     peer.say(NO_RESPONDERS, place=(1, 0))
-    assert isinstance(peer.batch.reopen_error, JetStreamUnavailable)
+    assert isinstance(peer.batch.opening.reopen_error, JetStreamUnavailable)
     peer.batch.start(A, NOW + 0.05)
-    assert peer.batch.reopen_error is None
+    assert peer.batch.opening.reopen_error is None
 
 
 @pytest.mark.parametrize("is_only", [False, True])

@@ -27,6 +27,11 @@ def test_who_blocks_does_not_load_the_asyncio_driver(module: str) -> None:
     assert of_asyncio(loaded_by(f"import {module}")) == []
 
 
+def test_who_awaits_does_not_load_the_blocking_driver() -> None:
+    modules = loaded_by("import jetspark.aio, jetspark.aio.steps; import jetspark; jetspark.connect")
+    assert [name for name in sorted(modules) if name.startswith("jetspark.blocking")] == []
+
+
 # A worker unpickles a reader or writer by its module; the processes that plan unpickle the format.
 @pytest.mark.parametrize(
     "program",

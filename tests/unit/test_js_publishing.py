@@ -275,3 +275,11 @@ def test_what_does_not_say_where_the_message_is_acknowledges_nothing(data: bytes
 def test_an_empty_reply_with_a_status_acknowledges_nothing() -> None:
     with pytest.raises((ProtocolError, ServerError)):
         _ack(b"", b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n")
+
+
+@pytest.mark.parametrize("msg_id", ["a", "evt-1", "a:b/c.d", "~!", "with a blank", "ä", "x" * 300])
+def test_a_message_id_alone_is_encoded_as_among_other_headers(msg_id: str) -> None:
+    alone, among = publish_headers(None, msg_id, None, None), publish_headers({}, msg_id, None, None)
+    assert alone is not None
+    assert among is not None
+    assert encode(alone) == encode(among) == f"NATS/1.0\r\nNats-Msg-Id: {msg_id}\r\n\r\n".encode()

@@ -65,6 +65,27 @@ PURE = (
     "batcher.rate_limit",
     "batcher.retry",
     "batcher.jetstream_sinks",
+    "app.asyncapi",
+    "app.causes",
+    "app.compatibility",
+    "app.contracts",
+    "app.envelope",
+    "app.events",
+    "app.faults",
+    "app.field_rules",
+    "app.handlers",
+    "app.ids",
+    "app.lanes",
+    "app.letters",
+    "app.names",
+    "app.other_forms",
+    "app.records",
+    "app.retry",
+    "app.samples",
+    "app.schemas",
+    "app.settling",
+    "app.tokens",
+    "app.topology",
     "spark.options",
     "spark.schema",
     "spark.offsets",
@@ -88,12 +109,12 @@ IMPURE_MODULES = {
     "time",
     "uuid",
 }
-# A TLS context is made of files and opens nothing; both drivers need the same one.
-PURE_EXCEPTIONS = {"core.tls": {"ssl"}}
+# A TLS context is made of files and opens nothing; both drivers need the same one. UUID is a type of fields there.
+PURE_EXCEPTIONS = {"core.tls": {"ssl"}, "app.field_rules": {"uuid"}, "app.tokens": {"uuid"}}
 
 # Third-party packages a row may import at the top of a module; anywhere else they belong inside functions.
 THIRD_PARTY: dict[str, set[str]] = {
-    "app": {"pydantic"},
+    "app": {"msgspec"},
     "cli": {"click", "rich", "typer"},
     "dashboard": {"jinja2", "starlette", "uvicorn"},
     "spark": {"pandas", "pyarrow", "pyspark"},

@@ -118,7 +118,6 @@ ONLY_ASYNCIO = {
     "unsent",  # a loop that ended cannot send what is left
 }
 ONLY_BLOCKING = {
-    "check_may_wait",  # the thread that reads must not wait for what is read
     "give_up_session",  # interrupts
     "is_over",
     "may_wait",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
-from support import packing
+import pytest
+from support import bytecode, packing
 
 TESTS = Path(__file__).parents[1]
 
@@ -25,7 +27,7 @@ def test_files_that_share_a_session_of_spark_go_to_two_processes() -> None:
 def test_a_case_a_function_or_a_file_is_a_part() -> None:
     assert packing.part_of("tests/unit/test_pull.py::test_a[1]") == "unit/test_pull.py"
     assert packing.part_of("tests/conformance/test_pull.py::test_a[1]") == "conformance/test_pull.py::test_a"
-    assert packing.part_of("tests/integration/test_bench.py::test_a[1]") == "integration/test_bench.py::test_a[1]"
+    assert packing.part_of("tests/integration/test_spark_setup.py::test_a[1]").endswith("test_a[1]")
     interrupted = "conformance/test_interrupts.py"
     assert packing.part_of(f"tests/{interrupted}::test_a[fetch-uvloop]") == f"{interrupted} uvloop"
     assert packing.part_of("tests/integration/test_spark_kv.py::test_a[1]").startswith(packing.SESSION)
@@ -69,10 +71,18 @@ def scheduling(*nodeids: str) -> packing.Packing:
     return made
 
 
-def test_every_second_process_takes_busy_parts_first_and_the_others_the_rest() -> None:
-    tests = [f"tests/{name}::test_a" for name in ("unit/test_a.py", "integration/test_demo.py", "unit/test_b.py")]
+def test_one_process_of_a_core_takes_busy_parts_first_and_the_others_the_rest() -> None:
+    files = (
+        "unit/test_a.py",
+        "integration/test_demo.py",
+        "unit/test_b.py",
+        "integration/test_bench.py",
+        "unit/test_c.py",
+    )
+    tests = [f"tests/{name}::test_a" for name in files]
     packed = scheduling(*tests)
-    for process, expected in ((Process("gw0"), 1), (Process("gw1"), 0), (Process("gw2"), 2)):
+    for name, expected in (("gw0", 1), ("gw1", 0), ("gw2", 2), ("gw3", 3), ("gw4", 4)):
+        process = Process(name)
         packed.registered_collections[process] = tests
         packed._assign_work_unit(process)
         assert process.sent == [expected]
@@ -86,3 +96,20 @@ def test_a_process_that_has_not_collected_yet_is_given_nothing() -> None:
     packed.registered_collections[replacing] = ["tests/unit/test_a.py::test_a"]
     packed._reschedule(replacing)
     assert replacing.sent == [0]
+
+
+def test_bytecode_is_missing_where_there_is_none_or_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This file has some, since it runs: where pytest puts it and what it calls it is pytest's affair."""
+    [here] = (TESTS / "unit" / "__pycache__").glob(f"test_packing.*-pytest-{pytest.__version__}.pyc")
+    monkeypatch.setattr(bytecode, "TESTS", tmp_path)
+    file = tmp_path / "test_packing.py"
+    file.write_text("")
+    assert bytecode.missing() == [file]
+    written = tmp_path / "__pycache__" / here.name
+    written.parent.mkdir()
+    written.touch()
+    assert bytecode.missing() == []
+    os.utime(written, (0, 0))
+    assert bytecode.missing() == [file]

@@ -78,6 +78,70 @@ def test_the_request_ends_before_the_fetch_and_its_408_ends_the_fetch() -> None:
     assert len(reader.messages) == 1
 
 
+def test_a_reader_that_keeps_up_for_hours_has_a_bounded_ledger() -> None:
+    """It asks again before everything has come, so that there is never a moment at which all is fulfilled."""
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100))
+    now, number, asked_for, received = 0.0, 0, 0, 0
+    while number < 20_000:
+        step = flow.step(now, 1)
+        if isinstance(step, Ask):
+            asked_for += body(step)["batch"]
+        elif isinstance(step, Wait):
+            assert step.until is not None
+            assert now < step.until
+            some = [message(number + each) for each in range(min(7, asked_for - received))]
+            number += len(some)
+            received += len(some)
+            now += 0.01
+            machine.absorb(some, now)
+        else:
+            assert isinstance(step, int)
+            for _ in range(step):
+                machine.buffer.popleft()
+        assert 0 <= asked_for - received == machine.owed <= 100
+        assert machine.outstanding <= pull.MAX_REQUESTS
+    assert now > 25  # near the time at which the first request was to end
+    # Then the server forgets everything without a word: two heartbeats later it is asked for all of the window.
+    machine.buffer.clear()
+    step = flow.step(now, 1)
+    if isinstance(step, Ask):
+        step = flow.step(now, 1)
+    assert isinstance(step, Wait)
+    assert step.until is not None
+    assert step.until <= now + 10.0
+    machine.on_time(step.until)
+    assert (machine.owed, machine.outstanding) == (0, 0)
+    assert body(flow.step(step.until, 1))["batch"] == 100
+
+
+def test_what_the_server_says_of_a_request_counts_for_that_one_alone_when_older_ones_are_a_part_of_it() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=10_000))
+    asks: list[Ask] = []
+    while len(asks) < pull.MAX_REQUESTS + 5:
+        asks.append(machine.ask(flow, 10, now=0.0, expires_s=30.0, max_bytes=1000, is_whole=False))
+        machine.absorb([message(size=10) for _ in range(9)], 0.0)
+    assert machine.outstanding == pull.MAX_REQUESTS
+    owed = machine.owed
+    oldest = asks[-pull.MAX_REQUESTS]
+    machine.absorb([status(oldest, "409 Message Size Exceeds MaxBytes", 10)], 0.0)
+    assert machine.owed == owed - 10
+    assert flow.must_empty  # it got nothing: that it was asked for 10, and not for 60, is known
+    machine.absorb([status(asks[0], "408 Request Timeout", 10)], 0.0)  # of one that is not known any more
+    assert machine.owed == owed - 10
+
+
+def test_requests_of_different_readers_stay_apart() -> None:
+    machine = puller()
+    readers = [fetch(machine, 1, timeout_s=5.0) for _ in range(pull.MAX_REQUESTS + 5)]
+    asks = [asked(reader.step(0.0, 1)) for reader in readers]
+    assert machine.outstanding == len(asks)
+    for ask in asks:
+        machine.absorb([status(ask, "408 Request Timeout", 1)], 0.1)
+    assert (machine.owed, machine.outstanding) == (0, 0)
+
+
 def test_a_long_fetch_wants_heartbeats_and_asks_again_when_they_stay_away() -> None:
     machine = puller()
     reader = fetch(machine, 1, timeout_s=20.05)

@@ -11,19 +11,16 @@ pytest.importorskip("pyspark")
 
 from jetspark.errors import (
     Conflict,
-    ConnectionLost,
     JetStreamUnavailable,
     KeyNotFound,
     ProtocolError,
-    RequestTimeout,
-    ServerError,
     UsageError,
 )
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.jetstream.kv import KVEntry
 from jetspark.spark.stream import ledger as module
-from jetspark.spark.stream.ledger import Committed, Ledger, patiently
+from jetspark.spark.stream.ledger import Committed, Ledger
 
 NOON = datetime.datetime(2026, 3, 20, 12, 0, tzinfo=datetime.UTC)
 
@@ -146,7 +143,7 @@ def test_an_attempt_that_always_comes_second_gives_up_in_the_end(monkeypatch: py
 
     with pytest.raises(JetStreamUnavailable, match="ledger 'epochs'"):
         ledger_of(Contested()).open(4, 0, stream_at(100))
-    assert clock.now == pytest.approx(module.MAX_CONFLICTS * module.RETRY.first_s)
+    assert clock.now == pytest.approx(module.MAX_CONFLICTS * module.CONFLICT_PAUSE_S)
 
 
 def test_an_attempt_of_a_batch_that_is_over_does_not_write() -> None:
@@ -198,48 +195,5 @@ class Clock:
         self.now = 0.0
         monkeypatch.setattr(module, "time", self)
 
-    def monotonic(self) -> float:
-        return self.now
-
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-
-
-def test_patience_outlasts_a_server_that_is_away_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    waits: list[object] = []
-
-    def answer() -> str:
-        if clock.now < 5:
-            raise ConnectionLost("gone")
-        return "here"
-
-    assert patiently(answer, 10, waits.append) == "here"
-    assert len(waits) > 3
-    with pytest.raises(RequestTimeout):
-        patiently(lambda: _raise(RequestTimeout("info", 1.0)), 10)
-    assert clock.now <= 16
-
-
-def test_patience_asks_less_and_less_often_and_a_last_time_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    asked: list[float] = []
-
-    def ask() -> None:
-        asked.append(round(clock.now, 2))
-        raise ConnectionLost("gone")
-
-    with pytest.raises(ConnectionLost):
-        patiently(ask, 4.55)
-    assert asked == [0, 0.05, 0.15, 0.35, 0.75, 1.55, 2.55, 3.55, 4.55]
-
-
-def test_patience_is_for_what_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    with pytest.raises(ServerError):
-        patiently(lambda: _raise(ServerError(400, 10025, "bad request")), 10)
-    assert clock.now == 0
-
-
-def _raise(error: Exception) -> None:
-    raise error

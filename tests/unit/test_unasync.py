@@ -36,8 +36,8 @@ HAND_WRITTEN = {
     "finishing": "a cancellation can wait for the end of a step, an interrupt cannot",
     "generators": "how a generator is run up to its first yield",
     "publisher": "futures",
-    "pull": "who reads the socket while it waits",
     "runner": "timers and waits against the lock and one clock for all",
+    "source": "who reads the socket while it waits",
     "stream_message": "an ack is the hottest call there is, and the lock is around it",
     "subscription": "waiting; callbacks in tasks or threads",
     "transport": "the event loop, or sockets and a thread",
@@ -54,6 +54,17 @@ def test_every_module_of_a_driver_is_generated_or_declared_as_hand_written(unasy
     for name in unasync.GENERATED:
         first = (source / "blocking" / f"{name}.py").read_text(encoding="utf-8").splitlines()[0]
         assert first == f"# Generated from aio/{name}.py by tools/unasync.py; edit that file."
+
+
+def test_the_architecture_page_names_them(unasync: ModuleType) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    generated, *by_hand = re.findall(r"^\* (?:Generated|Written twice).*?\.$", page, re.M | re.S)
+
+    def names(*items: str) -> set[str]:
+        return set(re.findall(r"`(\w+)`", "".join(items)))
+
+    assert names(generated) == set(unasync.GENERATED)
+    assert names(*by_hand) == set(HAND_WRITTEN) - {"__init__", "waiter", "waits"}
 
 
 def test_the_generated_modules_are_what_their_sources_say(unasync: ModuleType) -> None:

@@ -53,7 +53,7 @@ class Consumer(PullConsumer):
         await self._context.run(operation)
 
     async def reset(self, sequence: int | None = None) -> ConsumerInfo:
-        """Start again from ``sequence``, or from the consumer's own beginning (needs nats-server 2.14)."""
+        """Start again from ``sequence``, or after the last message acknowledged in order (needs nats-server 2.14)."""
         operation = self._context.api.reset_consumer(self.stream_name, self.name, sequence)
         self.cached_info = await self._context.run(operation)
         return self.cached_info

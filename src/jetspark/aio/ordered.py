@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, cast
 
 from jetspark.aio import clock
 from jetspark.aio.context import Context
-from jetspark.aio.pull import Source
+from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo

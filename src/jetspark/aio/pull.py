@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from jetspark.aio.context import Context
+from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.aio.transport import Link
-from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
-from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
+from jetspark.jetstream.pull import Fetch, Flow, Priority, PullLimits
 
 __all__ = ["Messages", "PullConsumer"]
-
-_logger = logging.getLogger("jetspark.aio")
 
 
 class PullConsumer:
@@ -61,28 +53,29 @@ class PullConsumer:
             ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
         """
         preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        if self._source is None or self._source.state.is_finished:
-            self._source = Source(self._context, self.cached_info)
-        source = self._source
-        fetch = Fetch(
-            source.puller,
-            n,
-            now=source.loop.time(),
-            timeout_s=timeout,
-            max_bytes=max_bytes,
-            no_wait=no_wait,
-            priority=preferences if group is not None else None,
-        )
+        link = self._context.link
+        link.check_may_wait("fetch")
+        with link.lock:
+            if self._source is None or self._source.state.is_finished:
+                self._source = Source(self._context, self.cached_info)
+            source = self._source
+            fetch = Fetch(
+                source.puller,
+                n,
+                now=link.now(),
+                timeout_s=timeout,
+                max_bytes=max_bytes,
+                no_wait=no_wait,
+                priority=preferences if group is not None else None,
+            )
         is_complete = False
         try:
-            while (step := fetch.step(source.loop.time(), source.session)) is not None:
-                if isinstance(step, Ask):
-                    await source.send(step, fetch.deadline)
-                else:
-                    await source.wait(step)
+            while await source.perform(fetch) is not None:
+                pass
             is_complete = True
         finally:
-            fetch.leave(is_cancelled=not is_complete)
+            with link.lock:
+                fetch.leave(is_cancelled=not is_complete)
         return fetch.messages
 
     async def next(self, timeout: float = 5.0) -> JetStreamMessage | None:
@@ -165,211 +158,24 @@ class Messages:
     async def _iterate(self) -> AsyncIterator[JetStreamMessage]:
         if self._is_closed:
             return
-        if self._source is None:
-            self._source = Source(self._context, self._info)
-            self._flow = Flow(self._source.puller, self._limits, self._priority)
+        link = self._context.link
+        link.check_may_wait("messages")
+        with link.lock:
+            if self._source is None:
+                self._source = Source(self._context, self._info)
+                self._flow = Flow(self._source.puller, self._limits, self._priority)
         source, flow = self._source, self._flow
         take = source.puller.buffer.popleft
         try:
             while not self._is_closed:
-                step = flow.step(source.loop.time(), source.session)
+                step = await source.perform(flow)
                 if isinstance(step, int):
                     for _ in range(step):
                         try:
                             message = take()
-                        except IndexError:  # closed meanwhile
+                        except IndexError:  # closed meanwhile, or another reader was faster
                             break
                         yield message
-                elif isinstance(step, Ask):
-                    await source.send(step)
-                elif step is not None:
-                    await source.wait(step)
         finally:
             if not self._is_managed:  # in `async with`, a loop that was left may be taken up again
                 await self.close()
-
-
-class Source:
-    """One puller with its subscription."""
-
-    def __init__(
-        self,
-        context: Context,
-        info: ConsumerInfo,
-        make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
-    ) -> None:
-        link = self._link = context.link
-        self.loop, self._connection = link.loop, link.connection
-        _sweep(link)
-        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
-        inbox = link.new_inbox()
-        self.puller = make_puller(inbox, subject)
-        reader = _SourceReader(link, self)
-        # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
-        self.state = reader.state = link.connection.subscribe(
-            f"{inbox}.*",
-            is_unbounded=True,
-            reader=reader,
-            message_class=JetStreamMessage,
-            answers_to=subject,
-            follows_sessions=True,
-        )
-        self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = context.timeout_s
-        self._waiters: list[asyncio.Future[bool]] = []
-        self._is_closed = False
-
-    @property
-    def session(self) -> int | None:
-        connection = self._connection
-        return connection.sessions if connection.is_connected else None
-
-    async def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
-        """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
-        while isinstance(step := reader.step(self.loop.time(), self.session), Ask):
-            await self.send(step, reader.deadline)
-        if isinstance(step, Wait):
-            await self.wait(step)
-        return step
-
-    async def send(self, ask: Ask, deadline: float | None = None) -> None:
-        """Ask, unless there is no room for the question until the deadline."""
-        connection = self._connection
-        try:
-            try:
-                connection.publish(self.puller.subject, ask.body, ask.reply)
-            except BufferFull:
-                await self._link.when_there_is_room(
-                    lambda: connection.publish(self.puller.subject, ask.body, ask.reply), deadline
-                )
-        except TimeoutError:
-            self.puller.take_back(ask)
-        except BaseException:
-            self.puller.take_back(ask)
-            raise
-        # At once, with the acks gathered so far: a reader that never pauses would otherwise hold it back.
-        self._link.flush()
-
-    async def wait(self, wait: Wait) -> None:
-        waiter: asyncio.Future[bool] = self.loop.create_future()
-        self._waiters.append(waiter)
-        timer = None if wait.until is None else self.loop.call_at(wait.until, _time_is_up, waiter)
-        try:
-            if not await waiter:
-                self.puller.on_time(self.loop.time())
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-    def on_arrival(self) -> None:
-        if self.puller.on_replies(self.state, self.loop.time()):
-            self._wake()
-
-    async def close(self) -> None:
-        """Unsubscribe, and say nak to what nobody took."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._wake()
-        puller, state = self.puller, self.state
-        try:
-            # What the server has sent off to us when it hears UNSUB is lost until ack_wait is over; so let it finish.
-            give_up_at = self.loop.time() + LEAVING_S
-            while puller.owed and self._connection.is_connected and self.loop.time() < give_up_at:
-                before = state.received
-                puller.wake_at = 1
-                await self.wait(Wait(self.loop.time() + QUIET_S))
-                if state.received == before:
-                    break
-            await self._link.drain(state, self._timeout_s)
-            if state.pending:
-                self.on_arrival()
-            await self._give_back()
-        except ConnectionClosed:
-            pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
-        except JetSparkError as error:
-            _logger.warning("leaving %s: %s", puller.subject, error)
-        except BaseException:
-            self._leave_at_once()
-            raise
-
-    def _leave_at_once(self) -> None:
-        """Cancelled while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
-        if self._connection.is_closed:
-            return
-        self._link.unsubscribe(self.state)
-        replies = self.puller.release() if self._has_acks else []
-        try:
-            for reply in replies:
-                self._connection.publish_raw(reply, NAK)
-        except BufferFull:
-            pass  # then these come again after their ack_wait, too
-
-    def leave(self) -> None:
-        """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
-        self._is_closed = True
-        if not self._connection.is_closed:
-            self._link.unsubscribe(self.state)
-
-    async def _give_back(self) -> None:
-        connection = self._connection
-        replies = self.puller.release()
-        if not self._has_acks or connection.is_closed:
-            return
-        for reply in replies:
-            try:
-                connection.publish_raw(reply, NAK)
-            except BufferFull:
-                await self._link.when_there_is_room(lambda reply=reply: connection.publish_raw(reply, NAK))  # type: ignore[misc]
-        self._link.flush()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(True)
-
-
-class _SourceReader:
-    """The reader of a source's subscription. The connection keeps it, and it must not keep the source: a source that
-    nobody uses any more has to go, and its subscription with it."""
-
-    state: SubscriptionState | None = None
-
-    def __init__(self, link: Link, source: Source) -> None:
-        self._link = link
-        self._source = weakref.ref(source)
-
-    @property
-    def is_abandoned(self) -> bool:
-        return self._source() is None
-
-    def wake(self) -> None:
-        source = self._source()
-        if source is not None:
-            source.on_arrival()
-        elif self.state is not None and not self.state.is_finished:
-            self._link.unsubscribe(self.state)
-
-    @property
-    def pending_messages(self) -> int:
-        source = self._source()
-        return len(source.puller.buffer) if source is not None else 0
-
-    async def read_up(self, deadline: float) -> bool:
-        """A drain does not wait for readers here: what they leave unread is delivered again."""
-        return True
-
-
-def _sweep(link: Link) -> None:
-    """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
-    for state in link.connection.subscriptions:
-        if isinstance(state.reader, _SourceReader) and state.reader.is_abandoned:
-            link.unsubscribe(state)
-
-
-def _time_is_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)

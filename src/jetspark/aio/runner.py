@@ -65,7 +65,8 @@ class MachineRunner(Generic[M]):
         """After every call into the machine."""
         self._on_step()
         self.changed.wake()
-        self.watch_clock()
+        if self.due_at is None:  # else an alarm is set, and early enough: an answer moves the deadline away
+            self.watch_clock()
 
     def watch_clock(self) -> None:
         """Have the link call us at the machine's deadline. An alarm that is early enough stays: it is set anew then."""
@@ -122,6 +123,7 @@ class PacedRunner(MachineRunner[P]):
 
     def settle(self) -> None:
         super().settle()
+        self.watch_clock()  # a hole that is noticed brings the deadline nearer
         if self.machine.failure is not None:
             self._short_of_room.wake()
         out_bytes = self._connection.out_bytes

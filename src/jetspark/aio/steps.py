@@ -11,7 +11,7 @@ from jetspark.aio.ack_waits import error_of
 from jetspark.aio.context import Context, context_of
 from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream
-from jetspark.aio.pull import Source
+from jetspark.aio.source import Source
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request

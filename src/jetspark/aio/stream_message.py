@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
-from jetspark.jetstream.acks import ACK, IN_PROGRESS, AckableMessage, nak_payload, term_payload
+from jetspark.jetstream.acks import ACK, ACK_FRAME, IN_PROGRESS, AckableMessage, nak_payload, term_payload
 
 __all__ = ["JetStreamMessage"]
 
@@ -28,10 +28,11 @@ class JetStreamMessage(AckableMessage):
         machine, link = client._machine, client._link
         if machine.out_bytes >= WRITE_AT_BYTES:
             await link.write_and_wait()
+        frame = ACK_FRAME % self.raw_reply
         try:
-            machine.publish_raw(self.raw_reply, ACK)
+            machine.publish_frame(frame)
         except BufferFull:
-            await link.when_there_is_room(lambda: machine.publish_raw(self.raw_reply, ACK))
+            await link.when_there_is_room(lambda: machine.publish_frame(frame))
         self._client = None
         if not link.flush_is_scheduled:
             link.flush_soon()

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import nullcontext
 from ipaddress import ip_address
 from typing import Any, TypeAlias, cast
 
@@ -60,6 +61,8 @@ class Link:
         self.connection, self._auth, self._tls = connection, auth, tls
         self._dispatcher = dispatcher
         self.loop = asyncio.get_running_loop()
+        self.lock = nullcontext()
+        """Guards nothing, for one thread uses the link. Modules with a generated twin hold it where the twin has to."""
         self.now = self.loop.time
         self._session: _Session | None = None
         self._is_establishing = False
@@ -98,6 +101,14 @@ class Link:
 
     def deadline(self, timeout_s: float) -> float:
         return self.now() + timeout_s
+
+    def check_may_wait(self, what: str) -> None:
+        """Any task of our loop may wait; a thread of the blocking driver must not wait for what it has to read itself.
+
+        Raises:
+            UsageError: This is not the loop of ``connect``.
+        """
+        self.check_loop()
 
     def check_loop(self) -> None:
         """Refuse to be used from another event loop: what it publishes would wait for ours, which may not run at all.

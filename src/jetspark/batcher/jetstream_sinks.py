@@ -105,8 +105,8 @@ class ItemMessages(Generic[T]):
             raise ConfigError(f"id_of gave {msg_id!r}: expected a text")
         assert not isinstance(headers, bytes)
         named = publish_headers(headers, msg_id, None, None)
-        assert isinstance(named, Headers)
-        return named
+        assert named is not None
+        return named if isinstance(named, Headers) else Headers(named)
 
     def blocks(self, batch: Sequence[T]) -> list[Item]:
         """The same with ready-made header blocks where the id is the item's own, because that is faster."""

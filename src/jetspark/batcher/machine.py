@@ -102,7 +102,7 @@ class Fence:
 
 
 class BatchMachine(Generic[T]):
-    """Decides what is accepted, and which items go when. Whoever calls it writes the flushes it returns."""
+    """Decides what is accepted, and which items go when. The driver writes the flushes it returns."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class BatchMachine(Generic[T]):
 
         Raises:
             BatcherClosed: Nothing more is accepted.
-            ConfigError: So many there will never be.
+            ConfigError: The queue will never have that many places.
         """
         ticket = Ticket(count, wake)
         self.ask_with(ticket)
@@ -364,7 +364,7 @@ class BatchMachine(Generic[T]):
         return flush
 
     def _fitting(self, count: int, reason: Reason) -> tuple[int, int, Reason]:
-        """So many of the first ``count`` items as fit, at least one, and their size."""
+        """How many of the first ``count`` items fit into a batch (at least one), their size, why it ends there."""
         assert self._max_bytes is not None
         total = fitting = 0
         for size in self._sizes[:count]:
@@ -379,7 +379,7 @@ class BatchMachine(Generic[T]):
         return [ack for _, ack in takewhile(lambda each: each[0] < end, self._acks)]
 
     def _drop_acks(self, count: int) -> None:
-        """So many of the first, which somebody has."""
+        """Forget the first ``count``: a flush has them now."""
         for _ in range(count):
             self._acks.popleft()
 
@@ -472,7 +472,7 @@ class BatchMachine(Generic[T]):
     # ---- ending --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Accept nothing more; what waits is due. Whoever waits for a place is told. Poll afterwards."""
+        """Accept nothing more; what waits is due. Callers that wait for a place are told. Poll afterwards."""
         self.is_closed = True
         self.room = 0
         while self._tickets:
@@ -513,7 +513,7 @@ class BatchMachine(Generic[T]):
         self._pass_fences()
 
     def fail(self, error: BaseException) -> None:
-        """Whoever runs this machine cannot go on. What it holds stays unwritten and is told so."""
+        """The driver cannot go on. What the machine holds stays unwritten, and its callers are told."""
         if self.failure is not None:
             return
         self.failure = error

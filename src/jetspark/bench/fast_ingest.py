@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import socket
+import uuid
+from zlib import crc32
 
 from jetspark.aio import connect
 from jetspark.bench.js_publish_async import nats_py
@@ -52,6 +54,35 @@ def _frames(job: Job, batch: str, count: int) -> list[bytes]:
         b"%b%d.%d.$FI %d\r\n%b\r\n" % (head, sequence, operation, len(payload), payload)
         for sequence, operation in enumerate(operations, 1)
     ]
+
+
+def bare_ids(job: Job) -> Values:
+    """The same with a message id for each: what is sent again is stored once."""
+    with stream_for(job, allow_batched=True):
+        connection, _ = dial(job.url)
+        with connection:
+            for number, count in enumerate((job.warmup, job.count), 1):
+                batch = f"_INBOX.{job.subject.replace('.', '-')}-{number}"
+                connection.sendall(f"SUB {batch}.> {number}\r\n".encode())
+                frames = _frames_with_ids(job, batch, count)
+                watch = Stopwatch()
+                _pump(connection, frames)
+                watch.stop()
+    return watch.values(job.count)
+
+
+def _frames_with_ids(job: Job, batch: str, count: int) -> list[bytes]:
+    """With ids as long as those of the Spark sink."""
+    head = f"HPUB {job.subject} {batch}.{FLOW}.fail.".encode()
+    payload, source = payload_of(job.payload_bytes), uuid.uuid4().hex
+    frames = []
+    for sequence in range(1, count + 1):
+        operation = 2 if sequence == count else int(sequence > 1)
+        message_id = f"{source}:0:0:{sequence}:{crc32(payload):08x}"
+        block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id.encode()
+        sizes = len(block), len(block) + len(payload)
+        frames.append(b"%b%d.%d.$FI %d %d\r\n%b%b\r\n" % (head, sequence, operation, *sizes, block, payload))
+    return frames
 
 
 def _pump(connection: socket.socket, frames: list[bytes]) -> None:
@@ -133,6 +164,24 @@ async def jetspark_add(job: Job) -> Values:
     return watch.values(job.count)
 
 
+async def publish_async_ids(job: Job) -> Values:
+    """Windowed publishing with the publisher's guarantee: a message that is sent again is stored once."""
+    with stream_for(job):
+        async with connect(job.url) as client:
+            js = client.jetstream()
+            subject, payload, source = job.subject, payload_of(job.payload_bytes), uuid.uuid4().hex
+            for part, count in enumerate((job.warmup, job.count)):
+                watch = Stopwatch()
+                futures = [
+                    await js.publish_async(subject, payload, msg_id=f"{source}-{part}-{n}") for n in range(count)
+                ]
+                await js.publish_async_complete()
+                watch.stop()
+                for future in futures:
+                    future.result()
+    return watch.values(job.count)
+
+
 async def jetspark_publisher(job: Job) -> Values:
     with stream_for(job, allow_batched=True):
         async with connect(job.url) as client:
@@ -178,6 +227,7 @@ FAST_INGEST = Workload(
     quick_count=5_000,
     contenders=(
         Contender(name="bare", what="frames made beforehand, send and recv in turns", run=bare),
+        Contender(name="bare-ids", what="the same with message ids", run=bare_ids),
         Contender(name="nats-py", what="await publish_async(), no fast ingest", run=nats_py, needs="nats"),
         Contender(name="nats.js", what="JavaScript, batch.add(), awaited by the window", run=nats_js, needs=NATS_JS),
         Contender(name="nats.js-add", what="JavaScript, await batch.add()", run=nats_js_add, needs=NATS_JS),
@@ -185,11 +235,13 @@ FAST_INGEST = Workload(
         Contender(name="jetspark", what="await fast.add_many(generator)", run=jetspark, has_uvloop_twin=True),
         Contender(name="jetspark-add", what="await fast.add()", run=jetspark_add, has_uvloop_twin=True),
         Contender(name="jetspark-publisher", what="fast_publisher, with message ids", run=jetspark_publisher),
+        Contender(name="publish_async-ids", what="await publish_async(msg_id=), for comparison", run=publish_async_ids),
         Contender(name="jetspark-blocking", what="fast.add_many(generator)", run=jetspark_blocking),
         Contender(name="jetspark-blocking-add", what="fast.add()", run=jetspark_blocking_add),
     ),
     storage="file",
     replicas=1,
+    baselines=("nats-py", "bare", "publish_async-ids"),
     bars=(
         Bar(
             claim="fast ingest, asyncio, add_many, is at least 0.9 x a pre-framed bare writer",
@@ -211,6 +263,13 @@ FAST_INGEST = Workload(
             contender="jetspark-add",
             baseline="bare",
             at_least=0.75,
+        ),
+        Bar(
+            claim="the fast publisher, with message ids, is at least 1.5 x publish_async with message ids",
+            metric="messages_per_s",
+            contender="jetspark-publisher",
+            baseline="publish_async-ids",
+            at_least=1.5,
         ),
     ),
 )

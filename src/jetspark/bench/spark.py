@@ -15,16 +15,13 @@ import contextlib
 import json
 import os
 import statistics
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from jetspark.bench import fast_ingest, js_pull
 from jetspark.bench.streams import stream_for
-from jetspark.bench.wire import dial
 from jetspark.bench.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload, payload_of
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import ConnectionLost
@@ -163,31 +160,6 @@ def write_without_ids(job: Job) -> Values:
     return _writing(job, exactlyOnce="false")
 
 
-def bare_write_with_ids(job: Job) -> Values:
-    """The bare writer of fast ingest, with ids as long as those the sink makes: a row once, whoever sends it again."""
-    payload, query = payload_of(job.payload_bytes), uuid.uuid4().hex
-    with stream_for(job, allow_batched=True):
-        connection, _ = dial(job.url)
-        with connection:
-            for number, count in enumerate((job.warmup, job.count), 1):
-                batch = f"_INBOX.{job.subject.replace('.', '-')}-{number}"
-                connection.sendall(f"SUB {batch}.> {number}\r\n".encode())
-                head = f"HPUB {job.subject} {batch}.{fast_ingest.FLOW}.fail.".encode()
-                frames = []
-                for sequence in range(1, count + 1):
-                    operation = 2 if sequence == count else int(sequence > 1)
-                    made = f"{query}:{number}:0:{sequence}:{crc32(payload):08x}"
-                    block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % made.encode()
-                    sizes = len(block), len(block) + len(payload)
-                    frames.append(
-                        b"%b%d.%d.$FI %d %d\r\n%b%b\r\n" % (head, sequence, operation, *sizes, block, payload)
-                    )
-                started = perf_counter()
-                fast_ingest._pump(connection, frames)
-                elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
-
-
 class Totals:
     """The fold of the benchmark: how often, and how much."""
 
@@ -305,7 +277,7 @@ SPARK_WRITE = Workload(
     quick_count=5_000,
     contenders=(
         Contender(name="bare", what="a bare fast-ingest writer, no ids, no Spark", run=fast_ingest.bare),
-        Contender(name="bare-ids", what="the same with message ids", run=bare_write_with_ids),
+        Contender(name="bare-ids", what="the same with message ids", run=fast_ingest.bare_ids),
         Contender(
             name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs="pyspark"
         ),

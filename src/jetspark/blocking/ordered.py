@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, cast
 
 from jetspark.blocking import clock
 from jetspark.blocking.context import Context
-from jetspark.blocking.pull import Source
+from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo

@@ -46,7 +46,7 @@ class MachineRunner(Generic[M]):
         self.changed = Changed(link.lock)
         """Those who wait for the machine."""
         self.due_at: float | None = None
-        """When the machine is called in any case; its own deadline may have come nearer, or moved away."""
+        """When the machine is called at the latest; None while no alarm is set for it."""
 
     def run(self, machine: M) -> M:
         """This is the machine. It is given by a call of its own, because it is made with the runner as its reader."""
@@ -83,7 +83,8 @@ class MachineRunner(Generic[M]):
         """After every call into the machine, with the lock."""
         self._on_step()
         self.changed.notify_all()
-        self.watch_clock()
+        if self.due_at is None:  # else an alarm is set, and early enough: an answer moves the deadline away
+            self.watch_clock()
 
     def watch_clock(self) -> None:
         """Have the link call us at the machine's deadline, with the lock. An alarm that is early enough stays: it is
@@ -122,11 +123,7 @@ class MachineRunner(Generic[M]):
         self._tell()
 
     def next_deadline(self) -> float | None:
-        """With the lock. Asked anew each time: threads send without a step, and what they send has to be watched."""
-        deadline, due_at = self.machine.next_deadline(), self.due_at
-        if deadline is None or due_at is None:
-            return due_at if deadline is None else deadline
-        return min(deadline, due_at)
+        return self.due_at
 
     def on_time(self, now: float) -> None:
         with self._link.lock:
@@ -164,10 +161,18 @@ class PacedRunner(MachineRunner[P]):
 
     def settle(self) -> None:
         super().settle()
+        self.watch_clock()  # a hole that is noticed brings the deadline nearer
         if self.machine.failure is not None:
             self._link.room.notify_all()  # those who wait for the connection, and not for the machine
         if self._connection.out_bytes:
             self._link.flush_soon()
+
+    def next_deadline(self) -> float | None:
+        # Asked anew each time: threads send without a step, and what they send has to be watched.
+        deadline, due_at = self.machine.next_deadline(), self.due_at
+        if deadline is None or due_at is None:
+            return due_at if deadline is None else deadline
+        return min(deadline, due_at)
 
     def send(self, send: Callable[[float], None]) -> None:
         """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``.

@@ -12,7 +12,7 @@ from jetspark.blocking.ack_waits import error_of
 from jetspark.blocking.context import Context, context_of
 from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream
-from jetspark.blocking.pull import Source
+from jetspark.blocking.source import Source
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request

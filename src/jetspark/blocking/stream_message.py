@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.core.frames import PUB
 from jetspark.errors import BufferFull
-from jetspark.jetstream.acks import ACK, IN_PROGRESS, AckableMessage, nak_payload, term_payload
+from jetspark.jetstream.acks import ACK, ACK_FRAME, IN_PROGRESS, AckableMessage, nak_payload, term_payload
 
 __all__ = ["JetStreamMessage"]
 
@@ -21,7 +22,7 @@ class JetStreamMessage(AckableMessage):
 
     def ack(self) -> None:
         """Done: do not deliver it again."""
-        self._answer(ACK)
+        self._send(ACK_FRAME % self.raw_reply)
         self._client = None
 
     def ack_sync(self, timeout: float | None = None) -> None:
@@ -49,13 +50,16 @@ class JetStreamMessage(AckableMessage):
         self._client = None
 
     def _answer(self, payload: bytes) -> None:
+        self._send(PUB % (self.raw_reply, len(payload), payload))
+
+    def _send(self, frame: bytes) -> None:
         client = self._client_to_answer()
-        machine, link, address = client._machine, client._link, self.raw_reply
+        machine, link = client._machine, client._link
         with link.lock:
             if machine.out_bytes >= WRITE_AT_BYTES:
                 link.write_and_wait()
             try:
-                machine.publish_raw(address, payload)
+                machine.publish_frame(frame)
             except BufferFull:
-                link.when_there_is_room(lambda: machine.publish_raw(address, payload))
+                link.when_there_is_room(lambda: machine.publish_frame(frame))
             link.flush_soon()

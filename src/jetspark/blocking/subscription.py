@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from jetspark.blocking.finishing import is_interrupt
 from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
@@ -149,7 +150,12 @@ class Subscription(SubscriptionBase):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.unsubscribe()
+        try:
+            self.unsubscribe()
+        except BaseException as error:
+            if is_interrupt(error):
+                self.unsubscribe()  # nobody else will: many of these are inside of one call
+            raise
 
     def _call_back(self, callback: Callback) -> None:
         try:

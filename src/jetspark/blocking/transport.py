@@ -23,6 +23,7 @@ the main thread leaves nothing behind that only it could put right:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import socket
@@ -55,6 +56,8 @@ READ_BYTES = 256 << 10
 # each of them instead makes the two fight for the interpreter, and halved the rate.
 GATHER_S = 100e-6
 LINGER_S = 1e-3
+# Where this much has gathered meanwhile, the next write is put off for twice as long, up to LINGER_S.
+MUCH_BYTES = 2 << 10
 
 # For how long a thread that reads in place of the connection's own may be silent.
 LEASE_S = 1.0
@@ -131,7 +134,7 @@ class Link:
         self._alarm.setblocking(False)
         self._alarm_button.setblocking(False)
         self._is_alarmed = False
-        self._gather_until = 0.0
+        self._gather_s, self._gather_until = GATHER_S, 0.0
         self._selector: selectors.BaseSelector | None = None
         self._interest: int | None = None
         """What the selector looks for at the socket; None while that is not known."""
@@ -153,6 +156,8 @@ class Link:
         self._opened, self._over = Waiter(), Waiter()
         self._asking: _Call | None = None
         self._has_ended = False
+        self._due_at = math.inf
+        """The nearest deadline of what is attached, when the connection's thread last looked."""
         self._sleeps_until = 0.0
         """Until when the connection's thread sleeps, if nothing happens; an earlier alarm has to wake it."""
         _links.add(self)
@@ -449,7 +454,9 @@ class Link:
         """Write now, or shortly together with what follows."""
         now = time.monotonic()
         if now >= self._gather_until:
-            self._gather_until = now + GATHER_S
+            has_much = self.connection.out_bytes >= MUCH_BYTES
+            self._gather_s = min(2 * self._gather_s, LINGER_S) if has_much else GATHER_S
+            self._gather_until = now + self._gather_s
             self.flush()
         elif not self._is_alarmed:
             self.wake()
@@ -733,8 +740,8 @@ class Link:
 
     def _tell_time(self) -> None:
         """Without the lock: call what is attached and due."""
-        if self._dispatcher.attached:
-            now = time.monotonic()
+        now = time.monotonic()
+        if now >= self._due_at:  # of the last look; what has come nearer since then has rung, and is seen by the next
             with self.lock:
                 deadlines = [(attached, attached.next_deadline()) for attached in self._dispatcher.attached]
             for attached, deadline in deadlines:
@@ -744,11 +751,13 @@ class Link:
     def _patience_s(self) -> float:
         """With the lock: how long there may be nothing to do."""
         now = time.monotonic()
-        patience_s = LONGEST_SLEEP_S
-        deadlines = [self.connection.next_deadline(), *(each.next_deadline() for each in self._dispatcher.attached)]
-        for deadline in deadlines:
-            if deadline is not None:
-                patience_s = min(patience_s, max(0.0, deadline - now))
+        self._due_at = math.inf
+        for attached in self._dispatcher.attached:
+            if (deadline := attached.next_deadline()) is not None and deadline < self._due_at:
+                self._due_at = deadline
+        patience_s = min(LONGEST_SLEEP_S, max(0.0, self._due_at - now))
+        if (deadline := self.connection.next_deadline()) is not None:
+            patience_s = min(patience_s, max(0.0, deadline - now))
         if self._is_alarmed and not self._unsent:
             patience_s = min(patience_s, LINGER_S)
         self._sleeps_until = now + patience_s

@@ -8,7 +8,11 @@ import typer
 
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
+from jetspark.cli.dlq import dlq
+from jetspark.cli.run import run_workers
+from jetspark.cli.schema import schema
 from jetspark.cli.server import server
+from jetspark.cli.topology import apply, check, plan
 from jetspark.core.version import VERSION
 
 __all__ = ["app"]
@@ -37,5 +41,8 @@ def jetspark(
     """Event streams in, Spark through, state out."""
 
 
-for command in (bench, demo, server):
+for command in (apply, bench, check, demo, plan, server):
     app.command()(command)
+app.command("run")(run_workers)
+app.add_typer(dlq)
+app.add_typer(schema)

@@ -68,7 +68,7 @@ class ConnectOptions:
 
     ping_interval_s: float = 30.0
     max_outstanding_pings: int = 2
-    """So many unanswered pings mean a dead connection."""
+    """The connection is given up when this many pings are unanswered."""
 
     send_buffer_bytes: int = 8 << 20
     """Bound on what is published and not yet handed to the network, connected or not."""

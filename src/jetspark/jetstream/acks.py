@@ -21,12 +21,25 @@ from jetspark.core.numbers import seconds
 from jetspark.errors import ProtocolError, UsageError
 from jetspark.jetstream.wire import seconds_to_ns, time_from_ns
 
-__all__ = ["ACK", "IN_PROGRESS", "NAK", "AckableMessage", "Metadata", "nak_payload", "parse_metadata", "term_payload"]
+__all__ = [
+    "ACK",
+    "ACK_FRAME",
+    "IN_PROGRESS",
+    "NAK",
+    "AckableMessage",
+    "Metadata",
+    "nak_payload",
+    "parse_metadata",
+    "term_payload",
+]
 
 ACK = b"+ACK"
 NAK = b"-NAK"
 IN_PROGRESS = b"+WPI"
 TERM = b"+TERM"
+# A message is acked far more often than it is answered in any other way. Filling in the reply subject takes 0.06 us,
+# framing it like any message 0.16 us.
+ACK_FRAME = b"PUB %b 4\r\n+ACK\r\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ Where the server does not say, the whole batch counts as undelivered. The error 
 be too low, and a few messages too many are asked for. It is never too high for long: a request that the server has
 forgotten (two heartbeats missing, or its time long over, or its session gone) is struck from the ledger.
 
+A reader that keeps up asks again before everything has come, and may do so for hours: ``owed`` is never 0, and nothing
+says which of its requests are fulfilled. The server serves requests in turn, so those are the oldest. When there are
+more than ``MAX_REQUESTS``, the oldest becomes a part of the next one of its reader.
+
 Requests with ``max_bytes`` have a second number of that kind, ``_owed_bytes``. It is needed because the server says
 nothing about one that used up its bytes to the last: at 0 bytes, too, every request is fulfilled.
 
@@ -40,6 +44,7 @@ import logging
 import re
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from jetspark.codes import Code
@@ -85,6 +90,8 @@ LARGEST_USUAL_BYTES = 1 << 20
 # many: small requests leave the server waiting in between. One that works on it for longer than SLOW_S is given what it
 # takes in that time: what it has asked for and not come to is withheld from others, and its ack_wait is running.
 FIRST_WINDOW = 500
+# A flow asks for half of its window at least, so that there are two or three of its requests at the server at a time.
+MAX_REQUESTS = 16
 KEEPS_UP_S = 0.25
 SLOW_S = 1.0
 
@@ -184,6 +191,9 @@ class _Request:
     """It may use all the bytes its reader has."""
     no_wait: bool
     priority: Priority | None
+    older_messages: int = 0
+    """Of requests that became a part of this one; fulfilled, in all likelihood."""
+    older_bytes: int = 0
 
 
 class Puller(Generic[M]):
@@ -197,7 +207,7 @@ class Puller(Generic[M]):
         """Messages that requests at the server may still bring."""
         self.error: Exception | None = None
         self.wake_at = 1
-        """So many buffered messages are worth waking a reader for."""
+        """Wake a reader when this many messages are buffered."""
         self.has_news = False
         """Something happened that readers must look at."""
         self.fetches: list[Fetch[M]] = []
@@ -289,6 +299,8 @@ class Puller(Generic[M]):
                 self._groups.add(group)
             if group in self._pin_ids:
                 body["id"] = self._pin_ids[group]
+        if len(self._requests) >= MAX_REQUESTS:
+            self._merge_oldest()
         ends_at = now + (NO_WAIT_S if no_wait else expires_s + GRACE_S)
         self._requests[token] = _Request(
             reader, batch, now, ends_at, None if no_wait else heartbeat_s, max_bytes, is_whole, no_wait, priority
@@ -444,9 +456,17 @@ class Puller(Generic[M]):
         if request is not None:
             self.has_news = True
             if request.max_bytes is not None:
-                self._owed_bytes -= request.max_bytes if bytes_left is None else bytes_left
-            self._set_owed(self.owed - (request.batch if undelivered is None else undelivered))
+                self._owed_bytes -= request.max_bytes + request.older_bytes if bytes_left is None else bytes_left
+            whole_batch = request.batch + request.older_messages
+            self._set_owed(self.owed - (whole_batch if undelivered is None else undelivered))
         return request
+
+    def _merge_oldest(self) -> None:
+        (token, oldest), (_, following) = islice(self._requests.items(), 2)
+        if oldest.reader is following.reader and not (oldest.no_wait or following.no_wait):
+            following.older_messages += oldest.batch + oldest.older_messages
+            following.older_bytes += (oldest.max_bytes or 0) + oldest.older_bytes
+            del self._requests[token]
 
     def _set_owed(self, owed: int) -> None:
         if owed <= 0 or not self._requests:
@@ -518,29 +538,33 @@ class Fetch(_Reader, Generic[M]):
         if error is not None:
             if self.messages:
                 return None  # these count; the error will come again, or did not matter
-            puller.error = None
+            puller.error = None  # told: the next fetch may find a consumer that is there again
             raise error
         if now >= self.deadline:
+            # An empty list means that there is nothing. Nobody to ask is something else, and only an error can say so.
             if puller.is_unavailable and not self.messages:
                 raise unavailable(puller.subject)
             return None
+        # The one that needs the fewest: any of them may be complete then, and the others go back to waiting.
         puller.wake_at = min(each.need for each in puller.fetches)
         if session is None:
-            return Wait(self.deadline)
+            return Wait(self.deadline)  # a session that begins wakes us: the subscription follows sessions
         puller.on_session(session)
         if self._no_wait:  # what others asked for may take its time
             shortfall = 0 if puller.has_request_of(self) else self.need
         else:
+            # Of all fetches together: the server does not say for which request a message is.
             shortfall = sum(each.need for each in puller.fetches) - puller.owed
             if shortfall <= 0 and not puller.has_request_with(self._priority):
                 shortfall = self.need  # one left behind by another fetch may wait for what we do not
         if shortfall > 0:
+            # So near the end the answer to another request would come too late, and lie here for the next fetch.
             if self._has_asked and now >= self.deadline - 2 * self._margin_s:
                 return Wait(self.deadline) if puller.owed or puller.is_unavailable else None
             if now < puller.may_ask_at():
                 return Wait(min(puller.may_ask_at(), self.deadline))
             if self._has_asked and self.must_empty:
-                return None
+                return None  # the next message is too large for the bytes that are left: these are all
             return self._ask(min(shortfall, self.need), now)
         deadline = puller.next_deadline()
         return Wait(self.deadline if deadline is None else min(deadline, self.deadline))
@@ -623,25 +647,26 @@ class Flow(_Reader, Generic[M]):
         error = self.error or puller.error
         if error is not None:
             if buffered:
-                return buffered
+                return buffered  # what is here was delivered: the error comes after it
             raise error
-        wait_until = puller.next_deadline()
+        # Asked for at half of the window: the server then sends the second half while the reader works on the first.
         half = self._window // 2
         ahead = puller.owed + buffered
         has_bytes = self._has_bytes()
         is_low = ahead <= half and has_bytes
-        if is_low and session is not None:
-            if now >= puller.may_ask_at():
-                return self._ask(max(self._window - ahead, 1), now)
-            wait_until = puller.may_ask_at() if wait_until is None else min(puller.may_ask_at(), wait_until)
+        may_ask = is_low and session is not None
+        if may_ask and now >= puller.may_ask_at():
+            return self._ask(max(self._window - ahead, 1), now)
+        # Otherwise the server has just refused, or there is no session: the reader goes on with what is here meanwhile.
         if not buffered:
-            return Wait(wait_until)
+            deadlines = (puller.next_deadline(), puller.may_ask_at() if may_ask else None)
+            return Wait(min((each for each in deadlines if each is not None), default=None))
         if is_low:
-            count = 1
+            count = 1  # asking is due, and was not possible: look again after each message
         elif not has_bytes:
             count = max(1, buffered // 8)  # the bytes are counted anew each time
         else:
-            count = min(buffered, ahead - half)
+            count = min(buffered, ahead - half)  # up to where asking is due
         self._handed_out, self._handed_out_at = count, now
         return count
 

@@ -39,7 +39,7 @@ from jetspark.jetstream.operations import Api, Operation, Pause, Request
 
 __all__ = ["IMPOSSIBLE", "Doubt", "find"]
 
-# No stream gets there.
+# Larger than the last sequence of any stream, so that no stream meets the expectation.
 IMPOSSIBLE = {"Nats-Expected-Last-Sequence": str(2**63 - 1)}
 
 # Replicas whose clocks differ by more, and a leader that changed, could hide a batch behind messages others wrote.

@@ -409,7 +409,7 @@ class FastPublisherMachine:
                 return
             batch.start(self._sent[0] if self._sent else self._backlog[0], now)
         except BufferFull:
-            batch.reopen_at = now + RETRY.first_s  # a moment that has passed would be waited for again at once
+            batch.opening.reopen_at = now + RETRY.first_s  # a moment that has passed would be waited for again at once
             raise
         if not self._sent:
             self._move(1)
@@ -451,7 +451,7 @@ class FastPublisherMachine:
         """The batch may have moved, or be over."""
         batch = self._batch
         assert batch is not None
-        self._is_stream_known |= batch.is_stream_known
+        self._is_stream_known |= batch.opening.is_stream_known
         if not self._is_proving:
             self._settle(batch.stored, now)
         if batch.is_ended:
@@ -625,7 +625,7 @@ class FastPublisherMachine:
             self._give_up(RequestTimeout("a message of the publisher", self.room_timeout_s, was_sent=False), now)
 
     def _give_up(self, reason: object, now: float) -> None:
-        refusal = self._last_error if self._batch is None else self._batch.reopen_error
+        refusal = self._last_error if self._batch is None else self._batch.opening.reopen_error
         is_in_doubt = self._sent_before > self.published  # or else no batch that was sent is without an answer
         if isinstance(refusal, JetStreamUnavailable | ServerError) and not is_in_doubt:
             self.fail(refusal)

@@ -1,4 +1,10 @@
-"""How long a procedure goes on while nothing gets further. Pure: the clock is the driver's."""
+"""How long something goes on while nothing gets further. Pure: the clock is the driver's.
+
+:class:`Attempts` is the rule, and the only one: when the next attempt is made, and when there is none. Procedures go by
+it through :class:`Persistence`; blocking calls on Spark through ``spark/retrying.py``. Which errors are worth another
+attempt is ``may_pass``. A closed connection does not pass by itself. It does where the next attempt has another one,
+and the code that provides it says so: runners of procedures that renew theirs (``steps.py``), ``retrying.will_pass``.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +15,55 @@ from jetspark.core.backoff import Backoff
 from jetspark.errors import JetSparkError
 from jetspark.publish.steps import Procedure, RandomPause, ReadClock
 
-__all__ = ["Persistence"]
+__all__ = ["Attempts", "Persistence"]
 
 T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.02, max_s=2.0)
 
 
-class Persistence:
-    """Pauses that grow, until there was no progress for ``patience_s`` seconds."""
+class Attempts:
+    """Waits that grow, until there was no progress for ``patience_s`` seconds."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, patience_s: float, pause: Backoff = PAUSE) -> None:
+        self._patience_s, self._pause = patience_s, pause
         self._until: float | None = None
         self._failures = 0
 
+    def progress(self, now: float) -> None:
+        """The time begins anew."""
+        self._until = now + self._patience_s
+        self._failures = 0
+
+    def wait_s(self, now: float) -> float | None:
+        """An attempt has failed: seconds until the next one, or None when the time is over."""
+        if self._until is None:
+            self._until = now + self._patience_s
+        left_s = self._until - now
+        if left_s <= 0:
+            return None
+        self._failures += 1
+        # The last attempt is made when the time is over, so that all of it is used. It is not used up by ever shorter
+        # waits either, which a random part of them would make of a short rest.
+        return max(min(self._pause.wait_s(self._failures), left_s), self._pause.first_s)
+
+
+class Persistence:
+    """The same for a procedure."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._attempts = Attempts(patience_s)
+
     def progress(self) -> Procedure[None]:
         """The time begins anew. Call it first, too."""
-        self._until = (yield ReadClock()) + self._patience_s
-        self._failures = 0
+        self._attempts.progress((yield ReadClock()))
 
     def pause(self, reason: Exception) -> Procedure[None]:
         """Wait a moment before the next attempt; or raise ``reason``, if the time is over."""
-        now = yield ReadClock()
-        if self._until is None:
-            self._until = now + self._patience_s
-        if now >= self._until:
+        wait_s = self._attempts.wait_s((yield ReadClock()))
+        if wait_s is None:
             raise reason
-        self._failures += 1
-        yield RandomPause(PAUSE.wait_s(self._failures))
+        yield RandomPause(wait_s)
 
     def attempt(self, act: Callable[[], Procedure[T]]) -> Procedure[T]:
         """Do something that may be done twice, again and again while its error may pass."""

@@ -16,7 +16,7 @@ says that this is over.
 
 The front knows sessions and subscriptions; what a publish means is the model's business. Messages reach the model in
 the order in which their last byte arrives, at once or, with ``service_s``, one after the other at the pace of a server
-that needs so long for each. Interest of core subscribers counts: they get the message, and nobody is told that there
+that needs that time for each. Interest of core subscribers counts: they get the message, and nobody is told that there
 are no responders.
 
 The front is a cluster of ``NODES`` servers, one of which a session is connected to, each session to the next one. That
@@ -61,11 +61,6 @@ class Timer:
     def cancel(self) -> None:
         self._call = None
 
-    def fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
-
     @property
     def is_pending(self) -> bool:
         return self._call is not None
@@ -93,9 +88,9 @@ class VirtualClock:
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Have ``call`` called at a time; one that has passed is now, after all that is due already."""
-        timer = Timer(call)
+        timer, now = Timer(call), self.now
         self._last += 1
-        heapq.heappush(self._queue, (max(when, self.now), self._last, timer))
+        heapq.heappush(self._queue, (when if when > now else now, self._last, timer))
         return timer
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
@@ -106,15 +101,21 @@ class VirtualClock:
         queue = self._queue
         while queue and queue[0][0] <= until:
             when, _, timer = heapq.heappop(queue)
-            if timer.is_pending:
+            call = timer._call
+            if call is not None:
+                timer._call = None
                 self.now = when
-                timer.fire()
+                call()
                 return True
         self.now = max(self.now, until)
         return False
 
-    def run(self, until: float, is_done: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, until: float, is_done: Callable[[], bool] | None = None) -> bool:
         """Let everything happen until a time, or until ``is_done``; returns whether it is."""
+        if is_done is None:
+            while self.step(until):
+                pass
+            return False
         while not is_done():
             if not self.step(until):
                 return is_done()
@@ -126,7 +127,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A message as it reached the server, for whoever watches."""
+    """A message as it reached the server, for those who watch."""
 
     client: int
     """The number of its session."""
@@ -142,7 +143,7 @@ class _Subscription:
     def __init__(self, session: _PeerSession, sid: int, filter: str) -> None:
         self.session, self.sid, self.filter = session, sid, filter
         self.sent = self.limit = 0
-        """So many it got, and so many it wants in all; a limit of 0 is none."""
+        """How many messages it got, and how many it wants in all; a limit of 0 is none."""
 
 
 class _Interest:
@@ -455,7 +456,7 @@ class _Pipe:
             self._out(data)
 
     def cut(self, keep_bytes: int) -> None:
-        """Lose all but the first so many bytes of what is in flight, and everything to come."""
+        """Lose everything in flight but its first ``keep_bytes``, and everything to come."""
         self.is_cut = True
         kept: deque[bytes] = deque()
         for data in self._in_flight:
@@ -565,7 +566,7 @@ class Network:
             delay_s: Shortest and longest way of a chunk, in either direction.
             learning_s: How long it takes either end to notice that a wire is broken.
             max_in_flight_bytes: What a wire takes from a client before it is full.
-            piece_bytes: Cut what is written into pieces of at most so many bytes; 0 leaves it whole.
+            piece_bytes: Cut what is written into pieces of at most this many bytes; 0 leaves it whole.
         """
         self.front, self.clock, self.rng = front, front.clock, rng
         self.max_in_flight_bytes = max_in_flight_bytes
@@ -631,7 +632,7 @@ class Network:
             wire.cut()
 
     def cut_client(self, client: int) -> None:
-        """Break the wire of a session, by its number; see :attr:`Published.client`."""
+        """Break the wire of a session, by its number; see :attr:`Publication.client`."""
         for wire in self.wires:
             if wire.client == client:
                 wire.cut()

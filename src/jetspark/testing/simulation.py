@@ -253,7 +253,7 @@ class FaultPlan:
     outage_s: tuple[float, float] = (0.05, 4.0)
     """How long refusing, being dead and being without a leader take."""
     max_drop: int = 20
-    """A lost leader takes at most so many unacknowledged messages with it."""
+    """A lost leader takes at most this many unacknowledged messages with it."""
 
 
 class Faults:

@@ -70,7 +70,7 @@ async def _(w: World) -> None:
         ack = await w.js.publish(w.subject, b"%d" % number)
     if w.number % 2:
         ended = await w.interrupt(lambda: w.stream.purge(subject=w.subject))
-        assert len(await w.stored()) == (0 if ended.is_complete else 5) or not ended.is_complete
+        assert len(await w.stored()) in ((0,) if ended.is_complete else (0, 5))
     else:
         ended = await w.interrupt(lambda: w.stream.delete_message(ack.sequence))
         assert len(await w.stored()) in ((4,) if ended.is_complete else (4, 5))

@@ -27,14 +27,12 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
 from jetspark.blocking.ordered import Reading
-from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -48,31 +46,13 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.ordered import OrderedOptions
 
-__all__ = ["Committed", "Ledger", "Opened", "patiently", "stored_ids"]
+__all__ = ["Committed", "Ledger", "Opened", "stored_ids"]
 
 T = TypeVar("T")
 
 # Another attempt at the same task may write the same entry; each time one of the two wins.
 MAX_CONFLICTS = 20
-RETRY = Backoff(first_s=0.05, max_s=1.0)
-
-
-def patiently(act: Callable[[], T], patience_s: float, on_wait: Callable[[JetSparkError], None] | None = None) -> T:
-    """Do something that may be done twice, again and again while nobody answers, for ``patience_s`` seconds."""
-    give_up_at = time.monotonic() + patience_s
-    failures = 0
-    while True:
-        try:
-            return act()
-        except JetSparkError as error:
-            failures += 1
-            wait_s = RETRY.wait_s(failures)
-            # A stream without a leader is there again after an election, a server after its restart.
-            if not error.may_pass or time.monotonic() + wait_s > give_up_at:
-                raise
-            if on_wait is not None:
-                on_wait(error)
-        time.sleep(wait_s)
+CONFLICT_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +144,7 @@ class Ledger:
                     self._bucket.update(f"{self._query}.{key}", _json(new), revision=found[1])
             except Conflict:
                 # Decided by the leader, while a replica may have answered the read a moment behind it.
-                time.sleep(RETRY.first_s)
+                time.sleep(CONFLICT_PAUSE_S)
                 continue
             return Opening(new.after, False, 0.0)
         raise JetStreamUnavailable(f"ledger {self._bucket.bucket!r}")

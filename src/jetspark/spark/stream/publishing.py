@@ -20,8 +20,9 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish.outgoing import Item
-from jetspark.spark.stream.ledger import RETRY
+from jetspark.spark.retrying import PAUSE
 from jetspark.spark.stream.writing import Rows
+from jetspark.state.patience import Attempts
 
 __all__ = ["AsyncPublishing", "AtomicPublishing", "FastPublishing", "Pace", "Publisher"]
 
@@ -129,7 +130,7 @@ class AsyncPublishing(Publisher):
                 raise
             if repeats > self._rounds:  # a pause for all that failed together, not one for each
                 self._rounds = repeats
-                time.sleep(RETRY.wait_s(repeats + 1))
+                time.sleep(PAUSE.wait_s(repeats + 1))
             self._publish(item, repeats + 1)
         else:
             self._rounds = 0
@@ -163,8 +164,8 @@ class AtomicPublishing(Publisher):
 
     def finish(self) -> None:
         items = [item for rows in self._kept for item in rows.items()]
-        give_up_at = time.monotonic() + self._pace.patience_s
-        failures = 0
+        patience = Attempts(self._pace.patience_s, PAUSE)
+        patience.progress(time.monotonic())
         while items:
             try:
                 self._store(items)
@@ -175,10 +176,10 @@ class AtomicPublishing(Publisher):
                 items = self._missing(error)
                 continue
             except JetSparkError as error:
-                failures += 1
-                wait_s = RETRY.wait_s(failures)
                 # One whose commit was not answered is sent again: if it is stored after all, this one is refused.
-                if not error.may_pass or time.monotonic() + wait_s > give_up_at:
+                # A closed connection is final: all is sent over one, and Spark's next attempt has another.
+                wait_s = patience.wait_s(time.monotonic()) if error.may_pass else None
+                if wait_s is None:
                     raise
             time.sleep(wait_s)
 

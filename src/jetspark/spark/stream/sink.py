@@ -43,7 +43,8 @@ from jetspark.jetstream.kv import check_bucket
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import client_for, jetstream_for
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
-from jetspark.spark.stream.ledger import Committed, Ledger, Opening, patiently, stored_ids
+from jetspark.spark.retrying import patiently
+from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
 from jetspark.spark.stream.writing import Encoder, Layout, Rows, null_value
 from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
@@ -315,8 +316,7 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
     marks = {} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
 
-    def note() -> None:
-        js = jetstream_for(options.connecting())
+    def note(js: JetStream) -> None:
         ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
         known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
         if unnamed is not None:
@@ -337,7 +337,7 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
                 rows,
             )
 
-    patiently(note, options.patience_s)
+    patiently(options.connecting(), note, patience_s=options.patience_s)
 
 
 class Target:
@@ -425,12 +425,11 @@ class Task:
         first = next(filled, None)
         if first is None:
             return PartWritten(self.place, 0)
-        js = self.patiently(lambda: jetstream_for(self.options.connecting()))
-        target = self.patiently(lambda: Target.find(js, self.options, self.layout, self._some_subject(first)))
+        target = self.patiently(lambda js: Target.find(js, self.options, self.layout, self._some_subject(first)))
         # Half for us to notice that ids are about to be forgotten, half for what is on its way to arrive.
         self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
         encoder = self._encoder(target)
-        earlier = self._look_up(js, target)
+        earlier = self._look_up(target)
         if earlier is None:
             rows = sum(batch.num_rows for batch in chain([first], filled))
             return PartWritten(self.place, rows, 0, None, True, self.unnamed)
@@ -440,6 +439,8 @@ class Task:
             max_bytes=self.options.max_pending_bytes,
             patience_s=self.patience_s,
         )
+        # All is sent over one connection. If that is closed the task fails, and Spark's next attempt has another.
+        js = self.patiently(lambda js: js)
         with self._publisher(js, earlier, pace) as publisher:
             for batch in chain([first], filled):
                 missing = earlier.missing(encoder.encode(batch))
@@ -483,23 +484,26 @@ class Task:
             expect_stream=self.options.stream is not None,
         )
 
-    def _look_up(self, js: JetStream, target: Target) -> Earlier | None:
+    def _look_up(self, target: Target) -> Earlier | None:
         """What earlier attempts have left; None when the whole batch is written."""
         options, place = self.options, self.place
         if options.exactly_once and not (options.ledger and target.keeps_everything):
             self._check_window(target)
         if not options.keeps_ledger:
-            return Earlier(self, js, target, None)
-        ledger = self.patiently(lambda: Ledger.of(js, options.ledger_bucket, place.query, target.info.config.replicas))
-        committed = self.patiently(ledger.committed)
+            return Earlier(self, target, None)
+
+        def ledger(js: JetStream) -> Ledger:
+            return Ledger.of(js, options.ledger_bucket, place.query, target.info.config.replicas)
+
+        committed = self.patiently(lambda js: ledger(js).committed())
         if self.unnamed is not None:
             self.unnamed.check_is_alone(committed, place)
         if committed is not None and committed.batch >= place.batch:
             self._check_not_rewound(committed)
             _logger.info("batch %d of query %s is written already: nothing is sent", place.batch, place.query)
             return None
-        opening = self.patiently(lambda: ledger.open(place.batch, place.partition, target.info))
-        return Earlier(self, js, target, opening)
+        opening = self.patiently(lambda js: ledger(js).open(place.batch, place.partition, target.info))
+        return Earlier(self, target, opening)
 
     def _check_not_rewound(self, committed: Committed) -> None:
         """Spark repeats the last batch, never one before it, unless somebody put the checkpoint back."""
@@ -532,8 +536,8 @@ class Task:
             _complaints.add(key)
             _logger.warning("%s", why)
 
-    def patiently(self, act: Callable[[], T]) -> T:
-        return patiently(act, self.patience_s, self._on_wait)
+    def patiently(self, ask: Callable[[JetStream], T]) -> T:
+        return patiently(self.options.connecting(), ask, patience_s=self.patience_s, on_wait=self._on_wait)
 
     def _on_wait(self, error: JetSparkError) -> None:
         _logger.warning("%s: trying again for at most %g s", error, self.patience_s)
@@ -547,8 +551,8 @@ _complaints: set[tuple[str, str]] = set()
 class Earlier:
     """What earlier attempts at the same rows have stored, found out when the stream's own memory of ids ends."""
 
-    def __init__(self, task: Task, js: JetStream, target: Target, opening: Opening | None) -> None:
-        self._task, self._js, self._target, self._opening = task, js, target, opening
+    def __init__(self, task: Task, target: Target, opening: Opening | None) -> None:
+        self._task, self._target, self._opening = task, target, opening
         self._began = time.monotonic()
         self._known: set[bytes] | None = None
 
@@ -566,11 +570,11 @@ class Earlier:
         """Read what is stored, whatever the age."""
         opening, task = self._opening, self._task
         assert opening is not None
-        info = task.patiently(self._js.stream(self._target.name).info)
+        info = task.patiently(lambda js: js.stream(self._target.name).info())
         layout, place = task.layout, task.place
         self._known = task.patiently(
-            lambda: stored_ids(
-                self._js,
+            lambda js: stored_ids(
+                js,
                 info,
                 opening.after,
                 prefix="" if layout.msg_id else place.id_prefix(),

@@ -1,4 +1,4 @@
-"""Fast ingest: one open batch per publisher, stored as it comes, acknowledged every so many messages.
+"""Fast ingest: one open batch per publisher, stored as it comes, acknowledged after a number of messages.
 
 Everything a message has to say about its batch is in its reply subject, read from the right::
 

@@ -241,7 +241,7 @@ class ModelServer:
         return said
 
     def slow_down(self, stream: str, now: float, apply_s: float) -> list[Delivery]:
-        """From now on a majority of the replicas takes so long to apply what the leader takes; 0 is at once.
+        """From now on a majority of the replicas applies what the leader takes after ``apply_s`` seconds; 0 is at once.
 
         Meanwhile it is a proposal: it counts in the leader's checks, shows in nothing that is read, and is not
         acknowledged. An atomic batch among it may vanish with the leader.

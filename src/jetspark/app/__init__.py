@@ -1,0 +1,46 @@
+"""Event applications: typed, versioned events, handlers with retries and dead letters. It needs the extra ``app``."""
+
+from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
+from jetspark.app.application import App, HandlerSpec
+from jetspark.app.client import AppClient, BulkPublisher
+from jetspark.app.context import Context
+from jetspark.app.contracts import Catalogue, Contract, contract_of
+from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
+from jetspark.app.events import Event, event, unchanged, upcast
+from jetspark.app.field_rules import Measure, Private, Timestamp
+from jetspark.app.golden import check_contracts
+from jetspark.app.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
+from jetspark.app.tokens import Template
+from jetspark.app.topology import TopologyPlan
+
+__all__ = [
+    "App",
+    "AppClient",
+    "Breaker",
+    "BulkPublisher",
+    "Catalogue",
+    "Context",
+    "Contract",
+    "Decoded",
+    "Encoded",
+    "Event",
+    "HandlerSpec",
+    "HandlerTimeout",
+    "Measure",
+    "Private",
+    "Reject",
+    "Retry",
+    "RetryIn",
+    "Skip",
+    "Template",
+    "Timestamp",
+    "TopologyPlan",
+    "check_contracts",
+    "contract_of",
+    "decode",
+    "derived_id",
+    "encode",
+    "event",
+    "unchanged",
+    "upcast",
+]

@@ -1,0 +1,225 @@
+"""What an application declares: its stream, its events and its handlers. Nothing here talks to a server."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from jetspark.app.compatibility import DEFAULT_MODE, Mode
+from jetspark.app.declarations import Declarations
+from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.retry import Breaker, RetryPolicy
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.kv import KVConfig
+
+STOP_TIMEOUT_S = 30.0
+"""How long handlers may finish when the application is to end."""
+
+__all__ = ["App", "HandlerSpec", "Idempotence"]
+
+Idempotence: TypeAlias = Literal["none", "transaction"]
+HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """One handler as it was declared: what it reads, how it runs, and what happens when it fails."""
+
+    function: HandlerFunction
+    events: tuple[type, ...]
+    """The event types it handles, versions below theirs included."""
+    durable: str
+    """The name of its consumer, and its own."""
+    key: str | Callable[[Any], str] | None = None
+    """Field or function that says which events must stay in order; None takes the event's own key."""
+    in_order: bool = True
+    """Events of one key run one after the other."""
+    concurrency: int = 16
+    rate: float | None = None
+    """Starts each second; None is no limit."""
+    burst: int | None = None
+    timeout: float = 30.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    dead_letter: bool = True
+    """Failures end in the dead letters; without, they are logged and dropped."""
+    idempotent: Idempotence = "none"
+    bucket: str | None = None
+    """Of ``idempotent="transaction"``: the bucket of its effects."""
+    breaker: Breaker | None = None
+    ack_wait_s: float = 30.0
+    max_messages: int = 1024
+    """Messages held at a time: running, waiting for their turn, or for a retry."""
+    max_bytes: int = 64 << 20
+    """Bytes of those messages; one message is always let in."""
+    batch: int | None = None
+    """Events in one call, at most; None is a handler of single events."""
+    batch_wait_s: float = 0.2
+    """How long a batch that is not full waits for more."""
+
+    def __post_init__(self) -> None:
+        check_app_name(self.durable)
+        if not inspect.iscoroutinefunction(self.function):
+            raise ConfigError(f"handler {self.durable!r}: expected an async function")
+        if not self.events:
+            raise ConfigError(f"handler {self.durable!r}: expected at least one event type")
+        for name in ("concurrency", "max_messages", "max_bytes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected 1 or more")
+        if self.max_messages < 2:
+            raise ConfigError(f"max_messages={self.max_messages}: expected 2 or more, since one is kept for retries")
+        for name in ("timeout", "ack_wait_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
+        if self.batch is not None:
+            if not isinstance(self.batch, int) or not 1 <= self.batch <= self.max_messages:
+                raise ConfigError(f"batch={self.batch!r}: expected 1 to max_messages={self.max_messages}")
+            if not 0 <= self.batch_wait_s < math.inf:
+                raise ConfigError(f"batch_wait_s={self.batch_wait_s!r}: expected seconds, 0 or more")
+            if self.in_order or self.idempotent != "none":
+                raise ConfigError("a batch handler takes in_order=False and idempotent='none'")
+        if self.idempotent == "transaction" and self.bucket is None:
+            raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
+
+    @property
+    def name(self) -> str:
+        return self.durable
+
+
+class App(Declarations):
+    """An event application: one stream, its events, and what is done with them.
+
+    Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
+
+    Args:
+        name: Of the application; part of the names of its dead-letter and retry streams and of its buckets.
+        stream: The stream that stores its events; a :class:`StreamConfig` to give it limits, replicas and the like.
+        subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
+            another application, and is only read.
+        source: The ``source`` of its events, a URI reference; ``/<name>`` if not given.
+        events: Types that it publishes without handling them; those of its handlers are known anyway.
+        buckets: Further buckets it needs.
+        compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stream: str | StreamConfig,
+        subjects: Sequence[str] = (),
+        source: str | None = None,
+        events: Sequence[type[Any]] = (),
+        buckets: Sequence[KVConfig | str] = (),
+        compatibility: Mode = DEFAULT_MODE,
+    ) -> None:
+        super().__init__(
+            name,
+            stream=stream,
+            subjects=subjects,
+            source=source,
+            events=events,
+            buckets=buckets,
+            compatibility=compatibility,
+        )
+        self.lifespans: list[Lifespan] = []
+
+    @property
+    def dead_letter_stream(self) -> str:
+        return dead_letter_stream(self.name)
+
+    @property
+    def retry_stream(self) -> str:
+        return retry_stream(self.name)
+
+    @property
+    def handler_bucket(self) -> str:
+        return handler_bucket(self.name)
+
+    def handler(self, *events: type, durable: str, **options: Any) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`."""
+
+        def declare(function: HandlerFunction) -> HandlerFunction:
+            self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
+            return function
+
+        return declare
+
+    def batch_handler(
+        self, *events: type, durable: str, batch: int = 500, batch_wait_s: float = 0.2, **options: Any
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
+
+        One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
+        its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
+        does not hold through retries. It gets what lifespans made, and no context.
+        """
+
+        def declare(function: HandlerFunction) -> HandlerFunction:
+            spec = HandlerSpec(
+                function=function,
+                events=events,
+                durable=durable,
+                batch=batch,
+                batch_wait_s=batch_wait_s,
+                in_order=False,
+                concurrency=batch,
+                **options,
+            )
+            self._declare(spec)
+            return function
+
+        return declare
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Declare what handlers need: an async generator that yields one object, or several as a tuple.
+
+        A handler gets one by naming its type: ``async def bill(event: OrderPaid, bank: Bank)``. The part after the
+        ``yield`` runs when the workers have ended.
+        """
+        if not inspect.isasyncgenfunction(function):
+            raise ConfigError("lifespan: expected an async function that yields once")
+        self.lifespans.append(function)
+        return function
+
+    async def run(
+        self,
+        servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+        *,
+        only: Collection[str] = (),
+        stop_timeout: float = STOP_TIMEOUT_S,
+        apply: bool = False,
+        **options: Any,
+    ) -> None:
+        """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+
+        Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
+
+        Args:
+            only: Names of the handlers to run; all if there are none.
+            stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
+            apply: Make what the application declares, as :meth:`apply` does, before it starts.
+            options: Those of ``jetspark.connect``.
+
+        Raises:
+            TopologyDrift: The server is not as the application declares; the message is the difference.
+            TopologyRefused: With ``apply``: the server cannot be made so without a loss.
+            ConfigError: A handler wants something that no lifespan yields.
+        """
+        from jetspark.app.running import run_app
+
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, **options)
+
+    def _declare(self, spec: HandlerSpec) -> None:
+        if spec.durable in self.handlers:
+            raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
+        self.handlers[spec.durable] = spec
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {len(self.handlers)} handlers on stream {self.stream}>"

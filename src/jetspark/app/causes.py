@@ -1,0 +1,48 @@
+"""What led to what is done at the moment: kept in a context variable, so that it follows every task that is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import NamedTuple, Protocol
+
+__all__ = ["Cause", "CauseLike", "child_of", "current_cause", "new_trace"]
+
+_is_traceparent = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+
+
+class CauseLike(Protocol):
+    """What can be a cause: a ``Decoded`` event is one, whose headers are only read when the trace is asked for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def correlation_id(self) -> str: ...
+    @property
+    def traceparent(self) -> str | None: ...
+
+
+class Cause(NamedTuple):
+    """The event or command that is being handled, by its ids."""
+
+    id: str
+    correlation_id: str
+    traceparent: str | None = None
+
+
+current_cause: ContextVar[CauseLike | None] = ContextVar("jetspark_cause", default=None)
+"""None outside of handlers: there something begins, and has no cause."""
+
+
+def new_trace(random_bits: Callable[[int], int]) -> str:
+    """A trace that begins here, in W3C form; not sampled, which is for whoever collects traces to decide."""
+    return f"00-{random_bits(128) | 1:032x}-{random_bits(64) | 1:016x}-00"
+
+
+def child_of(traceparent: str | None, random_bits: Callable[[int], int]) -> str:
+    """The same trace with a span of its own; a new trace if there is none, or none that is one."""
+    if traceparent is None or not _is_traceparent(traceparent):
+        return new_trace(random_bits)
+    version, trace, _, flags = traceparent.split("-")
+    return f"{version}-{trace}-{random_bits(64) | 1:016x}-{flags}"

@@ -1,0 +1,234 @@
+"""A program's connection to an application: it publishes the application's events."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from time import time_ns as _now_ns
+from typing import TYPE_CHECKING, Any, Self
+
+from jetspark.aio.client import Client, connect
+from jetspark.aio.fast import FastPublisher
+from jetspark.aio.jetstream import JetStream
+from jetspark.app.causes import CauseLike, child_of, current_cause
+from jetspark.app.contracts import Contract, contract_of
+from jetspark.app.envelope import Encoded, encode, write_event
+from jetspark.app.ids import NewIds
+from jetspark.core.headers import encode as encode_headers
+from jetspark.errors import UsageError
+from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import Expect
+from jetspark.publish.outgoing import Item
+
+if TYPE_CHECKING:
+    from jetspark.app.declarations import Declarations
+
+__all__ = ["AppClient", "BulkPublisher"]
+
+SHARED = 100
+"""Events of a bulk that share one time: they are made within a millisecond."""
+
+
+class AppClient:
+    """Publishes the events of an application, from any program: ``async with app.connect(url) as orders``.
+
+    What it publishes is validated, and has an id, the time, and what led to it: inside of a handler that is the event
+    being handled, outside something new begins.
+    """
+
+    def __init__(self, app: Declarations, servers: str | Iterable[str], options: dict[str, Any]) -> None:
+        self.app = app
+        self._servers, self._options = servers, options
+        self._nc: Client | None = None
+        self._js: JetStream | None = None
+        self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
+        self._ids = NewIds(self._random_bits)
+
+    async def __aenter__(self) -> Self:
+        self.app.catalogue.check()
+        self._nc = await connect(self._servers, **self._options)
+        self._js = self._nc.jetstream()
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        nc, self._nc, self._js = self._nc, None, None
+        if nc is not None:
+            await nc.close()
+
+    @property
+    def js(self) -> JetStream:
+        """The JetStream context below, for everything that is not about events.
+
+        Raises:
+            UsageError: Outside of the ``async with`` block.
+        """
+        if self._js is None:
+            raise UsageError("the app is not connected: write `async with app.connect(...) as client:`")
+        return self._js
+
+    async def publish(
+        self,
+        event: Any,
+        *,
+        id: str | None = None,
+        time: datetime.datetime | None = None,
+        correlation_id: str | None = None,
+        causation_id: str | None = None,
+        traceparent: str | None = None,
+        expect: Expect | None = None,
+        timeout: float | None = None,
+    ) -> PubAck:
+        """Store an event in the application's stream, and return when the stream has it.
+
+        Args:
+            id: Identifies the event; within the stream's duplicate window a second one with the same id is not stored.
+                Otherwise it is what ``event.event_id()`` says, or a new one.
+            time: When it happened; now, if not given.
+            correlation_id, causation_id, traceparent: What led to it. Inside of a handler they are those of the event
+                that is being handled.
+            expect: Store it only if this is true of the stream.
+
+        Raises:
+            InvalidEvent: A field has a value its contract does not allow; nothing was sent.
+            WrongLastSequence: ``expect`` was not true; nothing was stored.
+            JetStreamUnavailable: No stream stores its subject; nothing was stored.
+            ServerError: The server refused it; nothing was stored.
+            ConfigError: It is no type of event, or the application's stream does not store its subject.
+        """
+        encoded = self.encode(
+            event,
+            id=id,
+            time=time,
+            correlation_id=correlation_id,
+            causation_id=causation_id,
+            traceparent=traceparent,
+        )
+        return await self.js.publish(
+            encoded.subject,
+            encoded.data,
+            headers=encoded.headers,
+            expect=expect,
+            timeout=timeout,
+        )
+
+    def encode(
+        self,
+        event: Any,
+        *,
+        id: str | None = None,
+        time: datetime.datetime | None = None,
+        correlation_id: str | None = None,
+        causation_id: str | None = None,
+        traceparent: str | None = None,
+    ) -> Encoded:
+        """The message that :meth:`publish` would send, for publishing it some other way, such as in an atomic batch."""
+        self.app.register(type(event))
+        cause = current_cause.get()
+        if cause is not None:
+            correlation_id = correlation_id or cause.correlation_id
+            causation_id = causation_id or cause.id
+            traceparent = traceparent or cause.traceparent
+        return encode(
+            event,
+            id=id or _own_id(event) or self.new_id(),
+            source=self.app.source,
+            time=time or datetime.datetime.now(datetime.UTC),
+            correlation_id=correlation_id,
+            causation_id=causation_id,
+            traceparent=child_of(traceparent, self._random_bits),
+        )
+
+    def new_id(self) -> str:
+        """A new id: unique, and later than those before it."""
+        return self._ids.new(_now_ns())
+
+    def new_ids(self, count: int) -> list[str]:
+        """Several new ids."""
+        return self._ids.several(_now_ns(), count)
+
+    def child_trace(self, cause: CauseLike | None) -> str:
+        """A span of its own in the trace of what is being handled, or in a new trace."""
+        return child_of(None if cause is None else cause.traceparent, self._random_bits)
+
+    def bulk(self, **options: Any) -> BulkPublisher:
+        """Publish many events at the server's own speed: ``async with orders.bulk() as bulk``.
+
+        The options are those of ``js.fast_publisher``. All that is published in one block has one trace.
+        """
+        return BulkPublisher(self, self.js.fast_publisher(**options))
+
+
+class BulkPublisher:
+    """Stores events in order, by fast ingest. Leaving the block waits until all of them are stored, each once.
+
+    Each has its id as ``Nats-Msg-Id``, so one that had to be sent again is not stored twice within the stream's
+    duplicate window.
+    """
+
+    def __init__(self, client: AppClient, publisher: FastPublisher) -> None:
+        self._client, self._publisher = client, publisher
+        self._trace: str | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        await self._publisher.__aexit__(kind, error, trace)
+
+    async def publish(self, event: Any, *, id: str | None = None) -> int:
+        """Accept an event and return its position; waits while too much is pending.
+
+        Raises:
+            InvalidEvent: A field has a value its contract does not allow; it was not accepted.
+            JetSparkError: The publisher gave up; it was not accepted.
+        """
+        [item] = self._items([event], id)
+        return await self._publisher.publish_many([item])
+
+    async def publish_many(self, events: Iterable[Any] | AsyncIterable[Any]) -> int:
+        """Accept many events; returns the last position. The fastest way.
+
+        Raises:
+            InvalidEvent: One of them breaks its contract; those before it are accepted.
+            JetSparkError: The publisher gave up.
+        """
+        if isinstance(events, AsyncIterable):
+            position = 0
+            async for event in events:
+                position = await self.publish(event)
+            return position
+        return await self._publisher.publish_many(self._items(events))
+
+    def _items(self, events: Iterable[Any], id: str | None = None) -> Iterator[Item]:
+        """The messages of some events, one after the other.
+
+        This is the inner loop of bulk publishing.
+        """
+        cause = current_cause.get()
+        client, source = self._client, self._client.app.source
+        correlation = None if cause is None else cause.correlation_id
+        causation = None if cause is None else cause.id
+        head, tail = "NATS/1.0\r\nNats-Msg-Id: ", f"\r\ntraceparent: {client.child_trace(cause)}\r\n\r\n"
+        new_ids: Iterator[str] = iter(())
+        contracts: dict[type, Contract] = {}
+        for count, event in enumerate(events):
+            if count % SHARED == 0:
+                time = datetime.datetime.now(datetime.UTC)
+                new_ids = iter(client.new_ids(SHARED))
+            kind = type(event)
+            contract = contracts.get(kind)
+            if contract is None:
+                contract = contracts[kind] = contract_of(client.app.register(kind))
+            own = id or (None if contract.id_of is None else contract.id_of(event))
+            chosen = next(new_ids) if own is None else own
+            subject, data = write_event(contract, event, chosen, source, time, correlation, causation)
+            if own is not None:  # somebody else made it, and it may hold anything
+                encode_headers({"Nats-Msg-Id": own})
+            yield subject, data, f"{head}{chosen}{tail}".encode()
+
+
+def _own_id(event: Any) -> str | None:
+    found = contract_of(event).id_of
+    return None if found is None else found(event)

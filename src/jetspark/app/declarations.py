@@ -1,0 +1,246 @@
+"""What an application declares besides its handlers: stream, events, buckets; and its doors to a server.
+
+:class:`~jetspark.app.App` is one of these. What it needs on the server follows from it: :meth:`Declarations.topology`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jetspark.aio.client import connect
+from jetspark.app.client import AppClient
+from jetspark.app.compatibility import DEFAULT_MODE, Mode, check_mode
+from jetspark.app.contracts import Catalogue, contract_of
+from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.provisioning import apply_topology, make_plan
+from jetspark.app.topology import OWNER, ConsumerPlace, Topology, TopologyPlan
+from jetspark.core.subjects import is_subset
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.kv import KVConfig
+
+if TYPE_CHECKING:
+    from jetspark.app.application import HandlerSpec
+
+__all__ = ["Declarations"]
+
+_Kind = TypeVar("_Kind", bound=type[Any])
+
+WORKERS = 8
+"""Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
+MARKER_TTL_S = 60.0
+"""How long watchers of the handlers' bucket can see that a key went away by its TTL."""
+
+
+class Declarations:
+    """The stream, the events and the buckets of an application, and what follows from them.
+
+    Args:
+        name: Of the application; part of the names of its streams and buckets.
+        stream: The stream that stores its events; a :class:`StreamConfig` to give it limits, replicas and the like.
+        subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
+            another application, and is only read.
+        source: The ``source`` of its events, a URI reference; ``/<name>`` if not given.
+        events: Types that it publishes without handling them; those of its handlers are known anyway.
+        buckets: Further buckets it needs.
+        compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stream: str | StreamConfig,
+        subjects: Sequence[str] = (),
+        source: str | None = None,
+        events: Sequence[type[Any]] = (),
+        buckets: Sequence[KVConfig | str] = (),
+        compatibility: Mode = DEFAULT_MODE,
+    ) -> None:
+        self.name = check_app_name(name)
+        config = StreamConfig(name=stream) if isinstance(stream, str) else stream
+        if config.subjects is not None and subjects:
+            raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
+        self.stream = config.name
+        self.subjects = tuple(subjects or config.subjects or ())
+        self.stream_config = dataclasses.replace(config, subjects=list(self.subjects))
+        self.source = source if source is not None else f"/{name}"
+        if not self.source:
+            raise ConfigError("source='': expected a URI reference such as '/shop/orders', or nothing for the default")
+        self.buckets = tuple(KVConfig.of(bucket) for bucket in buckets)
+        self.compatibility = check_mode(compatibility)
+        self.handlers: dict[str, HandlerSpec] = {}
+        """By durable name."""
+        self._catalogue = Catalogue()
+        self._add(*events)
+
+    def register(self, kind: _Kind) -> _Kind:
+        """Make a type of event known that the application publishes: ``@app.register`` above its class, or a call.
+
+        Raises:
+            ConfigError: It is no type of event, another class has the same type and version, or the application's
+                stream does not store its subject.
+        """
+        self._add(kind)
+        return kind
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Every type of event it knows: those it was given, those its handlers take, and those they return.
+
+        Raises:
+            ConfigError: A handler takes something that is no event, or two classes have one type and version.
+        """
+        for spec in self.handlers.values():
+            self._add(*spec.events, *_returned(spec.function))
+        return self._catalogue
+
+    def _add(self, *kinds: type[Any]) -> None:
+        for kind in kinds:
+            if kind in self._catalogue:
+                continue
+            subject = contract_of(kind).subject.filter
+            if self.owns_stream and not any(is_subset(subject, stored) for stored in self.subjects):
+                raise ConfigError(
+                    f"{kind.__name__} is published to {subject!r}, which stream {self.stream} does not store: its "
+                    f"subjects are {', '.join(self.subjects)}"
+                )
+            self._catalogue.add(kind)
+
+    @property
+    def owns_stream(self) -> bool:
+        """Whether the stream is its own, and not only read."""
+        return bool(self.subjects)
+
+    @property
+    def schema_bucket(self) -> str:
+        """The bucket that keeps the contracts of its events."""
+        return f"{self.name}_schemas"
+
+    def topology(self) -> Topology:
+        """Everything it needs on the server.
+
+        Raises:
+            ConfigError: It declares something twice, or a handler takes something that is no event.
+        """
+        streams = [self._owned(self.stream_config, self._main_defaults())] if self.owns_stream else []
+        buckets = [self._owned(bucket, {}) for bucket in self._all_buckets()]
+        if self.owns_stream:
+            buckets.append(self._bucket(self.schema_bucket, "Contracts of events, one for each type and version."))
+        if self.handlers:
+            streams += [self._dead_letters(), self._retries()]
+            buckets.append(
+                self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
+            )
+        consumers = [place for spec in self.handlers.values() for place in self._consumers(spec)]
+        return Topology(app=self.name, streams=streams, buckets=buckets, consumers=consumers)
+
+    async def plan(self, servers: str | Iterable[str], **options: Any) -> TopologyPlan:
+        """What differs between what the application declares and what the server has; nothing is changed.
+
+        The options are those of :func:`jetspark.connect`. ``str()`` of the plan is the difference, in lines.
+        """
+        async with connect(servers, **options) as nc:
+            return await make_plan(nc.jetstream(), self)
+
+    async def apply(self, servers: str | Iterable[str], *, allow: bool = False, **options: Any) -> TopologyPlan:
+        """Make what the application declares, or change it, and return what was done. Done again, it does nothing.
+
+        Args:
+            allow: Make changes that can lose something, too. What the server cannot change is refused all the same.
+
+        Raises:
+            TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
+        """
+        async with connect(servers, **options) as nc:
+            return await apply_topology(nc.jetstream(), self, allow=allow)
+
+    def connect(self, servers: str | Iterable[str] = "nats://127.0.0.1:4222", **options: Any) -> AppClient:
+        """A client that publishes its events: ``async with app.connect(url) as orders``.
+
+        The options are those of :func:`jetspark.connect`.
+        """
+        return AppClient(self, servers, options)
+
+    def _all_buckets(self) -> list[KVConfig]:
+        """Those it declares, and those in which handlers make transactions, which need atomic batches."""
+        found = {bucket.bucket: bucket for bucket in self.buckets}
+        for spec in self.handlers.values():
+            if spec.idempotent == "transaction" and spec.bucket is not None:
+                bucket = found.get(spec.bucket, KVConfig(bucket=spec.bucket))
+                found[spec.bucket] = (
+                    bucket if bucket.allow_atomic is not None else dataclasses.replace(bucket, allow_atomic=True)
+                )
+        return list(found.values())
+
+    def _main_defaults(self) -> dict[str, Any]:
+        return {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+
+    def _owned(self, config: Any, defaults: Mapping[str, Any]) -> Any:
+        """A configuration with the owner in its metadata, and with what it leaves open filled in."""
+        metadata = {**(config.metadata or {}), OWNER: self.name}
+        missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
+        return dataclasses.replace(config, metadata=metadata, **missing)
+
+    def _bucket(self, name: str, description: str, **fields: Any) -> KVConfig:
+        return KVConfig(bucket=name, description=description, metadata={OWNER: self.name}, **fields)
+
+    def _dead_letters(self) -> StreamConfig:
+        return StreamConfig(
+            name=dead_letter_stream(self.name),
+            description="Events that a handler could not handle.",
+            subjects=[f"dlq.{self.name}.>"],
+            retention="limits",
+            allow_direct=True,
+            allow_rollup=True,
+            allow_message_ttl=True,
+            metadata={OWNER: self.name},
+        )
+
+    def _retries(self) -> StreamConfig:
+        return StreamConfig(
+            name=retry_stream(self.name),
+            description="Events that wait for their next attempt.",
+            subjects=[f"retry.{self.name}.>"],
+            retention="limits",
+            allow_direct=True,
+            allow_message_schedules=True,
+            allow_message_ttl=True,
+            allow_rollup=True,
+            metadata={OWNER: self.name},
+        )
+
+    def _consumers(self, spec: HandlerSpec) -> list[ConsumerPlace]:
+        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
+        shared: dict[str, Any] = {
+            "durable_name": spec.durable,
+            "ack_policy": "explicit",
+            "ack_wait_s": spec.ack_wait_s,
+            # Attempts are counted by handlers; the server must not give up before them.
+            "max_deliver": -1,
+            "max_ack_pending": WORKERS * spec.max_messages,
+            "metadata": {OWNER: self.name, "jetspark-handler": spec.name},
+        }
+        one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
+        waits = f"retry.{self.name}.{spec.name}"
+        return [
+            ConsumerPlace(self.stream, ConsumerConfig(**shared, **one)),
+            ConsumerPlace(
+                retry_stream(self.name),
+                ConsumerConfig(**shared, filter_subjects=[f"{waits}.due.>", f"{waits}.redrive.>"]),
+            ),
+        ]
+
+
+def _returned(function: Callable[..., Any]) -> list[type[Any]]:
+    """The types of events that a handler says it returns."""
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return []  # a type that only exists for type checkers: it can be registered
+    alternatives = typing.get_args(hint) or (hint,)
+    flat = [inner for each in alternatives for inner in (typing.get_args(each) or (each,))]
+    return [each for each in flat if isinstance(each, type) and "__contract__" in vars(each)]

@@ -1,0 +1,173 @@
+"""What the fields of an event may be: rules that are checked when the class is defined.
+
+Two mistakes of event contracts cannot be repaired later, because the wrong values are stored for ever: money as a
+float, which has no exact value (0.1 + 0.2), and a time without its zone, which means another instant for each reader.
+
+A field is known for money by a word of its name, such as ``amount`` or ``unit_price``; :data:`Measure` says that a
+float with such a name is a measurement after all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import re
+import types
+import typing
+import uuid
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from jetspark.errors import ConfigError
+
+__all__ = ["MONEY_WORDS", "Measure", "Private", "Timestamp", "check_fields", "check_in_subject", "private_fields"]
+
+_T = typing.TypeVar("_T")
+
+Measure = Annotated[_T, msgspec.Meta(extra_json_schema={"x-measure": True})]
+"""``total_weight_kg: Measure[float]``: a measured quantity, although its name has a word for money in it."""
+
+Private = Annotated[_T, msgspec.Meta(extra_json_schema={"x-private": True})]
+"""``email: Private[str]``: data about a person. It is left out of ``repr``, and its schema says ``x-private``."""
+
+Timestamp = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+"""A time with its zone: the only form of ``datetime`` an event may have. It is written in UTC if it is in UTC."""
+
+# fmt: off
+MONEY_WORDS = frozenset({
+    "amount", "aud", "balance", "bill", "brl", "budget", "cad", "cash", "cents",
+    "charge", "chf", "cny", "commission", "cost", "credit", "currency", "debit", "deposit",
+    "discount", "dkk", "dollars", "due", "earnings", "eur", "euros", "expense", "fee",
+    "fees", "fine", "gbp", "income", "inr", "invoice", "jpy", "money", "nok",
+    "paid", "pay", "payment", "payout", "penalty", "pence", "pln", "price", "prices",
+    "profit", "refund", "revenue", "salary", "sek", "subtotal", "sum", "tax", "tip",
+    "total", "turnover", "usd", "vat", "wage",
+})
+# fmt: on
+"""A float field is taken for money if one of these is a word of its name."""
+
+_find_words = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+").findall
+_IN_SUBJECT = (str, int, bool, uuid.UUID, datetime.date)
+
+
+def check_fields(kind: type) -> None:
+    """Check the fields of an event class, nested ones included.
+
+    Raises:
+        ConfigError: A field is a float and by its name money, or a time without a zone.
+        NameError: A type is not defined yet; ask again when the module is complete.
+    """
+    is_pydantic = not issubclass(kind, msgspec.Struct)  # which does not look at marks of msgspec
+    for path, annotation, marks in _leaves(kind, kind.__name__, frozenset()):
+        name = path.rsplit(".", 1)[-1]
+        if annotation is float and not _is_marked(marks, "x-measure"):
+            word = next((word for word in map(str.lower, _find_words(name)) if word in MONEY_WORDS), None)
+            if word is not None:
+                raise ConfigError(
+                    f"{path}: float, and {word!r} means money, which a float cannot hold exactly (0.1 + 0.2 != 0.3); "
+                    f"count the smallest unit instead, as in {name}_cents: int, and name the currency. "
+                    f"If it is not money: {name}: Measure[float]"
+                )
+        has_zone = any(isinstance(mark, msgspec.Meta) and mark.tz for mark in marks) and not is_pydantic
+        if annotation is datetime.datetime and not has_zone:
+            remedy = "pydantic.AwareDatetime" if is_pydantic else "Timestamp"
+            raise ConfigError(
+                f"{path}: datetime without a time zone is another instant for each reader; use {name}: {remedy}"
+            )
+
+
+def check_in_subject(kind: type, name: str, where: str) -> None:
+    """Check that a field can be part of a subject or key: it is there, has a value, and one spelling.
+
+    Raises:
+        ConfigError: It is not, or has not.
+        NameError: Its type is not defined yet.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if name not in field_names(kind):
+        raise ConfigError(
+            f"{kind.__name__}: {where} names {name!r}, which is no field; fields are: {', '.join(field_names(kind))}"
+        )
+    for annotation in _alternatives(hints[name]):
+        if get_origin(annotation) is Literal and all(isinstance(value, str | int) for value in get_args(annotation)):
+            continue
+        is_known = isinstance(annotation, type) and issubclass(annotation, (*_IN_SUBJECT, enum.Enum))
+        if not is_known or annotation is datetime.datetime:
+            raise ConfigError(
+                f"{kind.__name__}.{name}: {where} uses it, so it needs a value with one spelling: "
+                f"str, int, bool, UUID, date, an enum or Literal, and not {_shown(annotation)}"
+            )
+
+
+def field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a Struct or of a pydantic model, in order."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    return tuple(getattr(kind, "model_fields", ()))
+
+
+def private_fields(kind: type) -> frozenset[str]:
+    """The fields marked ``Private``."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return frozenset(name for name in field_names(kind) if _is_marked(_marks(hints[name])[1], "x-private"))
+
+
+def _leaves(kind: Any, path: str, seen: frozenset[Any], marks: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
+    """Every type that an annotation is made of, with the path to it and what ``Annotated`` says of it."""
+    kind, more = _marks(kind)
+    marks += more
+    fields = _fields_of(kind)
+    if fields is not None:
+        if kind not in seen:
+            for name, annotation in fields.items():
+                yield from _leaves(annotation, f"{path}.{name}", seen | {kind})
+        return
+    arguments = () if get_origin(kind) is Literal else get_args(kind)
+    if not arguments:
+        yield path, kind, marks
+    for argument in arguments:
+        if argument is not Ellipsis:
+            yield from _leaves(argument, path, seen, marks)
+
+
+def _fields_of(kind: Any) -> dict[str, Any] | None:
+    """The annotations of a class with fields; None for anything else."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type):
+        return None
+    has_fields = (
+        issubclass(origin, msgspec.Struct) or dataclasses.is_dataclass(origin) or hasattr(origin, "model_fields")
+    )
+    if not has_fields and not typing.is_typeddict(origin) and not hasattr(origin, "_field_defaults"):
+        return None
+    hints = typing.get_type_hints(origin, include_extras=True)
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not typing.ClassVar}
+
+
+def _marks(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An annotation without ``Annotated``, and what that said."""
+    marks: tuple[Any, ...] = ()
+    while get_origin(annotation) is Annotated:
+        annotation, *more = get_args(annotation)
+        marks += tuple(more)
+    return annotation, marks
+
+
+def _is_marked(marks: tuple[Any, ...], word: str) -> bool:
+    return any(isinstance(mark, msgspec.Meta) and word in (mark.extra_json_schema or {}) for mark in marks)
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    annotation, _ = _marks(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        for each in get_args(annotation):
+            yield from _alternatives(each)
+    else:
+        yield annotation
+
+
+def _shown(annotation: Any) -> str:
+    return "None" if annotation is types.NoneType else getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,191 @@
+"""What to do with a failure: pure decisions, with the attempt, the error and the chance as arguments.
+
+A handler says what it means with an exception: :class:`Reject` (never again), :class:`RetryIn` (later, at a time it
+names) or :class:`Skip` (done, and nothing to do). Every other exception is judged by the policy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from jetspark.core.backoff import Backoff
+from jetspark.errors import ConfigError, ContractViolation, JetSparkError
+
+__all__ = [
+    "Breaker",
+    "Bury",
+    "Decided",
+    "Finish",
+    "HandlerTimeout",
+    "Reject",
+    "Retry",
+    "RetryIn",
+    "RetryPolicy",
+    "Skip",
+    "WaitHere",
+    "WaitLong",
+    "decide",
+    "is_transient",
+]
+
+
+class Reject(JetSparkError):
+    """Raised by a handler: this event will never succeed. It goes to the dead letters now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Skip(JetSparkError):
+    """Raised by a handler: there is nothing to do for this event. It counts as handled."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RetryIn(JetSparkError):
+    """Raised by a handler: try again after ``seconds``. It counts as one of the policy's attempts."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        super().__init__(seconds, reason)
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"RetryIn({seconds!r}): expected seconds, 0 or more")
+        self.seconds, self.reason = seconds, reason
+
+    def __str__(self) -> str:
+        return self.reason or f"asked to be retried in {self.seconds} s"
+
+
+class HandlerTimeout(JetSparkError, TimeoutError):
+    """The handler ran for longer than its ``timeout`` and was cancelled; what it did until then is done."""
+
+    def __init__(self, handler: str, timeout_s: float) -> None:
+        super().__init__(handler, timeout_s)
+        self.handler, self.timeout_s = handler, timeout_s
+
+    @property
+    def may_pass(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return f"handler {self.handler!r} ran for longer than {self.timeout_s} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how long after a failed event is handled again.
+
+    Waits double from ``first_s`` to ``max_s``. Up to ``in_lane_s`` the event waits in the worker, with its place in
+    its key's order; a longer wait is stored in the server as a schedule, and frees the worker.
+    """
+
+    attempts: int = 5
+    """Starts in all, the first one included."""
+    first_s: float = 0.2
+    max_s: float = 3600.0
+    jitter: float = 0.5
+    """Part of a wait that is left to chance: 0 is none, 1 is anything down to no wait at all."""
+    in_lane_s: float = 10.0
+    transient: tuple[type[BaseException], ...] = ()
+    """Errors that are retried, subclasses included."""
+    final: tuple[type[BaseException], ...] = ()
+    """Errors that go to the dead letters at once. Where both name a base class, the nearest one counts."""
+    unknown: Literal["retry", "dead_letter"] = "retry"
+    """Every other error."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attempts, int) or self.attempts < 1:
+            raise ConfigError(f"attempts={self.attempts!r}: expected 1 or more")
+        if not 0 <= self.first_s <= self.max_s < math.inf:
+            raise ConfigError(f"first_s={self.first_s!r}, max_s={self.max_s!r}: expected 0 <= first_s <= max_s")
+        if not 0 <= self.jitter <= 1:
+            raise ConfigError(f"jitter={self.jitter!r}: expected 0 (none) to 1 (anything down to no wait at all)")
+        if not 0 <= self.in_lane_s < math.inf:
+            raise ConfigError(f"in_lane_s={self.in_lane_s!r}: expected seconds, 0 or more")
+        if self.unknown not in ("retry", "dead_letter"):
+            raise ConfigError(f"unknown={self.unknown!r}: expected 'retry' or 'dead_letter'")
+
+    def wait_s(self, attempts: int, chance: float) -> float:
+        """How long to wait after this many attempts have failed; ``chance`` is from 0 to 1."""
+        return Backoff(self.first_s, self.max_s).wait_s(attempts) * (1 - self.jitter * chance)
+
+
+Retry = RetryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaker:
+    """Leaves a handler alone that fails again and again, in every process.
+
+    After ``failures`` failed attempts in a row, the handler's consumer is paused in the server for ``open_s`` seconds,
+    so no worker gets anything. Then one event is tried. Errors that are final do not count: they are the event's.
+    """
+
+    failures: int = 20
+    open_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.failures, int) or self.failures < 1:
+            raise ConfigError(f"failures={self.failures!r}: expected 1 or more")
+        if not 0 < self.open_s < math.inf:
+            raise ConfigError(f"open_s={self.open_s!r}: expected seconds above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Acknowledge it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitHere:
+    """Keep it in its lane, and start it again after this time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLong:
+    """Store it as a schedule, and acknowledge it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Write a dead letter, and acknowledge it."""
+
+    is_transient: bool
+    """It was tried as often as the policy says; otherwise trying again was pointless."""
+
+
+Decided: TypeAlias = Finish | WaitHere | WaitLong | Bury
+
+
+def is_transient(policy: RetryPolicy, error: BaseException) -> bool:
+    """Whether the same event may succeed later."""
+    if isinstance(error, Reject | ContractViolation):
+        return False
+    if isinstance(error, RetryIn | HandlerTimeout):
+        return True
+    for kind in type(error).__mro__:
+        if kind in policy.transient:
+            return True
+        if kind in policy.final:
+            return False
+    return policy.unknown == "retry"
+
+
+def decide(policy: RetryPolicy, attempts: int, error: BaseException, chance: float) -> Decided:
+    """What happens after the attempt number ``attempts``, the first one being 1, has ended with ``error``."""
+    if isinstance(error, Skip):
+        return Finish()
+    if not is_transient(policy, error):
+        return Bury(is_transient=False)
+    if attempts >= policy.attempts:
+        return Bury(is_transient=True)
+    wait_s = error.seconds if isinstance(error, RetryIn) else policy.wait_s(attempts, chance)
+    return WaitHere(wait_s) if wait_s <= policy.in_lane_s else WaitLong(wait_s)

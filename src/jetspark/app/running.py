@@ -1,0 +1,97 @@
+"""Running an application: connect, open the lifespans, run every handler, and end in an orderly way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from jetspark.aio.client import Client, connect
+from jetspark.app.context import open_lifespans
+from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.provisioning import apply_topology, check_for_drift
+from jetspark.app.worker import HandlerWorker
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.app.application import App
+
+__all__ = ["run_app"]
+
+_logger = logging.getLogger("jetspark.app")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def run_app(
+    app: App,
+    servers: str | Sequence[str],
+    *,
+    only: Collection[str],
+    stop_timeout: float,
+    apply: bool = False,
+    **options: Any,
+) -> None:
+    """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C."""
+    unknown = sorted(set(only) - set(app.handlers))
+    if unknown:
+        raise ConfigError(f"only={unknown}: expected some of {', '.join(sorted(app.handlers)) or 'no handlers'}")
+    specs = [spec for spec in app.handlers.values() if not only or spec.name in only]
+    if not specs:
+        raise ConfigError(f"app {app.name!r} has no handlers to run")
+    options.setdefault("name", f"{app.name} handlers")
+    catalogue = app.catalogue
+    catalogue.check()
+    async with connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
+        if apply:
+            await apply_topology(client.jetstream(), app)
+        else:
+            await check_for_drift(client.jetstream(), app)
+        workers = []
+        for spec in specs:
+            store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
+            workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+        await _run_workers(workers, client, stop_timeout)
+
+
+async def _run_workers(workers: list[HandlerWorker], client: Client, stop_timeout: float) -> None:
+    tasks = {asyncio.create_task(worker.run(), name=worker.spec.name): worker for worker in workers}
+    ended = asyncio.Event()
+    with _on_signal(ended):
+        waiting = asyncio.create_task(ended.wait())
+        try:
+            await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            stops = [asyncio.create_task(worker.stop(task, stop_timeout)) for task, worker in tasks.items()]
+            await asyncio.wait(stops)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise _single(error)
+
+
+def _single(error: BaseException) -> BaseException:
+    """The one error that a group of tasks ended with; all of them, if there are more."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def _on_signal(ended: asyncio.Event) -> Iterator[None]:
+    """Set the event when the process is asked to end; only the main thread can be asked."""
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, ended.set)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)

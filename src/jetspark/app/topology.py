@@ -1,0 +1,333 @@
+"""What an application needs on the server, as data, and how that differs from what is there. Nothing here is sent.
+
+A :class:`Topology` lists streams, buckets and consumers. Only what it says of them is compared: a field that it leaves
+open (None) may be anything. A :class:`TopologyPlan` has one :class:`Step` for each thing that is missing or differs.
+
+Three kinds of change are told apart. A *safe* one is applied. A *destructive* one can lose something that is stored or
+would have been, such as a shorter age or a subject less: it is applied only where that was allowed. An *impossible* one
+the server does not do to something that exists, such as another storage: it needs a new name, or a person.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.kv import KVConfig
+
+__all__ = [
+    "OWNER",
+    "ConsumerPlace",
+    "FieldChange",
+    "Found",
+    "Safety",
+    "Step",
+    "Topology",
+    "TopologyPlan",
+    "plan_changes",
+]
+
+OWNER = "jetspark-app"
+"""The metadata that says which application something belongs to."""
+
+Kind: TypeAlias = Literal["stream", "bucket", "consumer", "contract"]
+Safety: TypeAlias = Literal["safe", "destructive", "impossible"]
+
+# Lower is a loss: messages beyond the new limit are deleted, or ids forgotten. -1, 0 and None are no limit.
+_STREAM_LIMITS = {"max_messages", "max_messages_per_subject", "max_bytes", "max_age_s", "max_message_bytes"}
+_STREAM_LOSSES = {
+    "retention": "another retention deletes what the new one does not keep",
+    "discard": "what is new may be refused, or what is old deleted",
+    "discard_new_per_subject": "what is new may be refused",
+    "deny_purge": "it protects what is stored",
+    "deny_delete": "it protects what is stored",
+    "sealed": "a sealed stream never takes a message again",
+}
+_STREAM_FIXED = {"storage", "mirror", "first_sequence", "persist_mode", "allow_message_counter"}
+_SWITCHES = {"allow_direct", "allow_rollup", "allow_message_ttl", "allow_atomic", "allow_batched", "mirror_direct"}
+_CONSUMER_FIXED = {
+    "deliver_policy",
+    "start_sequence",
+    "start_time",
+    "ack_policy",
+    "replay_policy",
+    "durable_name",
+    "name",
+}
+_OF_EVERY_BUCKET = (
+    "discard",
+    "allow_rollup",
+    "deny_delete",
+    "allow_direct",
+    "mirror_direct",
+    "duplicate_window_s",
+    "sources",
+    "mirror",
+)
+_CONSUMER_FILTERS = {"filter_subject", "filter_subjects"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPlace:
+    """A consumer, and the stream it belongs to."""
+
+    stream: str
+    config: ConsumerConfig
+
+    @property
+    def name(self) -> str:
+        return self.config.durable_name or self.config.name or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Everything that an application needs on the server."""
+
+    app: str
+    streams: Sequence[StreamConfig] = ()
+    buckets: Sequence[KVConfig] = ()
+    consumers: Sequence[ConsumerPlace] = ()
+
+    def __post_init__(self) -> None:
+        names = [f"stream {each.name}" for each in self.streams] + [f"bucket {each.bucket}" for each in self.buckets]
+        names += [f"consumer {each.name} of {each.stream}" for each in self.consumers]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"app {self.app!r} declares {twice} twice; keep one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the server has, of what a topology names. A name that is not there is not on the server."""
+
+    streams: Mapping[str, StreamConfig] = field(default_factory=dict)
+    """By name; those of buckets too."""
+    consumers: Mapping[tuple[str, str], ConsumerConfig] = field(default_factory=dict)
+    """By stream and name."""
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Declared subject -> streams of other names that store it."""
+    api_level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field that is not as it was declared."""
+
+    name: str
+    found: Any
+    declared: Any
+    safety: Safety = "safe"
+    reason: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {_shown(self.found)} -> {_shown(self.declared)}"
+        return text if self.safety == "safe" else f"{text}  [{self.safety}: {self.reason}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that is to be made or changed."""
+
+    kind: Kind
+    name: str
+    action: Literal["create", "update", "conflict"]
+    changes: tuple[FieldChange, ...] = ()
+    reason: str = ""
+
+    @property
+    def safety(self) -> Safety:
+        """The worst of its changes."""
+        if self.action == "conflict":
+            return "impossible"
+        found = {change.safety for change in self.changes}
+        return next((each for each in ("impossible", "destructive") if each in found), "safe")
+
+    def __str__(self) -> str:
+        sign = {"create": "+", "update": "~", "conflict": "!"}[self.action]
+        head = f"{sign} {self.kind} {self.name}" + (f": {self.reason}" if self.reason else "")
+        if self.action == "create":
+            return "\n".join([head, *(f"    {each.name}: {_shown(each.declared)}" for each in self.changes)])
+        return "\n".join([head, *(f"    {change}" for change in self.changes)])
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyPlan:
+    """What has to be done so that the server has what an application declares."""
+
+    app: str
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.steps
+
+    def refused(self, allow: bool) -> list[Step]:
+        """The steps that will not be done: impossible ones, and without ``allow`` destructive ones."""
+        return [step for step in self.steps if step.safety == "impossible" or (step.safety != "safe" and not allow)]
+
+    def __str__(self) -> str:
+        return (
+            "\n".join(map(str, self.steps))
+            if self.steps
+            else f"nothing to do: the server has what {self.app!r} declares"
+        )
+
+
+def plan_changes(declared: Topology, found: Found) -> TopologyPlan:
+    """What has to be done, in an order in which it can be: streams, buckets, consumers."""
+    steps = [*_streams(declared, found), *_buckets(declared, found), *_consumers(declared, found)]
+    return TopologyPlan(declared.app, tuple(steps))
+
+
+def _streams(declared: Topology, found: Found) -> Iterator[Step]:
+    for config in declared.streams:
+        existing = found.streams.get(config.name)
+        taken = {
+            name: subject
+            for subject in config.subjects or ()
+            for name in found.others.get(subject, ())
+            if name != config.name
+        }
+        if taken:
+            reason = "; ".join(f"stream {name} stores {subject!r} already" for name, subject in sorted(taken.items()))
+            yield Step("stream", config.name, "conflict", (), f"{reason}: a subject belongs to one stream")
+        elif existing is None:
+            yield Step("stream", config.name, "create", tuple(_declared(config)))
+        else:
+            yield from _update("stream", config.name, existing, config, declared.app, _stream_safety)
+
+
+def _buckets(declared: Topology, found: Found) -> Iterator[Step]:
+    for bucket in declared.buckets:
+        existing = found.streams.get(f"KV_{bucket.bucket}")
+        if existing is None:
+            yield Step("bucket", bucket.bucket, "create", tuple(_declared(bucket)))
+        else:
+            wanted = bucket.to_stream()
+            # What only follows from being a bucket is not compared: an older client made it a little otherwise.
+            open_fields: dict[str, Any] = dict.fromkeys(_OF_EVERY_BUCKET)
+            wanted = dataclasses.replace(wanted, **open_fields)
+            if bucket.history is None:
+                wanted = dataclasses.replace(wanted, max_messages_per_subject=None)
+            yield from _update("bucket", bucket.bucket, existing, wanted, declared.app, _stream_safety)
+
+
+def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
+    streams = {*found.streams, *(config.name for config in declared.streams)}
+    for place in declared.consumers:
+        name = f"{place.name} of {place.stream}"
+        existing = found.consumers.get((place.stream, place.name))
+        if place.stream not in streams:
+            reason = f"there is no stream {place.stream}; it is not this app's: apply the one that declares it first"
+            yield Step("consumer", name, "conflict", (), reason)
+        elif existing is None:
+            yield Step("consumer", name, "create", tuple(_declared(place.config)))
+        else:
+            yield from _update("consumer", name, existing, place.config, declared.app, _consumer_safety)
+
+
+def _update(kind: Kind, name: str, existing: Any, wanted: Any, app: str, safety: Any) -> Iterator[Step]:
+    owner = (existing.metadata or {}).get(OWNER)
+    if owner is not None and owner != app:
+        yield Step(kind, name, "conflict", (), f"it belongs to app {owner!r}; let one of the two declare it")
+        return
+    changes = tuple(
+        FieldChange(each.name, each.found, each.declared, *safety(each.name, each.found, each.declared))
+        for each in _differences(existing, wanted)
+    )
+    if changes:
+        yield Step(kind, name, "update", changes)
+
+
+def _declared(config: Any) -> Iterator[FieldChange]:
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        if value is not None and value != {} and each.name not in ("name", "bucket", "durable_name"):
+            yield FieldChange(each.name, None, value)
+
+
+def _differences(existing: Any, wanted: Any) -> Iterator[FieldChange]:
+    for each in dataclasses.fields(wanted):
+        declared, actual = getattr(wanted, each.name), getattr(existing, each.name)
+        if declared is None or each.name == "extra":
+            continue
+        if each.name == "metadata":
+            # The server adds its own, and others may too.
+            actual = {name: value for name, value in (actual or {}).items() if name in declared}
+        if not _is_same(each.name, actual, declared):
+            yield FieldChange(each.name, actual, declared)
+
+
+def _is_same(name: str, actual: Any, declared: Any) -> bool:
+    if actual == declared:
+        return True
+    if isinstance(declared, list | tuple) and isinstance(actual, list | tuple | None):
+        ordered = name in ("backoff_s",)
+        return list(actual or ()) == list(declared) if ordered else _as_set(actual or ()) == _as_set(declared)
+    if actual is None and (declared is False or declared == 0):
+        return True  # what is off is not mentioned by the server
+    if isinstance(declared, int | float) and isinstance(actual, int | float):
+        return _limit(actual) == _limit(declared) and not isinstance(declared, bool)
+    return _is_consumer_default(name, actual, declared)
+
+
+def _is_consumer_default(name: str, actual: Any, declared: Any) -> bool:
+    """Whether the server leaves out what was asked for because it is the default anyway."""
+    defaults = {"replay_policy": "instant", "deliver_policy": "all", "compression": "none", "persist_mode": "default"}
+    return actual is None and defaults.get(name) == declared
+
+
+def _as_set(values: Sequence[Any]) -> set[str]:
+    return set(map(repr, values))
+
+
+def _limit(value: float) -> float:
+    return float("inf") if value <= 0 else value
+
+
+def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
+    if name in _STREAM_FIXED:
+        return "impossible", "the server does not change it for a stream that exists; give the stream another name"
+    if name in _STREAM_LIMITS and _limit(declared) < _limit(found if found is not None else 0):
+        return "destructive", "what is beyond the new limit is deleted"
+    if name == "duplicate_window_s" and declared < (found or 0):
+        return "destructive", "ids are forgotten earlier"
+    if name == "replicas" and declared < (found or 0):
+        return "destructive", "fewer copies are kept"
+    if name == "subjects":
+        lost = sorted(set(found or ()) - set(declared))
+        return ("destructive", f"{', '.join(lost)} is no longer stored") if lost else ("safe", "")
+    if name in _SWITCHES or name == "allow_message_schedules":
+        return ("destructive", "somebody may be using it") if found and not declared else ("safe", "")
+    if name in _STREAM_LOSSES and (found or declared) and not (name.startswith("deny") and declared):
+        return "destructive", _STREAM_LOSSES[name]
+    return "safe", ""
+
+
+def _consumer_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
+    if name in _CONSUMER_FIXED:
+        return (
+            "impossible",
+            "the server does not change it for a consumer that exists; give the handler another durable",
+        )
+    if name in _CONSUMER_FILTERS:
+        before = set(found) if isinstance(found, list | tuple) else {found} - {None, ""}
+        after = set(declared) if isinstance(declared, list | tuple) else {declared}
+        lost = sorted(before - after)
+        return ("destructive", f"{', '.join(lost)} is no longer delivered") if lost else ("safe", "")
+    if name == "max_deliver" and _limit(declared) < _limit(found if found is not None else 0):
+        return "destructive", "messages that were delivered that often are given up"
+    return "safe", ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}={each}" for name, each in sorted(value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(str, value)) + "]"
+    return "not set" if value is None else str(value)

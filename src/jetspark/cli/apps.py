@@ -1,0 +1,101 @@
+"""What commands about applications share: finding the application, and the server."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jetspark.core.auth import Credentials, Token, UserPassword
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.app import App
+
+__all__ = ["EXIT_DIFFERENCE", "AppName", "AsJson", "Servers", "connection_options", "load_app"]
+
+EXIT_DIFFERENCE = 3
+"""Exit code of a command that found a difference, or a rule that is not kept."""
+
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+
+AppName = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the application is, such as orders:app.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--servers",
+        metavar="URL",
+        envvar="JETSPARK_SERVERS",
+        help=f"Servers, joined by commas; else those of the selected nats context, else {DEFAULT_SERVER}.",
+        show_envvar=True,
+    ),
+]
+
+
+def load_app(name: str) -> App:
+    """Import an application; modules of the present folder are found first.
+
+    Raises:
+        ConfigError: There is no such module or application; the message says what was found.
+    """
+    from jetspark.app import App
+
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{name!r}: expected MODULE:APP, such as orders:app")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise ConfigError(f"{name!r}: there is no module {error.name!r} in {folder} or on Python's path") from error
+        raise
+    found = getattr(module, attribute, None)
+    if not isinstance(found, App):
+        apps = sorted(known for known, value in vars(module).items() if isinstance(value, App))
+        what = "is no App" if found is not None else "is not there"
+        raise ConfigError(f"{name!r}: {attribute!r} {what}; apps in {module_name}: {', '.join(apps) or 'none'}")
+    return found
+
+
+def connection_options(servers: str | None) -> dict[str, Any]:
+    """The arguments for ``connect``: from the option, the environment, or the selected nats context.
+
+    Raises:
+        ConfigError: The selected context cannot be read.
+    """
+    if servers:
+        return {"servers": [each.strip() for each in servers.split(",") if each.strip()]}
+    return _of_context() or {"servers": DEFAULT_SERVER}
+
+
+def _of_context() -> dict[str, Any]:
+    """What the nats command line would use; empty if no context is selected."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
+    try:
+        selected = (folder / "context.txt").read_text(encoding="utf-8").strip()
+    except OSError:
+        return {}
+    if not selected:
+        return {}
+    path = folder / "context" / f"{selected}.json"
+    try:
+        context = json.loads(path.read_text(encoding="utf-8"))
+        options: dict[str, Any] = {"servers": [each.strip() for each in context["url"].split(",")]}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"nats context {selected!r} in {path} cannot be used: {error}; give --servers") from error
+    if context.get("creds"):
+        options["auth"] = Credentials(context["creds"])
+    elif context.get("token"):
+        options["auth"] = Token(context["token"])
+    elif context.get("user"):
+        options["auth"] = UserPassword(context["user"], context.get("password", ""))
+    return options

@@ -1,0 +1,217 @@
+"""``jetspark dlq``: list, show, redrive, discard and export dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from jetspark.cli.apps import AppName, AsJson, Servers, connection_options, load_app
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app import App
+    from jetspark.app.dead_letters import StoredLetter
+    from jetspark.app.redriving import LetterFilter, RedriveProgress
+
+__all__ = ["dlq"]
+
+T = TypeVar("T")
+
+dlq = typer.Typer(name="dlq", no_args_is_help=True, help="Dead letters: events that a handler could not handle.")
+
+Handler = Annotated[str | None, typer.Option("--handler", help="Only letters of this handler.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="FIELD=VALUE",
+        help="Only letters with this error, key, fingerprint, sequence, subject or status; may be repeated.",
+    ),
+]
+Letter = Annotated[int, typer.Argument(metavar="LETTER", help="The number in the first column of `dlq ls`.")]
+
+
+def _with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
+    from jetspark import connect
+
+    declared = load_app(app)
+
+    async def run() -> T:
+        async with connect(**connection_options(servers)) as client:
+            return await work(client.jetstream(), declared)
+
+    return asyncio.run(run())
+
+
+def _filter(handler: str | None, where: list[str] | None) -> LetterFilter:
+    from jetspark.app.redriving import LetterFilter
+
+    return LetterFilter.parse(handler, where or [])
+
+
+@dlq.command()
+def ls(
+    app: AppName,
+    by: Annotated[
+        Literal["error", "handler", "key"] | None, typer.Option("--by", help="Count letters instead of listing them.")
+    ] = None,
+    handler: Handler = None,
+    where: Where = None,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the dead letters of an application, or count them by error, handler or key."""
+    from jetspark.app.redriving import read_letters
+
+    chosen = _filter(handler, where)
+    letters = _with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
+    if by is not None:
+        counts = Counter(_group(each, by) for each in letters)
+        if as_json:
+            typer.echo(json.dumps(dict(counts.most_common()), indent=2))
+        for name, count in [] if as_json else counts.most_common():
+            typer.echo(f"{count:8}  {name}")
+        return
+    if as_json:
+        typer.echo(json.dumps([_fields(each) for each in letters], indent=2))
+        return
+    for each in letters:
+        letter = each.letter
+        reason = f"{letter.cause.error}: {letter.cause.message}" if letter.cause else f"behind {letter.behind}"
+        typer.echo(
+            f"{each.revision:8}  {letter.status:6}  {letter.handler}  {letter.key or '-'}  "
+            f"{letter.origin.stream}:{letter.origin.sequence}  {reason.splitlines()[0][:100]}"
+        )
+    typer.echo(f"{len(letters)} letters")
+
+
+@dlq.command()
+def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson = False) -> None:
+    """Show one letter with its event, its cause and its origin."""
+    from jetspark.app.redriving import read_letter
+
+    found = _with_server(app, servers, lambda js, declared: read_letter(js, declared, letter))
+    fields = _fields(found) | _body(found)
+    if as_json:
+        typer.echo(json.dumps(fields, indent=2))
+        return
+    for name, value in fields.items():
+        typer.echo(f"{name}: {value}")
+
+
+@dlq.command()
+def redrive(
+    app: AppName,
+    handler: Handler = None,
+    where: Where = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Letters each second, at most.", min=0.001)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    resume: Annotated[str | None, typer.Option("--resume", help="Go on with a redrive that was interrupted.")] = None,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have the failed handlers handle letters again, and nobody else.
+
+    Letters that come later are not part of it. A key's letters are handled in order: those that wait behind another
+    follow it by themselves. One redrive runs at a time. If this command is interrupted, --resume goes on.
+    """
+    from jetspark.app.redriving import run_redrive
+
+    def report(progress: RedriveProgress) -> None:
+        if not as_json:
+            typer.echo(str(progress))
+
+    chosen = _filter(handler, where)
+    done = _with_server(
+        app,
+        servers,
+        lambda js, declared: run_redrive(
+            js, declared, chosen, rate=rate, is_dry_run=dry_run, resume=resume, on_progress=report
+        ),
+    )
+    if as_json:
+        typer.echo(json.dumps(done.to_dict(), indent=2))
+
+
+@dlq.command()
+def discard(
+    app: AppName,
+    handler: Handler = None,
+    where: Where = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, the letters are only counted.")] = False,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give letters up for good. The keys they held up go on."""
+    from jetspark.app.redriving import discard_letters, read_letters
+
+    chosen = _filter(handler, where)
+    if not yes:
+        letters = _with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
+        count = sum(each.letter.status == "open" for each in letters)
+        typer.echo(json.dumps({"would_discard": count}) if as_json else f"{count} letters; --yes discards them")
+        return
+    if not handler and not where:
+        raise ConfigError("discard: expected --handler or --where, so that not everything goes by mistake")
+    count = _with_server(app, servers, lambda js, declared: discard_letters(js, declared, chosen))
+    typer.echo(json.dumps({"discarded": count}) if as_json else f"{count} letters discarded")
+
+
+@dlq.command()
+def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
+    """Print letters with their events, one JSON object on each line."""
+    from jetspark.app.redriving import read_letters
+
+    chosen = _filter(handler, where)
+    for each in _with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen)):
+        typer.echo(json.dumps(_fields(each) | _body(each)))
+
+
+def _group(each: StoredLetter, by: str) -> str:
+    letter = each.letter
+    if by == "handler":
+        return letter.handler
+    if by == "key":
+        return letter.key if letter.key is not None else "-"
+    return f"{letter.cause.error} ({letter.cause.fingerprint})" if letter.cause else "waiting behind another"
+
+
+def _fields(each: StoredLetter) -> dict[str, Any]:
+    letter = each.letter
+    cause = letter.cause
+    return {
+        "letter": each.revision,
+        "status": letter.status,
+        "handler": letter.handler,
+        "key": letter.key,
+        "stream": letter.origin.stream,
+        "sequence": letter.origin.sequence,
+        "subject": letter.subject,
+        "attempts": letter.attempts,
+        "redrives": letter.redrives,
+        "behind": letter.behind,
+        "failed": letter.failed,
+        "error": cause.error if cause else None,
+        "reason": cause.message if cause else None,
+        "retryable": cause.is_transient if cause else None,
+        "fingerprint": cause.fingerprint if cause else None,
+    }
+
+
+def _body(each: StoredLetter) -> dict[str, Any]:
+    letter = each.letter
+    fields: dict[str, Any] = {"headers": dict(letter.headers.multi_items())}
+    try:
+        fields["data"] = letter.data.decode()
+    except UnicodeDecodeError:
+        fields["data_base64"] = base64.b64encode(letter.data).decode()
+    if letter.cause is not None:
+        fields["trace"] = letter.cause.trace
+    return fields

@@ -1,0 +1,232 @@
+"""Messages of a fast batch on their way out: each gets its sequence, and leaves when the server wants it. Pure.
+
+Pace. The server acknowledges every ``msgs`` messages, a number that it changes as it likes, and the client lets at most
+``max_outstanding_acks`` of those be outstanding: all up to ``progress + msgs * max_outstanding_acks`` are wanted.
+Progress is the highest sequence the server is known to be done with: acknowledged, refused with an error, or reported
+missing. An ack says that all before it are done with, so a lost one does not matter; and refusals and gaps must count,
+because no acknowledgement follows when nothing of a window was stored.
+
+As many messages as one acknowledgement is for may come early, before they are wanted. They are kept here as frames, and
+leave with the answer that wants them: the server mostly acknowledges whole windows at once, and then has nothing to do
+until something reaches it.
+
+Invariants: a sequence is sent once. ``sent <= sequence``, and what is between them is kept, in order: it is sent before
+anything that is added later, or never. What is kept is at most one message more than ``CHUNK_BYTES``, or than one
+acknowledgement is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from jetspark.core.connection import Connection
+from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions
+from jetspark.publish.fast_wire import FastFrames, Operation
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
+
+__all__ = ["FastPace", "FastSender"]
+
+
+class FastPace:
+    """How far a batch may be ahead of the server."""
+
+    def __init__(self, max_outstanding_acks: int) -> None:
+        self._max_outstanding_acks = max_outstanding_acks
+        self.msgs_per_ack = 1
+        self.progress = 0
+
+    @property
+    def wanted(self) -> int:
+        """The highest sequence that the server wants now."""
+        return self.progress + self.msgs_per_ack * self._max_outstanding_acks
+
+    def change(self, msgs_per_ack: int) -> None:
+        """The server acknowledges after this many messages from now on."""
+        self.msgs_per_ack = min(max(1, msgs_per_ack), HIGHEST_FLOW)
+
+    def move_to(self, sequence: int) -> bool:
+        """The server is done with all up to this one; whether that is news."""
+        if sequence <= self.progress:
+            return False
+        self.progress = sequence
+        return True
+
+
+class FastSender:
+    """Gives messages their sequences, sends those that are wanted, and keeps those that come early.
+
+    A base class and not a part of the batch, because :meth:`add` is called for every message: a hop more shows.
+    """
+
+    def __init__(self, machine: Connection, options: FastBatchOptions) -> None:
+        self.options = options
+        self.sequence = 0
+        """The highest that a message has."""
+        self.sent = 0
+        """The highest sent; above it is what came early."""
+        self.wanted = 0
+        """The highest sequence that may be sent now; a number by itself, because it is looked at for every message."""
+        self.limit = 0
+        """The highest sequence that may be given to a message now; likewise."""
+        self._machine = machine
+        self._pace = FastPace(options.max_outstanding_acks)
+        self._takes_more = False
+        """Messages may be added: the batch is open, and nothing has ended it."""
+        self._early: list[bytes] = []
+        """Frames of messages that are not wanted yet."""
+        self._early_bytes = 0
+        self._frames = FastFrames(machine)
+        self._heads, self._max_payload_bytes = self._frames.heads, self._frames.max_payload_bytes
+        """Those of ``_frames``, for :meth:`add`."""
+        self._sent_at = 0.0
+
+    @property
+    def room(self) -> int:
+        """How many messages may be added now."""
+        room = self.limit - self.sequence
+        return room if room > 0 else 0
+
+    @property
+    def due(self) -> int:
+        """How many messages the server wants now."""
+        return max(0, self.wanted - self.sequence)
+
+    @property
+    def msgs_per_ack(self) -> int:
+        """The server's present pace."""
+        return self._pace.msgs_per_ack
+
+    # ---- adding ------------------------------------------------------------------------------------------------
+
+    def add(self, item: Item, now: float) -> None:
+        """Send one message, as soon as it is wanted; there must be room.
+
+        What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
+        """
+        sequence = self.sequence + 1
+        data, head = item[1], self._heads.get(item[0])
+        if head is not None and len(item) == 2 and type(data) is bytes and len(data) <= self._max_payload_bytes:
+            frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)  # the common case, not by a call
+        else:
+            frame = self._frames.frame(item, sequence, Operation.APPEND)
+        if sequence <= self.wanted:
+            self.sequence = self.sent = sequence  # counted first, as in `_send`
+            try:
+                self._machine.publish_frame(frame)
+            except Exception:
+                self.sequence = self.sent = sequence - 1
+                raise
+            self._sent_at = now
+        else:
+            self._keep([frame])
+
+    def add_many(self, items: Iterable[Item], now: float) -> None:
+        """Send messages, as soon as they are wanted; there must be room for all.
+
+        Raises:
+            BufferFull, ConnectionClosed: None is added.
+            ConfigError: One cannot be sent; those before it are added.
+        """
+        ready: list[bytes] = []
+        try:
+            self._frames.build(items, self.sequence, ready, 1 << 62)
+        finally:
+            if ready:
+                self._place(ready, now)
+
+    def add_up_to(self, count: int, items: Iterable[Item], now: float) -> None:
+        """Send the first messages, ``count`` of them, for which there must be room, or less if they are large.
+
+        Raises:
+            BufferFull, ConnectionClosed: None is added.
+        """
+        ready: list[bytes] = []
+        self._frames.build(islice(items, count), self.sequence, ready, CHUNK_BYTES)
+        self._place(ready, now)
+
+    @property
+    def may_add_some(self) -> bool:
+        """Whether the connection takes a piece of :meth:`add_some` for sure, whatever is in it."""
+        machine = self._machine
+        piece_bytes = CHUNK_BYTES + 2 * self._max_payload_bytes  # the last message may pass the bound by all of itself
+        return not machine.out_bytes or machine.out_bytes + piece_bytes <= machine.options.send_buffer_bytes
+
+    def add_some(self, items: Iterator[Item], now: float) -> bool:
+        """Take some messages, as many as there is room for, and send them; False when there are no more.
+
+        Nothing is taken that is not added, so ``may_add_some`` must be true. What this raises comes after those before
+        it were added.
+        """
+        ready: list[bytes] = []
+        try:
+            self._frames.build(islice(items, min(self.room, CHUNK_MESSAGES)), self.sequence, ready, CHUNK_BYTES)
+        finally:
+            if ready:
+                self._place(ready, now)
+        return bool(ready)
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    def _place(self, ready: list[bytes], now: float) -> None:
+        """Give the next sequences to frames that were built for them: send what is wanted, keep the others."""
+        due = ready[: self.due]
+        if due:
+            self._send(due, self.sequence + len(due), now)
+        if len(due) < len(ready):
+            self._keep(ready[len(due) :])
+
+    def _send(self, ready: list[bytes], last: int, now: float, *, is_urgent: bool = False) -> None:
+        """Send frames, the last of which has this sequence.
+
+        They are counted first: an interrupt must not leave messages on their way that nobody has counted.
+        """
+        before = self.sequence, self.sent
+        self.sequence, self.sent = max(self.sequence, last), last
+        try:
+            self._machine.publish_frames(ready, is_urgent=is_urgent)
+        except Exception:
+            self.sequence, self.sent = before
+            raise
+        self._sent_at = now
+
+    def _keep(self, ready: list[bytes]) -> None:
+        self._early += ready
+        self._early_bytes += sum(map(len, ready))
+        self.sequence += len(ready)
+        if self._early_bytes >= CHUNK_BYTES:
+            self._set_limit()
+
+    def _send_early(self, count: int, now: float) -> None:
+        """Of what was kept, the first messages."""
+        if not self._early or self._machine.is_closed:
+            return
+        ready, self._early = self._early[:count], self._early[count:]
+        # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.
+        self._send(ready, self.sent + len(ready), now, is_urgent=True)
+        self._early_bytes = sum(map(len, self._early))
+        self._set_limit()
+
+    def _drop_early(self) -> None:
+        """What is kept is not sent any more: the batch is over, or will be without it."""
+        self._early.clear()
+        self._early_bytes = 0
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        # What is kept still goes out, at the server's pace, when the end of the batch is behind it.
+        self.wanted = self._pace.wanted if self._takes_more or self._early else 0
+        if not self._takes_more:
+            self.limit = 0
+        elif self._early_bytes < CHUNK_BYTES:
+            self.limit = self.wanted + self._pace.msgs_per_ack
+        else:
+            self.limit = self.sequence
+
+    def _on_session(self) -> None:
+        self._frames.on_session()
+        self._max_payload_bytes = self._frames.max_payload_bytes
+
+    def _begin_again(self) -> None:
+        """Nothing was stored: sequences are given anew."""
+        self.sequence = self.sent = 0

@@ -1,0 +1,251 @@
+"""What handlers promise when workers die, other clients interfere, or the process is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from integration.app_worker import APP, Placed
+from support.apps import is_settled, publish, running, set_up, until
+
+import jetspark
+from jetspark import ConsumerConfig
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App, Breaker, Context, Event, Retry
+from jetspark.app.dead_letters import HandlerStore
+from jetspark.server import NatsServer
+
+WORKER = Path(__file__).parent / "app_worker.py"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+class Counted(Event, type="counted", key="name", subject="counts.{name}"):
+    name: str
+    number: int = 0
+
+
+async def start_worker(server: NatsServer, log: Path, crash: str = "") -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(WORKER),
+        server.url,
+        str(log),
+        crash,
+        env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
+    )
+
+
+async def state_of(js: JetStream, store: HandlerStore, log: Path) -> str:
+    """What is left to do, for a test that has waited for too long."""
+    parts = [f"{each.letter.origin.sequence} {each.letter.status}" async for each in store.all_letters()]
+    parts += [f"{key} = {(await store.records.get(key)).value!r}" async for key in store.records.keys(">")]
+    for name in (APP.stream, APP.retry_stream):
+        stream = await js.stream(name)
+        info = await (await stream.consumer("shipping")).info()
+        parts += [f"{name}: pending {info.pending}, ack pending {info.ack_pending}, floor {info.ack_floor}"]
+        parts += [str((await stream.info(subjects_filter="retry.>")).state.subjects)]
+    return "\n".join([*parts, _text_of(log)])
+
+
+def _text_of(log: Path) -> str:
+    return log.read_text()
+
+
+# Each names a step and whether the worker dies just before or just after it has had its effect.
+CRASHES = [
+    "after RunHandler",
+    "before WriteParked",
+    "after WriteParked",
+    "after WriteAttempts",
+    "after WriteSchedule",
+    "after WriteLetter",
+    "before Acknowledge",
+    "after Acknowledge",
+    "after CloseLetter",
+    "after RequestRedrive",
+    "before DropParked",
+    "after DropParked",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crash", CRASHES)
+async def test_a_worker_killed_at_any_step_loses_and_doubles_nothing(
+    server: NatsServer, js: JetStream, tmp_path: Path, crash: str
+) -> None:
+    await set_up(js, APP)
+    keys, numbers = "abcd", range(5)
+    await publish(js, APP, *(Placed(order_id=key, number=number) for number in numbers for key in keys))
+    log = tmp_path / "log"
+    log.touch()
+    store = await HandlerStore.open(js, APP.name, "shipping")
+    process = await start_worker(server, log, crash)
+    try:
+        redriven = False
+
+        async def is_over() -> bool:
+            nonlocal process, redriven
+            if process.returncode is not None:
+                assert process.returncode == -signal.SIGKILL
+                process = await start_worker(server, log)
+            if not await is_settled(js, APP, "shipping"):
+                return False
+            letters = [each async for each in store.all_letters()]
+            if not redriven and letters:
+                redriven = True
+                (tmp_path / "log.mended").touch()
+                for letter in letters:
+                    if letter.letter.status == "open":
+                        await store.request(letter)
+                return False
+            return not letters and redriven
+
+        try:
+            await until(is_over)
+        except TimeoutError:
+            raise AssertionError(await state_of(js, store, log)) from None
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    done = [(line["key"], line["number"]) for line in lines if line["what"] == "done"]
+    died = any(line["what"] == "died" for line in lines)
+    assert died, f"the worker never came to {crash!r}"
+    counts = Counter(done)
+    assert set(counts) == {(key, number) for key in keys for number in numbers}
+    # A worker that died between the effect and its record did it again, once; nothing else was.
+    repeated = [event for event, count in counts.items() if count > 1]
+    assert len(repeated) <= 1, repeated
+    for key in keys:
+        first = list(dict.fromkeys(number for found, number in done if found == key))
+        assert first == sorted(first), f"{key} out of order: {first}"
+    once = Counter(line["effect"] for line in lines if line["what"] == "effect")
+    assert set(once.values()) == {1}, [effect for effect, count in once.items() if count > 1]
+    assert [key async for key in store.records.keys("parked.>")] == []
+
+
+async def test_sigterm_finishes_what_runs_gives_back_the_rest_and_exits_with_0(
+    server: NatsServer, js: JetStream, tmp_path: Path
+) -> None:
+    await set_up(js, APP)
+    await publish(js, APP, *(Placed(order_id="slow", number=number) for number in range(100, 104)))
+    log = tmp_path / "log"
+    log.touch()
+    process = await start_worker(server, log)
+    try:
+        await until(lambda: "begun" in log.read_text())
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["number"] for line in lines if line["what"] == "done"] == [100]
+    consumer = await (await js.stream(APP.stream)).consumer("shipping")
+    back = await consumer.fetch(3, timeout=5.0)
+    assert [message.metadata.stream_sequence for message in back] == [2, 3, 4]
+
+
+async def test_a_transaction_happens_exactly_once(server: NatsServer, js: JetStream) -> None:
+    app = App("ledger", stream="LEDGER", subjects=["counts.>"])
+    runs = []
+
+    @app.handler(Counted, durable="totals", idempotent="transaction", bucket="totals", concurrency=8)
+    async def add(event: Counted, ctx: Context) -> None:
+        runs.append(event.number)
+        total = int(await ctx.tx.get("total") or 0)
+        await ctx.tx.put("total", str(total + event.number).encode())
+
+    await set_up(js, app)
+    await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in range(1, 21)))
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "totals"))
+    kv = await js.kv("totals")
+    assert (await kv.get("total")).value == b"210"
+    assert len(runs) > 20  # some met, and were run again
+    await (await (await js.stream("LEDGER")).consumer("totals")).reset(1)
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "totals"))
+    assert (await kv.get("total")).value == b"210"
+
+
+async def test_a_breaker_pauses_the_consumer_for_every_worker(server: NatsServer, js: JetStream) -> None:
+    app = App("breaking", stream="BREAKING", subjects=["counts.>"])
+    is_away, done = True, []
+
+    retry = Retry(attempts=50, first_s=0.01, max_s=0.05)
+
+    @app.handler(Counted, durable="b", breaker=Breaker(failures=3, open_s=1.0), retry=retry)
+    async def add(event: Counted) -> None:
+        if is_away:
+            raise OSError("away")
+        done.append(event.number)
+
+    await set_up(js, app)
+    await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in range(6)))
+    consumer = await (await js.stream("BREAKING")).consumer("b")
+    async with running(app, server.url):
+
+        async def is_paused() -> bool:
+            return bool((await consumer.info()).is_paused)
+
+        await until(is_paused)
+        is_away = False
+        await until(lambda: len(done) == 6)
+        await until(lambda: is_settled(js, app, "b"))
+
+
+async def test_what_others_give_up_ends_in_the_dead_letters(server: NatsServer, js: JetStream) -> None:
+    app = App("givenup", stream="GIVENUP", subjects=["counts.>"])
+    done = []
+
+    @app.handler(Counted, durable="g", ack_wait_s=4.0)
+    async def add(event: Counted) -> None:
+        done.append(event.number)
+
+    await set_up(js, app)
+    await publish(js, app, Counted(name="a", number=1), Counted(name="b", number=2))
+    stream = await js.stream("GIVENUP")
+    terminated, exhausted = await (await stream.consumer("g")).fetch(2)
+    store = await HandlerStore.open(js, app.name, "g")
+
+    async def are_buried() -> bool:
+        return len([each async for each in store.all_letters()]) == 2
+
+    async with running(app, server.url):
+        await publish(js, app, Counted(name="c", number=3))
+        await until(lambda: done == [3])
+        await terminated.term("not wanted")
+        await stream.update_consumer(ConsumerConfig(durable_name="g", max_deliver=1))
+        await until(are_buried)
+    letters = [each.letter async for each in store.all_letters()]
+    assert sorted((each.key, each.origin.sequence) for each in letters) == [("a", 1), ("b", 2)]
+    assert {each.cause.error for each in letters if each.cause} == {"GivenUp"}
+    assert exhausted.metadata.stream_sequence == 2
+    assert done == [3]

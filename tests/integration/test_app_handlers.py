@@ -1,0 +1,316 @@
+"""Handlers on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from support.apps import is_settled, publish, running, set_up, until
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
+from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.inheritance import tidy_retries
+from jetspark.server import NatsServer
+
+_numbers = itertools.count(1)
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    number: int = 0
+
+
+class Billed(Event, type="order.billed", key="order_id", subject="billed.{order_id}"):
+    order_id: str
+    receipt: str
+
+
+class Bank:
+    def __init__(self) -> None:
+        self.charged: list[str] = []
+
+    async def charge(self, order_id: str, *, idempotency_key: str = "") -> str:
+        self.charged.append(order_id)
+        return f"receipt {order_id}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+def new_app() -> App:
+    return App(f"orders{next(_numbers)}", stream="ORDERS", subjects=["orders.>", "billed.>"])
+
+
+async def test_events_are_handled_with_what_the_lifespan_made(server: NatsServer, js: JetStream) -> None:
+    app, bank, seen = new_app(), Bank(), []
+
+    @app.lifespan
+    async def resources() -> AsyncIterator[Bank]:
+        yield bank
+        seen.append("closed")
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, ctx: Context, bank: Bank) -> Billed:
+        seen.append(event.order_id)
+        assert (ctx.key, ctx.attempt, ctx.stream) == (event.order_id, 1, "ORDERS")
+        return Billed(order_id=event.order_id, receipt=await bank.charge(event.order_id))
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"), Paid(order_id="b"))
+    async with running(app, server.url):
+        await until(lambda: len(bank.charged) == 2)
+        await until(lambda: is_settled(js, app, "billing"))
+    assert sorted(seen) == ["a", "b", "closed"]
+    stored = [message async for message in (await js.stream("ORDERS")).get_messages(1, subject="billed.>")]
+    assert [message.subject for message in stored] == ["billed.a", "billed.b"]
+    assert len({message.headers["Nats-Msg-Id"] for message in stored}) == 2
+
+
+async def test_a_key_keeps_its_order_through_short_and_long_retries(server: NatsServer, js: JetStream) -> None:
+    app, done, failures = new_app(), [], {("a", 1): [RetryIn(0.05), OSError()], ("b", 0): [RetryIn(1.5)]}
+
+    @app.handler(Paid, durable="billing", retry=Retry(first_s=0.05, in_lane_s=0.5))
+    async def bill(event: Paid) -> None:
+        errors = failures.get((event.order_id, event.number))
+        if errors:
+            raise errors.pop(0)
+        done.append((event.order_id, event.number))
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id=key, number=number) for number in range(3) for key in "abc"))
+    async with running(app, server.url):
+        await until(lambda: len(done) == 9)
+        await until(lambda: is_settled(js, app, "billing"))
+        store = await HandlerStore.open(js, app.name, "billing")
+        assert [letter async for letter in store.all_letters()] == []
+        assert [key async for key in store.records.keys(">")] == []
+    for key in "abc":
+        assert [number for found, number in done if found == key] == [0, 1, 2]
+    assert done.index(("c", 2)) < done.index(("a", 2)) < done.index(("b", 0))
+
+
+async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsServer, js: JetStream) -> None:
+    app, done, is_mended = new_app(), [], False
+
+    @app.handler(Paid, durable="billing", retry=Retry(attempts=2, first_s=0.01))
+    async def bill(event: Paid, ctx: Context) -> None:
+        if event.number == 1 and not is_mended:
+            raise Reject("no such card") if event.order_id == "a" else ValueError("no")
+        done.append((event.order_id, event.number, ctx.redrives))
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id=key, number=number) for number in range(4) for key in "ab"))
+    store = await HandlerStore.open(js, app.name, "billing")
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "billing"))
+        assert sorted(done) == [("a", 0, 0), ("b", 0, 0)]
+        letters = [each.letter async for each in store.all_letters()]
+        assert sorted(
+            (each.key, each.origin.sequence, each.status, each.behind, each.attempts) for each in letters
+        ) == [
+            ("a", 3, "open", None, 1),
+            ("a", 5, "behind", 3, 0),
+            ("a", 7, "behind", 3, 0),
+            ("b", 4, "open", None, 2),
+            ("b", 6, "behind", 4, 0),
+            ("b", 8, "behind", 4, 0),
+        ]
+        assert {each.cause.error for each in letters if each.cause} == {"jetspark.app.retry.Reject", "ValueError"}
+        # Redriven without being mended: one letter still.
+        [first] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
+        await store.request(first)
+        await store.request(first)
+        await until(lambda: is_settled(js, app, "billing"))
+        [again] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
+        assert (again.letter.redrives, again.letter.origin) == (1, first.letter.origin)
+        is_mended = True
+        await store.request(again)
+        await until(lambda: len(done) == 5)
+        [other] = [each async for each in store.all_letters(key="b") if each.letter.status == "open"]
+        assert await store.discard(other)
+        await until(lambda: len(done) == 7)
+        await until(lambda: is_settled(js, app, "billing"))
+        assert [each async for each in store.all_letters()] == []
+        await publish(js, app, Paid(order_id="a", number=9), Paid(order_id="b", number=9))
+        await until(lambda: len(done) == 9)
+    assert [(number, redrives) for key, number, redrives in done if key == "a"] == [
+        (0, 0),
+        (1, 2),
+        (2, 1),
+        (3, 1),
+        (9, 0),
+    ]
+    assert [number for key, number, _ in done if key == "b"] == [0, 2, 3, 9]
+
+
+async def test_what_is_no_event_is_told_apart_and_ends_in_the_dead_letters(server: NatsServer, js: JetStream) -> None:
+    app, done = new_app(), []
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid) -> None:
+        if event.number:
+            raise Skip("not ours")
+        done.append(event.order_id)
+
+    await set_up(js, app)
+    await js.publish("orders.x.paid", b"not json", msg_id="m-1")
+    await js.publish("orders.x.paid", b'{"specversion":"1.0","id":"1","source":"/","type":"order.paid","data":{}}')
+    await publish(js, app, Paid(order_id="x"), Paid(order_id="x", number=1))
+    async with running(app, server.url):
+        await until(lambda: done == ["x"])
+        await until(lambda: is_settled(js, app, "billing"))
+    store = await HandlerStore.open(js, app.name, "billing")
+    letters = [each.letter async for each in store.all_letters()]
+    assert [each.cause.error.rsplit(".", 1)[-1] for each in letters if each.cause] == ["NotJson", "MissingField"]
+    assert (letters[0].data, letters[0].headers["Nats-Msg-Id"], letters[0].attempts) == (b"not json", "m-1", 1)
+
+
+async def test_a_handler_that_runs_for_too_long_is_cancelled_and_tried_again(server: NatsServer, js: JetStream) -> None:
+    app, begun = new_app(), []
+
+    @app.handler(Paid, durable="billing", timeout=0.2, ack_wait_s=1.0, retry=Retry(attempts=3, first_s=0.01))
+    async def bill(event: Paid, ctx: Context) -> None:
+        begun.append(ctx.attempt)
+        if ctx.attempt < 3:
+            await asyncio.sleep(60)
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"))
+    async with running(app, server.url):
+        await until(lambda: len(begun) == 3)
+        await until(lambda: is_settled(js, app, "billing"))
+    assert begun == [1, 2, 3]
+
+
+async def test_a_slow_handler_says_that_it_is_at_work(server: NatsServer, js: JetStream) -> None:
+    app, begun = new_app(), []
+
+    @app.handler(Paid, durable="billing", ack_wait_s=1.0, concurrency=1)
+    async def bill(event: Paid, ctx: Context) -> None:
+        begun.append((event.order_id, ctx.delivered))
+        await asyncio.sleep(1.8)
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"), Paid(order_id="b"))
+    async with running(app, server.url):
+        await until(lambda: len(begun) == 2)
+        await until(lambda: is_settled(js, app, "billing"))
+    assert begun == [("a", 1), ("b", 1)]
+
+
+async def test_an_event_too_large_for_a_letter_is_redriven_from_its_stream(server: NatsServer, js: JetStream) -> None:
+    app, done, is_mended = new_app(), [], False
+
+    class Large(Event, type="large", key="name", subject="orders.large.{name}"):
+        name: str
+        text: str
+
+    @app.handler(Large, durable="large")
+    async def handle(event: Large) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(len(event.text))
+
+    await set_up(js, app)
+    await publish(js, app, Large(name="a", text="x" * ((1 << 20) - 450)))
+    store = await HandlerStore.open(js, app.name, "large")
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "large"))
+        [stored] = [each async for each in store.all_letters()]
+        assert stored.letter.data == b""
+        is_mended = True
+        await store.request(stored)
+        await until(lambda: is_settled(js, app, "large"))
+    assert done == [(1 << 20) - 450]
+    assert [each async for each in store.all_letters()] == []
+
+
+async def test_settled_messages_of_the_retry_stream_are_removed_after_a_while(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, done = new_app(), []
+
+    @app.handler(Paid, durable="billing", retry=Retry(in_lane_s=0))
+    async def bill(event: Paid, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise RetryIn(1)
+        done.append(event.order_id)
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"), Paid(order_id="b"))
+    async with running(app, server.url):
+        await until(lambda: len(done) == 2)
+        await until(lambda: is_settled(js, app, "billing"))
+    retries = await js.stream(app.retry_stream)
+    prefix = f"retry.{app.name}.billing"
+    await retries.purge(subject=f"{prefix}.wait.>")
+    assert len((await retries.info(subjects_filter=f"{prefix}.due.>")).state.subjects) == 2
+    tidying = asyncio.create_task(
+        tidy_retries(retries, await retries.consumer("billing"), prefix, every_s=0.01, keep_s=0.05)
+    )
+
+    async def is_tidy() -> bool:
+        return not (await retries.info(subjects_filter=">")).state.subjects
+
+    await until(is_tidy)
+    tidying.cancel()
+
+
+async def test_a_batch_is_one_call_and_one_that_fails_is_tried_event_by_event(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, batches = new_app(), []
+
+    @app.batch_handler(Paid, durable="report", batch=4, batch_wait_s=0.1, retry=Retry(attempts=2, first_s=0.01))
+    async def report(events: list[Paid]) -> None:
+        batches.append([event.number for event in events])
+        if any(event.number == 5 for event in events):
+            raise ValueError("no fives")
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="a", number=number) for number in range(10)))
+    await js.publish("orders.x.paid", b"not json")
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "report"))
+    whole = [batch for batch in batches if len(batch) > 1]
+    assert whole[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert batches[2:6] == [[4], [5], [6], [7]]
+    assert sorted({number for batch in batches for number in batch}) == list(range(10))
+    store = await HandlerStore.open(js, app.name, "report")
+    letters = [each.letter async for each in store.all_letters()]
+    assert sorted((each.origin.sequence, each.cause.error.rsplit(".", 1)[-1]) for each in letters if each.cause) == [
+        (6, "ValueError"),
+        (11, "NotJson"),
+    ]
+
+
+async def test_a_batch_that_takes_too_long_is_cancelled(server: NatsServer, js: JetStream) -> None:
+    app, batches = new_app(), []
+
+    @app.batch_handler(Paid, durable="report", batch=2, timeout=0.2)
+    async def report(events: list[Paid]) -> None:
+        batches.append([event.number for event in events])
+        if len(events) == 2:
+            await asyncio.sleep(60)
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="a", number=number) for number in range(2)))
+    async with running(app, server.url):
+        await until(lambda: is_settled(js, app, "report"))
+    assert batches == [[0, 1], [0], [1]]

@@ -1,0 +1,85 @@
+"""Redriving: frozen, resumable, one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from support.apps import is_settled, publish, running, set_up, until
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App, Event, Reject
+from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.redriving import LetterFilter, RedriveProgress, discard_letters, read_letters, run_redrive
+from jetspark.errors import ConfigError, UsageError
+from jetspark.server import NatsServer
+
+
+class Noted(Event, type="noted", subject="notes.noted"):
+    number: int
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        yield client.jetstream()
+
+
+def test_conditions_name_the_fields_there_are() -> None:
+    with pytest.raises(ConfigError, match="expected FIELD=VALUE with one of error"):
+        LetterFilter.parse(None, ["reason=x"])
+    with pytest.raises(ConfigError, match="expected FIELD=VALUE"):
+        LetterFilter.parse(None, ["key"])
+
+
+async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: JetStream) -> None:
+    app = App("notes", stream="NOTES", subjects=["notes.>"])
+    done: list[int] = []
+    is_mended = False
+
+    @app.handler(Noted, durable="n")
+    async def note(event: Noted) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(event.number)
+
+    await set_up(js, app)
+    everything = LetterFilter()
+    store = await HandlerStore.open(js, app.name, "n")
+    async with running(app, server.url):
+        await publish(js, app, *(Noted(number=number) for number in range(5)))
+        await until(lambda: is_settled(js, app, "n"))
+        letters = await read_letters(js, app, everything)
+        assert len(letters) == 5
+
+        # One that was interrupted after three letters.
+        interrupted = RedriveProgress(id="r1", chosen=everything, up_to=letters[-1].revision, last=letters[2].revision)
+        await store.records.create("redrive", json.dumps(interrupted.to_dict()).encode())
+        with pytest.raises(UsageError, match=r"redrive r1 is under way .*--resume r1"):
+            await run_redrive(js, app, everything)
+        with pytest.raises(ConfigError, match="the redrive that is under way is r1"):
+            await run_redrive(js, app, everything, resume="r2")
+        await publish(js, app, Noted(number=5))
+        await until(lambda: is_settled(js, app, "n"))
+        is_mended = True
+        progress = await run_redrive(js, app, everything, resume="r1", rate=1000)
+        assert (progress.requested, progress.is_done) == (2, True)
+        await until(lambda: len(done) == 2)
+        await until(lambda: is_settled(js, app, "n"))
+        assert sorted(done) == [3, 4]
+        with pytest.raises(ConfigError, match="no redrive is under way"):
+            await run_redrive(js, app, everything, resume="r1")
+
+        progress = await run_redrive(js, app, LetterFilter.parse("n", ["error=Reject"]))
+        assert progress.requested == 4
+        await until(lambda: len(done) == 6)
+        await until(lambda: is_settled(js, app, "n"))
+        assert await discard_letters(js, app, everything) == 0

@@ -1,0 +1,135 @@
+"""``jetspark run`` and ``jetspark dlq``, as an operator uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from jetspark.cli import commands
+from jetspark.errors import JetSparkError
+from jetspark.server import NatsServer
+
+APP = """
+from pathlib import Path
+from jetspark.app import App, Event, Reject
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    number: int
+
+app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+@app.handler(Paid, durable="billing", ack_wait_s=5.0)
+async def bill(event: Paid) -> None:
+    if event.number == 1 and not Path("mended").exists():
+        raise Reject("no such card")
+    with open("done", "a") as file:
+        file.write(f"{event.order_id}{event.number} ")
+"""
+
+PUBLISH = """
+import asyncio, sys
+from shop import Paid, app
+
+async def main():
+    async with app.connect(sys.argv[1]) as shop:
+        for number in range(3):
+            for key in "ab":
+                await shop.publish(Paid(order_id=key, number=number))
+
+asyncio.run(main())
+"""
+
+
+class Shell:
+    def __init__(self, folder: Path, server: NatsServer) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "JETSPARK_SERVERS": server.url, "PYTHONPATH": str(folder)}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jetspark", *arguments], cwd=self.folder, env=self.environment, text=True
+        )
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """A command in this process: a new one for each would take most of the test's time."""
+        done = CliRunner().invoke(commands.app, list(arguments))
+        error = done.exception if not isinstance(done.exception, SystemExit) else None
+        if isinstance(error, JetSparkError):  # as the entry point prints it
+            assert code == 1, error
+            return str(error)
+        assert done.exit_code == code, f"{done.output} {error!r}"
+        return done.output
+
+    def letters(self, *arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.run("dlq", "ls", "shop:app", "--json", *arguments))
+        return found
+
+    def wait_for(self, condition: Any) -> None:
+        give_up_at = time.monotonic() + 40
+        while not condition():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.1)
+
+    def done(self) -> list[str]:
+        file = self.folder / "done"
+        return file.read_text().split() if file.exists() else []
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "publish.py").write_text(PUBLISH)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with NatsServer() as server:
+        monkeypatch.setenv("JETSPARK_SERVERS", server.url)
+        yield Shell(tmp_path, server)
+    sys.modules.pop("shop", None)
+
+
+@pytest.mark.slow
+def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
+    assert "stream SHOP" in shell.run("run", "shop:app", code=1)  # not applied
+    shell.run("apply", "shop:app")
+    worker = shell.start("run", "shop:app", "--apply")
+    try:
+        url = shell.environment["JETSPARK_SERVERS"]
+        subprocess.run([sys.executable, "publish.py", url], cwd=shell.folder, env=shell.environment, check=True)
+        shell.wait_for(lambda: len(shell.letters()) == 4)
+        assert "2  jetspark.app.retry.Reject" in shell.run("dlq", "ls", "shop:app", "--by", "error")
+        assert json.loads(shell.run("dlq", "ls", "shop:app", "--by", "key", "--json")) == {"a": 2, "b": 2}
+        [head] = shell.letters("--where", "key=a", "--where", "status=open")
+        shown = json.loads(shell.run("dlq", "show", "shop:app", str(head["letter"]), "--json"))
+        assert (shown["reason"], json.loads(shown["data"])["data"]["number"]) == ("no such card", 1)
+        assert "there is none" in shell.run("dlq", "show", "shop:app", "999", code=1)
+        assert len(shell.run("dlq", "export", "shop:app").splitlines()) == 4
+
+        (shell.folder / "mended").touch()
+        dry = json.loads(shell.run("dlq", "redrive", "shop:app", "--where", "key=a", "--dry-run", "--json"))
+        assert (dry["requested"], dry["behind"], dry["dry_run"]) == (1, 1, True)
+        assert len(shell.letters()) == 4
+        shell.run("dlq", "redrive", "shop:app", "--where", "key=a")
+        shell.wait_for(lambda: len(shell.letters()) == 2)
+        assert "expected --handler or --where" in shell.run("dlq", "discard", "shop:app", "--yes", code=1)
+        assert "1 letters; --yes" in shell.run("dlq", "discard", "shop:app", "--where", "key=b")
+        shell.run("dlq", "discard", "shop:app", "--where", "key=b", "--yes")
+        shell.wait_for(lambda: shell.letters() == [])
+        shell.wait_for(lambda: len(shell.done()) == 5)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(timeout=30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+    assert [each for each in shell.done() if each[0] == "a"] == ["a0", "a1", "a2"]
+    assert [each for each in shell.done() if each[0] == "b"] == ["b0", "b2"]

@@ -1,0 +1,427 @@
+"""A stream, a worker and what a handler writes, in virtual time: everything but the pure machine is a few dicts here.
+
+One seed is one run. The worker crashes at any step, before or after the step had its effect; acknowledgements and
+in_progress are lost; events are delivered again after ``ack_wait``. The checkers are called as things happen.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jetspark.app.handlers import HandlerLimits, HandlerMachine
+from jetspark.app.lanes import WorkItem
+from jetspark.app.letters import LetterRef
+from jetspark.app.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
+from jetspark.app.settling import (
+    Acknowledge,
+    AttemptsRecord,
+    CloseLetter,
+    DropAttempts,
+    DropParked,
+    FindLetter,
+    FindRetry,
+    NextLetter,
+    ParkedKey,
+    PauseHandler,
+    ReadAttempts,
+    ReadParked,
+    RequestRedrive,
+    RunHandler,
+    WriteAttempts,
+    WriteLetter,
+    WriteParked,
+    WriteSchedule,
+    advance,
+    handle,
+)
+from jetspark.publish.steps import ReadClock
+
+ACK_WAIT_S = 30.0
+
+
+@dataclass
+class Faults:
+    crash: float = 0.0
+    """Chance at each step."""
+    lost_answer: float = 0.0
+    """Chance that an acknowledgement or in_progress does not reach the server."""
+
+
+@dataclass
+class Stored:
+    """A message of a stream, as its consumer sees it."""
+
+    sequence: int
+    attempts: int = 0
+    redrives: int = 0
+    delivered: int = 0
+    again_at: float | None = None
+    is_acked: bool = False
+
+
+@dataclass
+class Letter:
+    key: str | None
+    status: str
+    redrives: int
+    revision: int
+
+
+class World:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        events: int,
+        keys: int,
+        limits: HandlerLimits,
+        policy: RetryPolicy,
+        faults: Faults,
+        failing: float = 0.3,
+        poison: float = 0.05,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.limits, self.policy, self.faults, self.breaker = limits, policy, faults, breaker
+        self.stream = {sequence: Stored(sequence) for sequence in range(1, events + 1)}
+        self.key_of: dict[int, str | None] = {
+            sequence: f"k{self.rng.randrange(keys)}" if keys else None for sequence in self.stream
+        }
+        self.trouble: dict[int, list[str]] = {}
+        for sequence in self.stream:
+            if self.rng.random() < poison:
+                self.trouble[sequence] = ["reject"] * 1000
+            elif self.rng.random() < failing:
+                kinds = ["error", "later", "much later", "hang", "skip"]
+                self.trouble[sequence] = self.rng.choices(kinds, k=self.rng.randint(1, 4))
+        self.retries: list[Stored] = []
+        self.requested: set[tuple[int, int]] = set()
+        self.schedules: dict[int, tuple[float, int, int]] = {}
+        self.letters: dict[int, Letter] = {}
+        self.parked: dict[str, ParkedKey] = {}
+        self.attempts: dict[int, AttemptsRecord] = {}
+        self.paused_until = 0.0
+        self._revisions = itertools.count(1)
+        # What the checkers saw.
+        self.done: dict[int, int] = dict.fromkeys(self.stream, 0)
+        self.runs: dict[int, int] = dict.fromkeys(self.stream, 0)
+        self.starts: list[float] = []
+        self.open_letters: dict[tuple[int, int], int] = {}
+        self.log: list[str] = []
+        """What happened, to be read when a seed fails."""
+        self.crashes = 0
+        self.most_running = self.most_held = 0
+        self._running: set[int] = set()
+        self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._life = 0
+        self._start_worker()
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def at(self, delay: float, what: Callable[[], None], *, of_worker: bool = True) -> None:
+        life = self._life if of_worker else -1
+        heapq.heappush(self._heap, (self.now + delay, next(self._count), life, what))
+
+    def run_until_quiet(self, limit_s: float = 1e6) -> None:
+        """Until everything is acknowledged, nothing is scheduled, and the worker holds nothing."""
+        while not self.is_quiet():
+            assert self._heap, "nothing will happen any more, and something is left to do"
+            self.now, _, life, what = heapq.heappop(self._heap)
+            assert self.now < limit_s, f"not quiet after {limit_s} s: {self.machine.items[:5]} {self.parked}"
+            if life in (-1, self._life):
+                what()
+
+    def is_quiet(self) -> bool:
+        return (
+            all(message.is_acked for message in self.stream.values())
+            and all(message.is_acked for message in self.retries)
+            and not self.schedules
+            and not self.machine.held
+        )
+
+    # ---- the worker --------------------------------------------------------------------------------------------
+
+    def _start_worker(self) -> None:
+        self._life += 1
+        self._next_tick = float("inf")
+        self._running.clear()
+        self.machine = HandlerMachine(self.limits, self.policy, self.rng.random, self.breaker)
+        for key, record in self.parked.items():
+            self.machine.park(key, record.head)
+        # As a worker does that begins: whatever somebody had before may come again, and holds back its key.
+        for message in self.stream.values():
+            key = self.key_of[message.sequence]
+            if message.delivered and not message.is_acked and key is not None:
+                self.machine.expect(key, message.sequence, self.now)
+        self.at(ACK_WAIT_S * 1.5, self._give_up_waiting)
+        self._tick()
+
+    def _give_up_waiting(self) -> None:
+        for sequence in self.machine.lanes.expected:
+            if self.stream[sequence].is_acked:
+                self.machine.lanes.gone(sequence)
+        self._tick_at(self.now)
+        if self.machine.lanes.expected:
+            self.at(ACK_WAIT_S / 2, self._give_up_waiting)
+
+    def crash(self) -> None:
+        self.crashes += 1
+        self.log.append(f"{self.now:9.3f} life {self._life}: crash")
+        self._life += 1
+        self.at(self.rng.uniform(0, 40), self._start_worker, of_worker=False)
+
+    def may_crash(self) -> bool:
+        if self.rng.random() < self.faults.crash:
+            self.crash()
+            return True
+        return False
+
+    def _tick(self) -> None:
+        """Pull, do what is due, begin what may begin; the real worker does this whenever something happens."""
+        life = self._life
+        self._next_tick = float("inf")
+        due = self.machine.on_time(self.now)
+        for item in due.progress:
+            if self.rng.random() >= self.faults.lost_answer and not item.message.is_acked:
+                item.message.again_at = self.now + ACK_WAIT_S
+        for item in due.timed_out:
+            if item.runner is not None:
+                item.runner()
+        self._fire_schedules()
+        if not self._has_room():
+            for item in self.machine.surplus(self.now):
+                item.message.again_at = self.now + ACK_WAIT_S / 4
+        self._pull()
+        while self._life == life and (item := self.machine.take(self.now)) is not None:
+            self._begin(item)
+        self.most_held = max(self.most_held, self.machine.held)
+        assert self.machine.held <= self.limits.max_messages
+        assert self.machine.held_bytes <= self.limits.max_bytes
+        if self._life == life:
+            self._tick_again()
+
+    def _tick_again(self) -> None:
+        """When the machine has something to do by itself, or the server something to deliver."""
+        moments = [moment for moment in (self.machine.next_deadline(), self._next_delivery()) if moment is not None]
+        if self.machine.lanes.expected:
+            moments.append(self.now + 1.0)  # a worker without room looks again
+        if moments:
+            self._tick_at(max(min(moments), self.now) + self.rng.uniform(0.001, 0.1))
+
+    def _tick_at(self, moment: float) -> None:
+        if moment < self._next_tick:
+            self._next_tick = moment
+            self.at(moment - self.now, self._tick)
+
+    def _next_delivery(self) -> float | None:
+        moments = [due_at for due_at, _, _ in self.schedules.values()]
+        if self.machine.credit().messages:
+            messages = [each for each in [*self.retries, *self.stream.values()] if not each.is_acked]
+            moments += [0.0 if each.again_at is None else each.again_at for each in messages]
+        return max(min(moments), self.paused_until) if moments else None
+
+    def _has_room(self) -> bool:
+        credit = self.machine.credit()
+        return credit.messages > 0 and credit.bytes >= 10
+
+    def _pull(self) -> None:
+        if self.now < self.paused_until:
+            return
+        for message in [*self.retries, *self.stream.values()]:
+            if message.is_acked or (message.again_at is not None and message.again_at > self.now):
+                continue
+            if not self._has_room():
+                return
+            message.delivered += 1
+            message.again_at = self.now + ACK_WAIT_S
+            is_retry = message.attempts > 0 or message.redrives > 0
+            item = WorkItem(
+                self.key_of[message.sequence],
+                message.sequence,
+                message,
+                size_bytes=10,
+                delivered=message.delivered,
+                source=("retry" if message.attempts else "redrive") if is_retry else "stream",
+                attempts=message.attempts,
+                redrives=message.redrives,
+            )
+            if self.machine.receive(item, self.now) == "done":
+                message.is_acked = True
+
+    def _begin(self, item: WorkItem) -> None:
+        assert self.machine.running <= self.limits.concurrency
+        if not item.is_behind:
+            self.starts.append(self.now)
+        self._step(handle(self.machine, item), None)
+
+    def _step(self, procedure: Any, answer: Any) -> None:
+        try:
+            step = procedure.send(answer)
+        except StopIteration:
+            self._tick_at(self.now + self.rng.uniform(0.001, 0.1))
+            return
+        if isinstance(step, RunHandler):
+            self._run_handler(step.item, lambda error: self._step(procedure, error))
+            return
+        if self.may_crash():
+            return
+
+        def perform() -> None:
+            result = self._perform(step)
+            self.log.append(f"{self.now:9.3f} life {self._life}: {step} -> {result}")
+            if not self.may_crash():
+                self.at(self.rng.uniform(0, 0.05), lambda: self._step(procedure, result))
+
+        self.at(self.rng.uniform(0, 0.05), perform)
+
+    # ---- the handler's own code, and the checkers --------------------------------------------------------------
+
+    def _run_handler(self, item: WorkItem, then: Callable[[BaseException | None], None]) -> None:
+        sequence, key = item.sequence, item.key
+        assert sequence not in self._running, f"{sequence} runs twice at a time"
+        if key is not None:
+            for other, other_key in self.key_of.items():
+                if other_key == key and other < sequence:
+                    assert self.done[other], f"{sequence} of {key} began before {other} was done"
+                assert other_key != key or other not in self._running, f"{sequence} and {other} of {key} both run"
+        self._running.add(sequence)
+        self.runs[sequence] += 1
+        self.most_running = max(self.most_running, len(self._running))
+        assert len(self._running) <= self.limits.concurrency
+        trouble = self.trouble.get(sequence)
+        kind = trouble.pop(0) if trouble else "fine"
+
+        def end(error: BaseException | None) -> None:
+            item.runner = None
+            self._running.discard(sequence)
+            self.log.append(f"{self.now:9.3f} life {self._life}: {sequence} of {key} ended with {error!r}")
+            if error is None or isinstance(error, Skip):
+                self.done[sequence] += 1
+            if not self.may_crash():
+                then(error)
+
+        if kind == "hang":
+            item.runner = lambda: end(HandlerTimeout("test", self.limits.timeout_s))
+            return
+        errors = {
+            "error": OSError("away"),
+            "later": RetryIn(1),
+            "much later": RetryIn(self.policy.in_lane_s + self.rng.uniform(1, 500)),
+            "skip": Skip("not ours"),
+            "reject": Reject("poison"),
+        }
+        self.at(self.rng.choice([0.0, 0.1, 2.0]), lambda: end(errors.get(kind)))
+
+    # ---- what is stored ----------------------------------------------------------------------------------------
+
+    def _perform(self, step: Any) -> Any:
+        match step:
+            case ReadClock():
+                return self.now
+            case Acknowledge(item):
+                if self.rng.random() >= self.faults.lost_answer:
+                    item.message.is_acked = True
+            case FindLetter(item):
+                return self._ref(item.sequence)
+            case WriteLetter(item, _, behind, revision):
+                present = self.letters.get(item.sequence)
+                if (present.revision if present else 0) != revision:
+                    return False
+                status = "open" if behind is None else "behind"
+                if status == "open":
+                    which = (item.sequence, item.redrives)
+                    self.open_letters[which] = self.open_letters.get(which, 0) + 1
+                self.letters[item.sequence] = Letter(item.key, status, item.redrives, next(self._revisions))
+                return True
+            case CloseLetter(item, revision):
+                return self.close_letter(item.sequence, revision)
+            case FindRetry(item):
+                waits = self.schedules.get(item.sequence, (0.0, 0, -1))
+                known = [(waits[1], waits[2])]
+                known += [(each.attempts, each.redrives) for each in self.retries if each.sequence == item.sequence]
+                return any(attempts > item.carried and redrives == item.redrives for attempts, redrives in known)
+            case WriteSchedule(item, seconds):
+                self.schedules[item.sequence] = (self.now + seconds, item.attempts, item.redrives)
+            case NextLetter(key):
+                waiting = [each for each, letter in self.letters.items() if letter.key == key]
+                return self._ref(min((each for each in waiting if self.letters[each].status != "closed"), default=0))
+            case RequestRedrive(letter):
+                self.request(letter)
+            case ReadParked(key):
+                return self.parked.get(key)
+            case WriteParked(key, head, revision, first):
+                if (self.parked[key].revision if key in self.parked else 0) != revision:
+                    return False
+                self.parked[key] = ParkedKey(head, next(self._revisions), first)
+                return True
+            case DropParked(key, revision):
+                if key not in self.parked or self.parked[key].revision != revision:
+                    return False
+                del self.parked[key]
+                return True
+            case ReadAttempts(item):
+                return self.attempts.get(item.sequence)
+            case WriteAttempts(item, cause):
+                self.attempts[item.sequence] = AttemptsRecord(item.attempts, cause)
+            case DropAttempts(item):
+                self.attempts.pop(item.sequence, None)
+            case PauseHandler():
+                assert self.breaker is not None
+                self.paused_until = self.now + self.breaker.open_s
+            case _:
+                raise AssertionError(step)
+        return None
+
+    def _ref(self, sequence: int) -> LetterRef | None:
+        letter = self.letters.get(sequence)
+        if letter is None:
+            return None
+        return LetterRef(sequence, letter.revision, letter.status, letter.redrives)  # type: ignore[arg-type]
+
+    def _fire_schedules(self) -> None:
+        for sequence, (due_at, attempts, redrives) in list(self.schedules.items()):
+            if due_at <= self.now:
+                del self.schedules[sequence]
+                self.retries.append(Stored(sequence, attempts, redrives))
+
+    # ---- the operator ------------------------------------------------------------------------------------------
+
+    def request(self, letter: LetterRef) -> None:
+        which = (letter.sequence, letter.redrives + 1)
+        if which not in self.requested:
+            self.requested.add(which)
+            self.retries.append(Stored(letter.sequence, 0, letter.redrives + 1))
+            self._tick_at(self.now)
+
+    def close_letter(self, sequence: int, revision: int) -> bool:
+        letter = self.letters[sequence]
+        if letter.revision != revision:
+            return False
+        self.letters[sequence] = Letter(letter.key, "closed", letter.redrives, next(self._revisions))
+        return True
+
+    def discard(self, sequence: int) -> None:
+        """As ``jetspark dlq discard`` does: close it, and let its key go on."""
+        letter = self.letters[sequence]
+        self.close_letter(sequence, letter.revision)
+        self.done[sequence] += 1
+        if letter.key is not None:
+            procedure, answer = advance(letter.key, sequence), None
+            try:
+                while True:
+                    answer = self._perform(procedure.send(answer))
+            except StopIteration as finished:
+                if finished.value is None:
+                    self.machine.unpark(letter.key)
+                else:
+                    self.machine.park(letter.key, finished.value)
+
+    def open(self) -> list[int]:
+        return [sequence for sequence, letter in self.letters.items() if letter.status == "open"]

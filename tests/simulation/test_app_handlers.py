@@ -1,0 +1,114 @@
+"""Do the promises of handlers hold when workers crash anywhere? A seed is a run, and no time passes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from simulation.app_world import Faults, World
+from support import seeds
+
+from jetspark.app.handlers import HandlerLimits
+from jetspark.app.retry import Breaker, RetryPolicy
+
+POLICY = RetryPolicy(attempts=4, first_s=0.5, max_s=600, in_lane_s=5)
+
+
+def world_of(seed: int, faults: Faults) -> World:
+    rng = random.Random(seed)
+    limits = HandlerLimits(
+        concurrency=rng.choice([1, 2, 5, 20]),
+        rate=rng.choice([None, None, 5.0, 50.0]),
+        burst=rng.choice([1, 3, 20]),
+        timeout_s=5.0,
+        ack_wait_s=30.0,
+        max_messages=rng.choice([1, 4, 30, 100]),
+        max_bytes=rng.choice([10, 100, 10_000]),
+    )
+    return World(
+        seed,
+        events=40,
+        keys=rng.choice([0, 1, 5, 30]),
+        limits=limits,
+        policy=POLICY,
+        faults=faults,
+        breaker=rng.choice([None, None, Breaker(failures=3, open_s=7.0)]),
+    )
+
+
+def finish(world: World) -> None:
+    """The operator mends the code, redrives or discards what is dead, until nothing is left."""
+    for _ in range(100):
+        world.run_until_quiet()
+        letters = world.open()
+        if not letters:
+            break
+        if world.rng.random() < 0.5:
+            world.trouble.clear()
+        for sequence in letters:
+            if world.rng.random() < 0.2:
+                world.discard(sequence)
+            else:
+                ref = world._ref(sequence)
+                assert ref is not None
+                world.request(ref)
+    check_nothing_is_forgotten(world)
+    check_rate(world)
+
+
+def check_nothing_is_forgotten(world: World) -> None:
+    assert all(world.done.values()), f"not done: {[each for each, count in world.done.items() if not count]}"
+    assert [each for each in world.letters.values() if each.status != "closed"] == []
+    assert world.parked == {}
+    assert world.machine.held == world.machine.running == world.machine.held_bytes == 0
+    assert len(world.machine.lanes) == 0
+    assert all(count == 1 for count in world.open_letters.values()), "one failure, two letters"
+
+
+def check_rate(world: World) -> None:
+    rate, burst = world.limits.rate, world.limits.burst
+    if rate is None or burst is None or world.crashes:  # each worker has a bucket of its own
+        return
+    for first, began in enumerate(world.starts):
+        for last in range(first, len(world.starts)):
+            assert last - first + 1 <= burst + rate * (world.starts[last] - began) + 1e-3
+
+
+@pytest.mark.parametrize("seed", seeds.given() or [*range(40), *seeds.fresh(5)])
+def test_without_faults_every_event_is_done_exactly_once(seed: int) -> None:
+    world = world_of(seed, Faults())
+    finish(world)
+    assert set(world.done.values()) == {1}, seeds.again(seed)
+
+
+@pytest.mark.parametrize("seed", seeds.given() or [*range(40), *seeds.fresh(5)])
+def test_lost_acknowledgements_repeat_nothing_that_is_remembered(seed: int) -> None:
+    world = world_of(seed, Faults(lost_answer=0.2))
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.given() or [*range(150), *seeds.fresh(20)])
+def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
+    chance = random.Random(seed).choice([0.002, 0.01, 0.03])
+    world = world_of(seed, Faults(crash=chance, lost_answer=0.05))
+    world.run_until_quiet()
+    world.faults.crash = 0.0
+    finish(world)
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    """Bounds are reached, crashes happen, keys are parked: otherwise the runs above prove little."""
+    most_running, most_held, crashes, letters, requests = set(), set(), 0, 0, 0
+    for seed in range(30):
+        world = world_of(seed, Faults(crash=0.01))
+        world.run_until_quiet()
+        if world.most_running == world.limits.concurrency:
+            most_running.add(world.limits.concurrency)
+        if world.most_held == world.limits.max_messages:
+            most_held.add(world.limits.max_messages)
+        crashes += world.crashes
+        letters += len(world.letters)
+        requests += len(world.requested)
+    assert {1, 2, 5} <= most_running
+    assert {1, 4, 30} <= most_held
+    assert min(crashes, letters) > 50

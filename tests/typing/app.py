@@ -1,0 +1,71 @@
+"""What users of ``jetspark.app`` see."""
+
+import datetime
+from typing import Annotated, Any, assert_type
+
+import msgspec
+from pydantic import BaseModel
+
+import jetspark
+from jetspark.app import (
+    App,
+    AppClient,
+    Event,
+    Measure,
+    Private,
+    Timestamp,
+    TopologyPlan,
+    decode,
+    event,
+    unchanged,
+    upcast,
+)
+
+
+class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    amount_cents: Annotated[int, msgspec.Meta(ge=0)]
+    email: Private[str] = ""
+    weight: Measure[float] = 0.0
+    at: Timestamp | None = None
+    words: list[str] = msgspec.field(default_factory=list)
+
+
+@event(type="order.shipped", key="order_id")
+class OrderShipped(BaseModel):
+    order_id: str
+
+
+@upcast(OrderPaid, from_version=1)
+def from_1(old: dict[str, Any]) -> dict[str, Any]:
+    return {"order_id": old["id"], "amount_cents": old["total_cents"]}
+
+
+def fields() -> None:
+    paid = OrderPaid(order_id="o-1", amount_cents=5)
+    assert_type(paid.order_id, str)
+    assert_type(paid.amount_cents, int)
+    assert_type(paid.email, str)
+    assert_type(paid.weight, float)
+    assert_type(paid.at, datetime.datetime | None)
+    assert_type(OrderPaid.event_type, str)
+    assert_type(OrderPaid.event_version, int)
+    OrderPaid(order_id=1, amount_cents=5)  # type: ignore[arg-type]
+    OrderPaid(order_id="o-1")  # type: ignore[call-arg]
+    OrderPaid("o-1", 5)  # type: ignore[call-arg]
+    paid.order_id = "o-2"  # type: ignore[misc]
+    assert_type(OrderShipped(order_id="o-1").order_id, str)
+    upcast(OrderPaid, from_version=1)(unchanged)
+
+
+async def use(url: str) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"], events=[OrderPaid, OrderShipped])
+    assert_type(await app.plan(url), TopologyPlan)
+    assert_type(await app.apply(url, allow=True), TopologyPlan)
+    async with app.connect(url, name="shop") as orders:
+        assert_type(orders, AppClient)
+        assert_type(await orders.publish(OrderPaid(order_id="o-1", amount_cents=5)), jetspark.PubAck)
+        async with orders.bulk() as bulk:
+            assert_type(await bulk.publish_many([OrderShipped(order_id="o-1")]), int)
+    assert_type(decode("a", b"", None, app.catalogue).correlation_id, str)
+    App("orders", stream="ORDERS", compatibility="SOME")  # type: ignore[arg-type]

@@ -1,0 +1,462 @@
+"""Writing and reading events: the bytes, the other forms that are read, and every way in which a message is none."""
+
+import copy
+import datetime
+import json
+import pickle
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from jetspark import errors
+from jetspark.app import Catalogue, Decoded, Event, Timestamp, decode, derived_id, encode, event, upcast
+from jetspark.core import headers as header_block
+
+NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
+
+
+class Item(msgspec.Struct, frozen=True):
+    sku: str
+    qty: int = 1
+
+
+class OrderPaid(Event, type="order.paid", version=3, key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    amount_cents: Annotated[int, msgspec.Meta(ge=0)]
+    items: list[Item] = []
+    at: Timestamp | None = None
+
+
+@upcast(OrderPaid, from_version=1)
+def _first(old: dict[str, Any]) -> dict[str, Any]:
+    return {"order_id": old["id"], "total_cents": old["total_cents"]}
+
+
+@upcast(OrderPaid, from_version=2)
+def _second(old: dict[str, Any]) -> dict[str, Any]:
+    return {"order_id": old["order_id"], "amount_cents": old["total_cents"]}
+
+
+class Tick(Event, type="clock.tick"):
+    pass
+
+
+@event(type="order.shipped", key="order_id")
+class OrderShipped(BaseModel, frozen=True):
+    order_id: str
+    parcels: int = Field(default=1, ge=1)
+
+
+CATALOGUE = Catalogue(OrderPaid, Tick, OrderShipped)
+PAID = OrderPaid(order_id="o-1", amount_cents=500)
+
+
+def read(body: object, headers: Any = None, catalogue: Catalogue = CATALOGUE) -> Decoded:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return decode("orders.o-1.paid", data, headers, catalogue)
+
+
+def test_the_bytes_of_an_event() -> None:
+    subject, data, headers = encode(
+        PAID,
+        id="evt-1",
+        source="/shop/orders",
+        time=NOW,
+        correlation_id="req-1",
+        causation_id="cmd-1",
+        traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    )
+    assert subject == "orders.o-1.paid"
+    assert data == (
+        b'{"specversion":"1.0","id":"evt-1","source":"/shop/orders","type":"order.paid","time":"2026-03-31T10:15:30Z",'
+        b'"subject":"o-1","datacontenttype":"application/json","schemaversion":3,"correlationid":"req-1",'
+        b'"causationid":"cmd-1","data":{"order_id":"o-1","amount_cents":500,"items":[],"at":null}}'
+    )
+    assert headers == {
+        "Nats-Msg-Id": "evt-1",
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    }
+
+
+def test_an_event_that_nothing_led_to_is_its_own_correlation_and_has_no_cause() -> None:
+    subject, data, headers = encode(Tick(), id="evt-1", source="/clock", time=NOW)
+    assert (subject, headers) == ("clock.tick", {"Nats-Msg-Id": "evt-1"})
+    assert json.loads(data) == {
+        "specversion": "1.0",
+        "id": "evt-1",
+        "source": "/clock",
+        "type": "clock.tick",
+        "time": "2026-03-31T10:15:30Z",
+        "datacontenttype": "application/json",
+        "schemaversion": 1,
+        "correlationid": "evt-1",
+        "data": {},
+    }
+
+
+@pytest.mark.parametrize("which", ["raw", "mapping", "none"])
+def test_an_event_is_read_with_all_that_its_envelope_says(which: str) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    subject, data, headers = encode(
+        PAID, id="evt-1", source="/shop", time=NOW, correlation_id="req-1", causation_id="cmd-1", traceparent=trace
+    )
+    given_headers = {"raw": header_block.encode(headers), "mapping": headers, "none": None}[which]
+    read = decode(subject, data, given_headers, CATALOGUE)
+    assert read.event == PAID
+    assert read.contract.kind is OrderPaid
+    assert (read.id, read.type, read.version, read.source, read.time) == ("evt-1", "order.paid", 3, "/shop", NOW)
+    assert (read.key, read.subject) == ("o-1", subject)
+    assert (read.correlation_id, read.causation_id) == ("req-1", "cmd-1")
+    assert read.traceparent == (None if which == "none" else trace)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"id": ""}, "id='', source='/shop': an envelope needs both"),
+        ({"source": ""}, "an envelope needs both"),
+        ({"time": datetime.datetime(2026, 3, 31)}, "expected a time with a zone"),
+    ],
+)
+def test_an_envelope_without_its_attributes_is_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(errors.ConfigError, match=reason):
+        encode(PAID, **{"id": "evt-1", "source": "/shop", "time": NOW, **arguments})
+
+
+def test_an_event_that_breaks_its_contract_is_refused() -> None:
+    with pytest.raises(errors.InvalidEvent, match="field 'amount_cents': Expected int >= 0; it was not published"):
+        encode(OrderPaid(order_id="o-1", amount_cents=-1), id="evt-1", source="/shop", time=NOW)
+    with pytest.raises(errors.ConfigError, match="int is no type of event"):
+        encode(3, id="evt-1", source="/shop", time=NOW)
+
+
+# ---- versions --------------------------------------------------------------------------------------------------------
+
+ENVELOPE = {"specversion": "1.0", "id": "evt-1", "source": "/shop", "type": "order.paid", "schemaversion": 3}
+DATA = {"order_id": "o-1", "amount_cents": 500}
+
+
+@pytest.mark.parametrize(
+    ("version", "data"),
+    [
+        (1, {"id": "o-1", "total_cents": 500}),
+        (None, {"id": "o-1", "total_cents": 500}),
+        (2, {"order_id": "o-1", "total_cents": 500}),
+        (3, {"order_id": "o-1", "amount_cents": 500}),
+    ],
+)
+def test_every_version_is_read_as_the_newest_class(version: int | None, data: dict[str, Any]) -> None:
+    envelope = {**ENVELOPE, "schemaversion": version, "data": data}
+    decoded = read(envelope)
+    assert decoded.event == PAID
+    assert decoded.version == (version or 1)
+    assert decoded.key == "o-1"
+
+
+def test_the_key_is_that_of_the_class_and_else_that_of_the_envelope() -> None:
+    assert read({**ENVELOPE, "subject": "somebody else", "data": DATA}).key == "o-1"
+    tick = {**ENVELOPE, "type": "clock.tick", "schemaversion": 1, "data": {}}
+    assert read({**tick, "subject": "wall"}).key == "wall"
+    assert read(tick).key is None
+
+
+def test_an_envelope_may_say_more_than_we_know_and_less_than_we_write() -> None:
+    decoded = read({"data": DATA, "dataschema": "x", "extension": [1], **ENVELOPE})
+    assert decoded.event == PAID
+    assert (decoded.time, decoded.causation_id, decoded.correlation_id) == (None, None, "evt-1")
+
+
+# ---- other forms -----------------------------------------------------------------------------------------------------
+
+BINARY = {
+    "ce-specversion": "1.0",
+    "ce-id": "evt-1",
+    "ce-source": "/shop",
+    "ce-type": "order.paid",
+    "ce-schemaversion": "3",
+    "ce-time": "2026-03-31T10:15:30Z",
+    "ce-subject": "caf%C3%A9",
+    "ce-correlationid": "req-1",
+    "ce-causationid": "cmd-1",
+    "ce-traceparent": "00-a-b-01",
+    "content-type": "application/json",
+}
+
+
+def test_the_binary_mode_of_cloudevents_is_read() -> None:
+    decoded = read(DATA, header_block.encode(BINARY))
+    assert decoded.event == PAID
+    assert decoded.envelope.subject == "café"
+    assert (decoded.id, decoded.version, decoded.source, decoded.time) == ("evt-1", 3, "/shop", NOW)
+    assert (decoded.correlation_id, decoded.causation_id) == ("req-1", "cmd-1")
+    assert decoded.traceparent == "00-a-b-01"
+
+
+def test_the_names_of_headers_are_read_in_any_case() -> None:
+    assert read(DATA, {name.title(): value for name, value in BINARY.items()}).event == PAID
+
+
+def test_data_in_base64_is_read() -> None:
+    assert read({**ENVELOPE, "data_base64": "eyJvcmRlcl9pZCI6Im8tMSIsImFtb3VudF9jZW50cyI6NTAwfQ=="}).event == PAID
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Each is how one chapter of the book writes an event.
+        {
+            "type": "order.paid",
+            "id": "evt-1",
+            "correlationId": "req-1",
+            "timestamp": "2026-03-31T10:15:30Z",
+            "payload": 0,
+        },
+        {
+            "eventType": "order.paid",
+            "schemaVersion": 3,
+            "producerId": "/shop",
+            "correlationId": "req-1",
+            "eventTime": "2026-03-31T10:15:30Z",
+            "id": "evt-1",
+            "payload": 0,
+        },
+        {
+            "eventId": "evt-1",
+            "type": "order.paid",
+            "subject": "orders.o-1.paid",
+            "occurredAt": "2026-03-31T10:15:30Z",
+            "data": 0,
+        },
+        {"schemaVersion": 3, "eventId": "evt-1", "correlationId": "req-1", "type": "order.paid", "payload": 0},
+        {"event_id": "evt-1", "occurred_at": "2026-03-31T10:15:30Z", "schema_version": 3, "type": "order.paid"},
+        {"eventId": "evt-1", "type": "order.paid", "producerTime": "2026-03-31T10:15:30Z", "schemaVersion": 3},
+    ],
+)
+def test_the_spellings_of_the_book_are_read(body: dict[str, Any]) -> None:
+    for name in ("payload", "data"):
+        if name in body:
+            body = {**body, name: DATA}
+    if "payload" not in body and "data" not in body:
+        body = {**body, **DATA}
+    if not any(name in body for name in ("schemaVersion", "schema_version")):
+        body["schemaVersion"] = 3
+    decoded = read(body)
+    assert decoded.event == PAID
+    assert decoded.id == "evt-1"
+    assert decoded.envelope.subject is None  # the book's `subject` is the NATS subject
+    assert decoded.time in (NOW, None)
+
+
+def test_headers_stand_in_for_what_such_an_envelope_does_not_say() -> None:
+    body = {"type": "order.paid", "schemaVersion": 3, "payload": DATA}
+    decoded = read(body, {"Nats-Msg-Id": "evt-1", "correlation_id": "req-1"})
+    assert (decoded.id, decoded.correlation_id) == ("evt-1", "req-1")
+
+
+# ---- what is no event ------------------------------------------------------------------------------------------------
+
+
+def _violation(body: object, headers: Any = None, catalogue: Catalogue = CATALOGUE) -> errors.ContractViolation:
+    with pytest.raises(errors.ContractViolation) as caught:
+        read(body, headers, catalogue)
+    error = caught.value
+    assert error.subject == "orders.o-1.paid"
+    assert not error.may_pass
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), again.args, str(again)) == (type(error), error.args, str(error))
+    return error
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"hello", b'{"a":', b'{"specversion":"1.0"', b"{} {}"])
+def test_a_body_that_is_no_json(body: bytes) -> None:
+    error = _violation(body)
+    assert type(error) is errors.NotJson
+    assert "it begins with b'" in str(error)
+
+
+def test_binary_data_that_is_no_json() -> None:
+    assert type(_violation(b"hello", BINARY)) is errors.NotJson
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"specversion":"1.0","id":"\xff","source":"/shop","type":"order.paid","data":{}}',
+        b'{"id":"evt-1","type":"\xff","payload":{}}',
+        b'{"id":"evt-1","type":"order.paid","payload":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    ],
+)
+def test_half_a_character_or_no_end_of_brackets_is_no_json(body: bytes) -> None:
+    assert type(_violation(body)) is errors.NotJson
+
+
+def test_data_that_is_no_json_inside_of_an_envelope() -> None:
+    body = json.dumps({**ENVELOPE, "data": "x"}).encode().replace(b'"x"', b'{"order_id":"\xff","amount_cents":5}')
+    assert type(_violation(body)) is errors.NotJson
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "rule"),
+    [
+        (b"[]", "", "expected a JSON object"),
+        (b"3", "", "expected a JSON object"),
+        (b"null", "", "expected a JSON object"),
+        ({}, "id", "required, and not there"),
+        ({"id": "evt-1"}, "type", "required, and not there"),
+        ({"type": "order.paid"}, "id", "required, and not there"),
+        ({**ENVELOPE, "id": ""}, "data", "required, and not there"),
+        ({**ENVELOPE, "id": "", "data": DATA}, "id", "Expected str of length >= 1"),
+        ({**ENVELOPE, "id": 7, "data": DATA}, "id", "Expected str, got int"),
+        ({**ENVELOPE, "time": "yesterday", "data": DATA}, "time", "Invalid RFC3339"),
+        ({**ENVELOPE, "time": "2026-03-31T10:15:30", "data": DATA}, "time", "timezone"),
+        ({**ENVELOPE, "schemaversion": "new", "data": DATA}, "schemaversion", "got str"),
+        ({**ENVELOPE, "data_base64": "%"}, "data_base64", "expected Base64"),
+        ({**ENVELOPE, "data_base64": 3}, "data_base64", "expected Base64"),
+        (ENVELOPE, "data", "required, and not there"),
+    ],
+)
+def test_a_body_that_is_no_envelope(body: object, field: str, rule: str) -> None:
+    error = _violation(body)
+    assert type(error) is errors.NotAnEnvelope
+    assert error.field == field
+    assert rule in error.rule
+    assert error.kind == "structural"
+
+
+def test_a_type_that_nobody_declared() -> None:
+    error = _violation({**ENVELOPE, "type": "order.lost", "data": DATA})
+    assert type(error) is errors.UnknownEventType
+    assert (error.event_type, error.version) == ("order.lost", 3)
+    assert "known are clock.tick, order.paid, order.shipped" in str(error)
+    assert "known are none" in str(_violation({**ENVELOPE, "data": DATA}, None, Catalogue()))
+
+
+@pytest.mark.parametrize("version", [4, 0, -1])
+def test_a_version_that_nobody_declared(version: int) -> None:
+    error = _violation({**ENVELOPE, "schemaversion": version, "data": DATA})
+    if version == 0:  # as good as none
+        assert type(error) is errors.UpcastFailed
+        return
+    assert type(error) is errors.UnknownEventVersion
+    assert (error.event_type, error.version) == ("order.paid", version)
+    assert "known are 1, 2, 3" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "field", "rule"),
+    [
+        (errors.MissingField, {"order_id": "o-1"}, "amount_cents", "required, and not there"),
+        (errors.MissingField, {**DATA, "items": [{"sku": "a"}, {}]}, "items[1].sku", "required, and not there"),
+        (errors.WrongFieldType, {**DATA, "amount_cents": "5"}, "amount_cents", "Expected int, got str"),
+        (errors.WrongFieldType, {**DATA, "order_id": None}, "order_id", "Expected str, got null"),
+        (errors.WrongFieldType, {**DATA, "items": [{"sku": 1}]}, "items[0].sku", "Expected str, got int"),
+        (errors.WrongFieldType, [], "", "Expected object, got array"),
+        (errors.BrokenRule, {**DATA, "amount_cents": -1}, "amount_cents", "Expected int >= 0"),
+    ],
+)
+def test_data_that_breaks_its_contract(kind: type[Exception], data: object, field: str, rule: str) -> None:
+    error = _violation({**ENVELOPE, "data": data})
+    assert type(error) is kind
+    assert (error.event_type, error.version, error.field) == ("order.paid", 3, field)
+    assert rule in error.rule
+    assert error.kind == ("semantic" if kind is errors.BrokenRule else "structural")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "field"),
+    [
+        (errors.MissingField, {}, "order_id"),
+        (errors.WrongFieldType, {"order_id": []}, "order_id"),
+        (errors.WrongFieldType, {"order_id": "o-1", "parcels": "many"}, "parcels"),
+        (errors.BrokenRule, {"order_id": "o-1", "parcels": 0}, "parcels"),
+    ],
+)
+def test_data_that_breaks_the_contract_of_a_pydantic_model(kind: type[Exception], data: object, field: str) -> None:
+    error = _violation({**ENVELOPE, "type": "order.shipped", "schemaversion": 1, "data": data})
+    assert type(error) is kind
+    assert error.field == field
+
+
+def test_an_upcast_that_raises() -> None:
+    error = _violation({**ENVELOPE, "schemaversion": 1, "data": {"id": "o-1"}})
+    assert type(error) is errors.UpcastFailed
+    assert error.version == 1
+    assert "_first from version 1: KeyError: 'total_cents'" in error.rule
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_an_upcast_that_returns_something_else_than_data() -> None:
+    class Second(Event, type="second", version=2):
+        name: str
+
+    upcast(Second, from_version=1)(lambda old: None)  # type: ignore[arg-type,return-value]
+    body = {**ENVELOPE, "type": "second", "schemaversion": 1, "data": {}}
+    error = _violation(body, None, Catalogue(Second))
+    assert "it returned NoneType, and not the data as a dict" in error.rule
+
+
+def test_an_upcast_whose_result_breaks_the_contract() -> None:
+    error = _violation({**ENVELOPE, "schemaversion": 2, "data": {"order_id": "o-1", "total_cents": -5}})
+    assert (type(error), error.field, error.version) == (errors.BrokenRule, "amount_cents", 2)
+
+
+# ---- whatever comes --------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(["order_id", "amount_cents", "items", "at", "extra"])
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_event_or_a_violation(data: bytes) -> None:
+    try:
+        decode("a", data, None, CATALOGUE)
+    except errors.ContractViolation:
+        pass
+
+
+@given(st.dictionaries(st.sampled_from([*ENVELOPE, "data", "payload", "eventId"]), JSON), st.booleans())
+def test_any_object_is_an_event_or_a_violation(body: dict[str, Any], is_half_right: bool) -> None:
+    try:
+        read({**ENVELOPE, **body} if is_half_right else body)
+    except errors.ContractViolation:
+        pass
+
+
+@given(st.dictionaries(NAMES, JSON), st.dictionaries(st.text(max_size=5).map("x_{}".format), JSON))
+def test_unknown_fields_change_nothing(data: dict[str, Any], unknown: dict[str, Any]) -> None:
+    def outcome(fields: dict[str, Any]) -> object:
+        try:
+            return read({**ENVELOPE, "data": fields}).event
+        except errors.ContractViolation as error:
+            return type(error), error.field
+
+    assert outcome({**data, **unknown}) == outcome(data)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(TEXT, st.integers(0, 2**63 - 1), TEXT.filter(bool), TEXT.filter(bool))
+def test_what_is_written_is_read(order_id: str, amount_cents: int, id: str, source: str) -> None:
+    paid = OrderPaid(order_id=order_id, amount_cents=amount_cents, items=[Item(sku=order_id)], at=NOW)
+    subject, data, _ = encode(paid, id=id, source=source, time=NOW)
+    decoded = decode(subject, data, None, CATALOGUE)
+    assert (decoded.event, decoded.id, decoded.source, decoded.key) == (paid, id, source, order_id)
+    assert decoded.contract.subject.values_of(subject) == {"order_id": order_id}
+
+
+# ---- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_derived_id_is_a_function_of_its_cause() -> None:
+    assert derived_id("evt-1", "billing", 0) == "7c43a23b-0d09-8d5d-883d-e2a34928059f"
+    triples = [(cause, name, index) for cause in ("a", "a1", "ab") for name in ("b", "1b", "") for index in (0, 1, 11)]
+    assert len({derived_id(*triple) for triple in triples}) == len(triples)

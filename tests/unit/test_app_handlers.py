@@ -1,0 +1,335 @@
+"""The handler's machine: each bound is reached, each order kept. Time is stated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jetspark.app.handlers import Credit, HandlerLimits, HandlerMachine
+from jetspark.app.lanes import Lanes, WorkItem
+from jetspark.app.letters import (
+    DeadEvent,
+    FailureCause,
+    Origin,
+    escape_line,
+    letter_filter,
+    letter_subject,
+    unescape_line,
+)
+from jetspark.app.retry import Breaker, Bury, Finish, Reject, RetryPolicy, WaitHere
+from jetspark.app.settling import is_plain
+from jetspark.core.headers import Headers, decode, encode
+from jetspark.errors import ProtocolError
+
+
+def machine_of(*, breaker: Breaker | None = None, **limits: Any) -> HandlerMachine:
+    return HandlerMachine(HandlerLimits(**limits), RetryPolicy(jitter=0), lambda: 0.0, breaker)
+
+
+def receive(machine: HandlerMachine, *keyed: tuple[str | None, int], now: float = 0.0) -> None:
+    for key, sequence in keyed:
+        assert machine.receive(WorkItem(key, sequence, f"message {sequence}", size_bytes=10), now) == "new"
+
+
+def taken(machine: HandlerMachine, now: float = 0.0) -> list[int]:
+    """Everything that may begin now."""
+    found = []
+    while (item := machine.take(now)) is not None:
+        found.append(item.sequence)
+    return found
+
+
+def item_of(machine: HandlerMachine, sequence: int) -> WorkItem:
+    return next(item for item in machine.items if item.sequence == sequence)
+
+
+def done(machine: HandlerMachine, sequence: int, now: float = 0.0) -> None:
+    item = item_of(machine, sequence)
+    assert machine.finish(item, None, now) == Finish()
+    machine.settled(item)
+
+
+# ---- lanes ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_key_runs_one_after_the_other_and_others_beside_it() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 1), ("b", 2), ("a", 3), (None, 4), (None, 5))
+    assert taken(machine) == [1, 2, 4, 5]
+    done(machine, 1)
+    assert taken(machine) == [3]
+
+
+def test_a_retry_keeps_its_place_before_later_events_of_its_key() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 1), ("a", 2), ("b", 3))
+    assert taken(machine) == [1, 3]
+    item = item_of(machine, 1)
+    assert machine.finish(item, OSError(), 0.0) == WaitHere(0.2)
+    machine.wait_here(item, 0.2, 0.0)
+    assert machine.next_deadline() == 0.2
+    assert taken(machine, 0.1) == []
+    assert taken(machine, 0.2) == [1]
+    assert item.attempts == 2
+    done(machine, 1)
+    assert taken(machine, 0.2) == [2]
+
+
+def test_a_redelivery_takes_the_place_of_its_sequence() -> None:
+    lanes = Lanes()
+    for sequence in (5, 9, 7, 6):
+        lanes.add(WorkItem("a", sequence))
+    order = []
+    while (item := lanes.next()) is not None:
+        order.append(item.sequence)
+        if item.sequence == 5:
+            lanes.add(WorkItem("a", 4))  # overtakes nobody who has begun
+        lanes.leave(item)
+    assert order == [5, 4, 6, 7, 9]
+    assert len(lanes) == 0
+
+
+def test_an_expected_event_holds_back_later_ones_of_its_key_only() -> None:
+    machine = machine_of()
+    machine.expect("a", 3, now=0.0)
+    machine.expect("a", 4, now=0.0)
+    receive(machine, ("a", 7), ("b", 8))
+    assert taken(machine) == [8]
+    receive(machine, ("a", 3))
+    assert taken(machine) == [3]
+    done(machine, 3)
+    assert taken(machine) == []
+    machine.lanes.gone(4)
+    machine.lanes.gone(4)
+    assert taken(machine) == [7]
+    done(machine, 7)
+    assert len(machine.lanes) == 1  # b
+    machine.expect("c", 9, now=0.0)
+    machine.lanes.gone(9)
+    assert len(machine.lanes) == 1
+
+
+def test_room_is_made_for_what_everything_held_waits_for() -> None:
+    machine = machine_of(max_messages=2, ack_wait_s=30.0)
+    machine.expect("a", 1, now=0.0)
+    receive(machine, ("a", 2), ("a", 3))
+    assert machine.credit().messages == 0
+    assert machine.surplus(29.0) == []
+    assert machine.next_deadline() == 5.0  # to say in_progress
+    assert [item.sequence for item in machine.surplus(30.0)] == [3]
+    assert machine.credit().messages == 1
+    receive(machine, ("a", 1))
+    assert taken(machine) == [1]
+    assert machine.surplus(100.0) == []  # one is running
+    done(machine, 1)
+    assert taken(machine) == [2]
+    done(machine, 2)
+    receive(machine, ("a", 4))
+    assert taken(machine) == []  # 3 was given back, and comes first
+    assert machine.lanes.expected == [3]
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_never_more_than_concurrency_run() -> None:
+    machine = machine_of(concurrency=2)
+    receive(machine, *((None, sequence) for sequence in range(1, 6)))
+    assert taken(machine) == [1, 2]
+    assert machine.running == 2
+    assert machine.finish(item_of(machine, 1), None, 0.0) == Finish()
+    assert taken(machine) == []  # it is being settled
+    machine.settled(item_of(machine, 1))
+    assert taken(machine) == [3]
+
+
+def test_never_more_than_rate_and_burst_begin() -> None:
+    machine = machine_of(concurrency=100, rate=10.0, burst=3)
+    receive(machine, *((None, sequence) for sequence in range(1, 20)), now=100.0)
+    assert taken(machine, 100.0) == [1, 2, 3]
+    assert machine.next_deadline() == pytest.approx(100.1)
+    assert taken(machine, 100.05) == []
+    assert taken(machine, 100.1) == [4]
+    assert taken(machine, 100.35) == [5, 6]
+    assert taken(machine, 200.0) == [7, 8, 9]
+
+
+def test_messages_and_bytes_bound_what_is_pulled() -> None:
+    machine = machine_of(max_messages=3, max_bytes=25)
+    assert machine.credit() == Credit(3, 25)
+    receive(machine, (None, 1), (None, 2))
+    assert machine.credit() == Credit(1, 5)
+    receive(machine, (None, 3))
+    assert machine.credit() == Credit(0, 0)
+    taken(machine)
+    done(machine, 1)
+    assert machine.credit() == Credit(1, 5)
+    machine.is_stopping = True
+    assert machine.credit() == Credit(0, 0)
+    assert machine.take(0.0) is None
+
+
+def test_an_event_is_not_held_twice() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 1))
+    again = WorkItem("a", 1, "second", delivered=2)
+    assert machine.receive(again, 1.0) == "held"
+    item = item_of(machine, 1)
+    assert (item.message, item.delivered) == ("second", 2)
+    taken(machine)
+    done(machine, 1)
+    assert machine.receive(WorkItem("a", 1, "third", delivered=3), 2.0) == "done"
+    assert machine.receive(WorkItem("a", 1, "retry", source="retry", attempts=1), 2.0) == "new"
+
+
+def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetspark.app.handlers.REMEMBERED", 2)
+    machine = machine_of()
+    for sequence in (1, 2, 3):
+        receive(machine, (None, sequence))
+        taken(machine)
+        done(machine, sequence)
+    assert machine.receive(WorkItem(None, 3, delivered=2), 0.0) == "done"
+    assert machine.receive(WorkItem(None, 1, delivered=2), 0.0) == "new"
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_for_long_is_in_progress_and_what_runs_for_long_is_cancelled() -> None:
+    machine = machine_of(ack_wait_s=30.0, timeout_s=12.0)
+    receive(machine, ("a", 1), ("a", 2))
+    assert taken(machine) == [1]
+    assert machine.next_deadline() == 5.0
+    assert machine.on_time(5.0).progress == []
+    due = machine.on_time(10.0)
+    assert [item.sequence for item in due.progress] == [1, 2]
+    assert due.timed_out == []
+    due = machine.on_time(12.0)
+    assert [item.sequence for item in due.timed_out] == [1]
+    assert due.progress == []
+    assert machine.on_time(12.5).timed_out == []
+    assert machine.next_deadline() == 15.0
+
+
+def test_the_time_of_a_look_up_is_not_the_handlers() -> None:
+    machine = machine_of(timeout_s=10.0)
+    receive(machine, ("a", 1))
+    taken(machine)
+    machine.restart_clock(item_of(machine, 1), 4.0)
+    assert machine.on_time(13.0).timed_out == []
+    assert len(machine.on_time(14.0).timed_out) == 1
+    machine.restart_clock(item_of(machine, 1), 20.0)  # run once more, after a batch that took too long
+    assert len(machine.on_time(30.0).timed_out) == 1
+
+
+def test_the_breaker_opens_after_failures_in_a_row_and_tries_one() -> None:
+    machine = machine_of(breaker=Breaker(failures=2, open_s=10.0), concurrency=5)
+    receive(machine, *((None, sequence) for sequence in range(1, 8)))
+    assert taken(machine) == [1, 2, 3, 4, 5]
+    for sequence, error in ((1, OSError()), (2, Reject("bad")), (3, OSError())):
+        item = item_of(machine, sequence)
+        decided = machine.finish(item, error, 1.0)
+        if isinstance(decided, WaitHere):
+            machine.wait_here(item, decided.seconds, 1.0)
+        else:
+            assert decided == Bury(is_transient=False)
+            machine.settled(item)
+    assert machine.is_open
+    assert taken(machine, 5.0) == []
+    assert machine.next_deadline() == 5.0
+    assert taken(machine, 11.0) == [1]  # the trial
+    assert taken(machine, 11.0) == []
+    done(machine, 1, 11.0)
+    assert not machine.is_open
+    assert taken(machine, 11.0) == [3, 6, 7]
+
+
+def test_events_of_a_parked_key_are_put_behind_it_and_earlier_ones_are_not() -> None:
+    machine = machine_of()
+    machine.park("a", 5)
+    receive(machine, ("a", 4), ("a", 5), ("a", 6))
+    item = machine.take(0.0)
+    assert item is not None
+    assert not item.is_behind
+    assert not is_plain(machine, item)
+    done(machine, 4)
+    item = machine.take(0.0)
+    assert item is not None
+    assert not item.is_behind
+    done(machine, 5)
+    item = machine.take(0.0)
+    assert item is not None
+    assert item.is_behind
+    assert item.attempts == 0
+    machine.dismiss(item)
+    machine.settled(item)
+    machine.unpark("a")
+    machine.unpark("a")
+    receive(machine, ("a", 7))
+    item = machine.take(0.0)
+    assert item is not None
+    assert is_plain(machine, item)
+
+
+# ---- letters --------------------------------------------------------------------------------------------------------
+
+
+def failure() -> Exception:
+    try:
+        raise ValueError("no such card\r\n  é")
+    except ValueError as error:
+        return error
+
+
+def letter_of(**changes: Any) -> DeadEvent:
+    fields: dict[str, Any] = {
+        "handler": "billing",
+        "key": " a b\n",
+        "origin": Origin("ORDERS", 7, 1_700_000_000_000_001),
+        "subject": "orders.o-1.paid",
+        "data": b"{}",
+        "headers": Headers({"Nats-Msg-Id": "evt-1", "traceparent": "00-a", "many": ["x", "y"]}),
+        "attempts": 3,
+        "status": "open",
+        "cause": FailureCause.of(failure(), is_transient=False),
+        "redrives": 2,
+        "failed": "2026-01-01T00:00:00Z",
+    }
+    return DeadEvent(**(fields | changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"key": None, "cause": None, "status": "behind", "behind": 3}, {"key": ""}])
+def test_a_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
+    letter = letter_of(**changes)
+    headers = decode(encode(letter.to_headers()))
+    assert not any(name.lower().startswith("nats-") for name in headers)
+    assert DeadEvent.of(headers, b"{}") == letter
+
+
+def test_what_is_no_letter_is_told_so() -> None:
+    with pytest.raises(ProtocolError, match="not a dead letter"):
+        DeadEvent.of(Headers(), b"")
+    headers = letter_of().to_headers()
+    headers["Jetspark-Dlq-Status"] = "lost"
+    with pytest.raises(ProtocolError, match="expected open, behind or closed"):
+        DeadEvent.of(headers, b"")
+
+
+def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:
+    first, second = FailureCause.of(failure(), is_transient=True), FailureCause.of(failure(), is_transient=False)
+    assert first.fingerprint == second.fingerprint != FailureCause.of(ValueError("x"), is_transient=True).fingerprint
+    assert first.error == "ValueError"
+    assert FailureCause.from_dict(first.to_dict()) == first
+    assert FailureCause.of(None, is_transient=True) == FailureCause.of_crash()
+
+
+def test_a_letter_has_a_subject_of_its_own() -> None:
+    origin = Origin("ORDERS", 7, 12)
+    assert letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
+    assert letter_subject("orders", "billing", None, origin) != letter_subject("orders", "billing", "", origin)
+    assert letter_filter("orders") == "dlq.orders.>"
+    assert letter_filter("orders", "billing", "o.1") == "dlq.orders.billing.o=2E1.*.*.*"
+    for text in ("", " x", "a\r\nb", "é\\n", "\udc80"):
+        assert unescape_line(escape_line(text)) == text

@@ -1,0 +1,86 @@
+"""The retry policy: who is tried again, when, and where the wait is spent."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from jetspark.app import HandlerTimeout, Reject, Retry, RetryIn, Skip
+from jetspark.app.retry import Breaker, Bury, Finish, WaitHere, WaitLong, decide, is_transient
+from jetspark.errors import ConfigError
+
+
+class Away(ConnectionError):
+    pass
+
+
+POLICY = Retry(attempts=5, first_s=0.5, max_s=100, jitter=0.5, in_lane_s=2)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "chance", "expected"),
+    [
+        (1, 0.0, WaitHere(0.5)),
+        (1, 1.0, WaitHere(0.25)),
+        (2, 0.0, WaitHere(1.0)),
+        (3, 0.0, WaitHere(2.0)),
+        (4, 0.0, WaitLong(4.0)),
+        (4, 1.0, WaitHere(2.0)),
+        (5, 0.0, Bury(is_transient=True)),
+        (6, 0.0, Bury(is_transient=True)),
+    ],
+)
+def test_waits_double_and_move_to_the_server_when_they_are_long(attempts: int, chance: float, expected: object) -> None:
+    assert decide(POLICY, attempts, OSError("away"), chance) == expected
+
+
+def test_a_handler_can_say_what_it_means() -> None:
+    assert decide(POLICY, 1, Reject("no such card"), 0.0) == Bury(is_transient=False)
+    assert decide(POLICY, 1, Skip("not ours"), 0.0) == Finish()
+    assert decide(POLICY, 1, RetryIn(2), 0.7) == WaitHere(2)
+    assert decide(POLICY, 1, RetryIn(30), 0.7) == WaitLong(30)
+    assert decide(POLICY, 5, RetryIn(30), 0.0) == Bury(is_transient=True)
+
+
+def test_the_nearest_class_that_is_named_decides() -> None:
+    policy = Retry(final=(OSError, ValueError), transient=(ConnectionError,))
+    assert is_transient(policy, Away())
+    assert not is_transient(policy, FileNotFoundError())
+    assert not is_transient(policy, UnicodeDecodeError("utf-8", b"", 0, 1, ""))
+    assert is_transient(policy, KeyError())
+    assert not is_transient(Retry(unknown="dead_letter"), KeyError())
+    assert is_transient(Retry(unknown="dead_letter"), HandlerTimeout("bill", 20))
+    assert is_transient(Retry(unknown="dead_letter"), RetryIn(1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attempts": 0},
+        {"first_s": 2, "max_s": 1},
+        {"first_s": -1},
+        {"max_s": float("inf")},
+        {"jitter": 1.5},
+        {"in_lane_s": -1},
+        {"unknown": "drop"},
+    ],
+)
+def test_a_policy_names_the_value_it_cannot_use(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Retry(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_breaker_names_the_value_it_cannot_use() -> None:
+    with pytest.raises(ConfigError, match="failures=0"):
+        Breaker(failures=0)
+    with pytest.raises(ConfigError, match="open_s=0"):
+        Breaker(open_s=0)
+    with pytest.raises(ConfigError, match="RetryIn"):
+        RetryIn(-1)
+
+
+@pytest.mark.parametrize("error", [Reject("a"), Skip("b"), RetryIn(3, "c"), HandlerTimeout("bill", 2.5)])
+def test_errors_survive_pickle(error: Exception) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

@@ -1,0 +1,452 @@
+"""What an application declares, how that differs from a server, and what is worth a look before there is one."""
+
+import dataclasses
+import random
+import re
+from typing import Any
+
+import pytest
+
+from jetspark.app import App, Event, Private, contract_of
+from jetspark.app.asyncapi import asyncapi
+from jetspark.app.causes import child_of, new_trace
+from jetspark.app.ids import NewIds
+from jetspark.app.lints import lint_apps
+from jetspark.app.topology import OWNER, ConsumerPlace, Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.kv import KVConfig
+
+
+class OrderPaid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+
+
+class OrderPlaced(Event, type="order.placed", key="order_id", subject="orders.{order_id}.placed"):
+    order_id: str
+
+
+class OrderBilled(Event, type="order.billed", key="order_id", subject="orders.{order_id}.billed"):
+    order_id: str
+
+
+class Elsewhere(Event, type="else.where", subject="elsewhere.{name}"):
+    name: str
+
+
+def declared(**options: Any) -> App:
+    return App("orders", **{"stream": "ORDERS", "subjects": ["orders.>"], **options})
+
+
+# ---- declarations ----------------------------------------------------------------------------------------------------
+
+
+def test_an_app_knows_the_events_it_is_given_and_those_of_its_handlers() -> None:
+    app = declared(events=[OrderPlaced])
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> OrderBilled | None: ...
+
+    assert [contract.kind for contract in app.catalogue] == [OrderBilled, OrderPaid, OrderPlaced]
+    assert app.register(OrderPaid) is OrderPaid
+
+
+def test_an_event_that_the_stream_does_not_store_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Elsewhere is published to 'elsewhere.\*', which stream ORDERS does not"):
+        declared(events=[Elsewhere])
+    app = declared()
+    with pytest.raises(ConfigError, match="does not store"):
+        app.register(Elsewhere)
+    App("reader", stream="ORDERS").register(Elsewhere)  # the stream of somebody else
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"stream": StreamConfig(name="ORDERS", subjects=["a"])}, "with those of the StreamConfig"),
+        ({"source": ""}, "expected a URI reference"),
+        ({"compatibility": "SOME"}, "expected one of NONE"),
+        ({"events": [int]}, "int is no type of event"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        declared(**options)
+
+
+def test_a_topology_follows_from_what_is_declared() -> None:
+    app = declared(stream=StreamConfig(name="ORDERS", max_age_s=3600, allow_atomic=False), buckets=["prices"])
+    bare = app.topology()
+    assert [stream.name for stream in bare.streams] == ["ORDERS"]
+    assert [bucket.bucket for bucket in bare.buckets] == ["prices", "orders_schemas"]
+    main = bare.streams[0]
+    assert (main.max_age_s, main.allow_atomic, main.allow_batched, main.allow_direct) == (3600, False, True, True)
+    assert main.metadata == bare.buckets[0].metadata == {OWNER: "orders"}
+
+    @app.handler(OrderPaid, OrderPlaced, durable="billing", ack_wait_s=10, max_messages=7)
+    async def bill(event: OrderPaid | OrderPlaced) -> None: ...
+
+    @app.handler(OrderPaid, durable="mail")
+    async def mail(event: OrderPaid) -> None: ...
+
+    full = app.topology()
+    assert [stream.name for stream in full.streams] == ["ORDERS", "ORDERS_DLQ", "ORDERS_RETRY"]
+    assert [bucket.bucket for bucket in full.buckets] == ["prices", "orders_schemas", "orders_handlers"]
+    consumers = {(place.stream, place.name): place.config for place in full.consumers}
+    assert sorted(consumers) == [
+        ("ORDERS", "billing"),
+        ("ORDERS", "mail"),
+        ("ORDERS_RETRY", "billing"),
+        ("ORDERS_RETRY", "mail"),
+    ]
+    billing = consumers["ORDERS", "billing"]
+    assert billing.filter_subjects == ["orders.*.paid", "orders.*.placed"]
+    assert (billing.ack_wait_s, billing.max_ack_pending, billing.ack_policy) == (10, 56, "explicit")
+    assert consumers["ORDERS", "mail"].filter_subject == "orders.*.paid"
+
+
+def test_the_stream_of_another_app_is_read_and_not_made() -> None:
+    app = App("billing", stream="ORDERS")
+    assert not app.owns_stream
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None: ...
+
+    topology = app.topology()
+    assert [stream.name for stream in topology.streams] == ["BILLING_DLQ", "BILLING_RETRY"]
+    assert [bucket.bucket for bucket in topology.buckets] == ["billing_handlers"]
+
+
+def test_nothing_is_declared_twice() -> None:
+    with pytest.raises(ConfigError, match="app 'orders' declares bucket orders_schemas twice"):
+        declared(buckets=["orders_schemas"]).topology()
+
+
+# ---- the difference --------------------------------------------------------------------------------------------------
+
+STREAM = StreamConfig(
+    name="ORDERS",
+    subjects=["orders.>"],
+    storage="file",
+    max_age_s=3600,
+    max_bytes=-1,
+    replicas=3,
+    allow_direct=True,
+    deny_delete=True,
+    retention="limits",
+    metadata={OWNER: "orders"},
+)
+CONSUMER = ConsumerConfig(
+    durable_name="billing",
+    filter_subjects=["orders.*.paid", "orders.*.placed"],
+    ack_policy="explicit",
+    deliver_policy="all",
+    max_deliver=-1,
+    ack_wait_s=30,
+)
+
+
+def differ(found: StreamConfig | None, others: dict[str, list[str]] | None = None, **changes: Any) -> TopologyPlan:
+    wanted = dataclasses.replace(STREAM, **changes)
+    return plan_changes(
+        Topology(app="orders", streams=[wanted]),
+        Found(streams={} if found is None else {found.name: found}, others=others or {}),
+    )
+
+
+def test_what_is_as_declared_needs_nothing() -> None:
+    plan = differ(STREAM)
+    assert plan.is_empty
+    assert str(plan) == "nothing to do: the server has what 'orders' declares"
+    assert differ(
+        dataclasses.replace(STREAM, description="by hand", metadata={OWNER: "orders", "_nats.ver": "2"})
+    ).is_empty
+
+
+def test_what_is_missing_is_made() -> None:
+    [step] = differ(None, storage=None, max_bytes=None, replicas=None, deny_delete=None, retention=None).steps
+    assert (step.action, step.safety) == ("create", "safe")
+    assert str(step).splitlines() == [
+        "+ stream ORDERS",
+        "    subjects: [orders.>]",
+        "    max_age_s: 3600",
+        "    allow_direct: True",
+        "    metadata: {jetspark-app=orders}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "safety"),
+    [
+        ({"subjects": ["orders.>", "more.>"]}, "safe"),
+        ({"subjects": ["orders.new.>"]}, "destructive"),
+        ({"max_age_s": 7200}, "safe"),
+        ({"max_age_s": 60}, "destructive"),
+        ({"max_age_s": 0}, "safe"),
+        ({"max_bytes": 100}, "destructive"),
+        ({"replicas": 5}, "safe"),
+        ({"replicas": 1}, "destructive"),
+        ({"storage": "memory"}, "impossible"),
+        ({"retention": "workqueue"}, "destructive"),
+        ({"allow_direct": False}, "destructive"),
+        ({"allow_batched": True}, "safe"),
+        ({"deny_delete": False}, "destructive"),
+        ({"deny_purge": True}, "safe"),
+        ({"duplicate_window_s": 60}, "destructive"),
+        ({"duplicate_window_s": 600}, "safe"),
+        ({"description": "Orders."}, "safe"),
+        ({"metadata": {OWNER: "orders", "team": "shop"}}, "safe"),
+        ({"compression": "s2"}, "safe"),
+        ({"allow_message_schedules": True}, "safe"),
+        ({"sealed": True}, "destructive"),
+    ],
+)
+def test_a_change_of_a_stream_is_safe_destructive_or_impossible(changes: dict[str, Any], safety: str) -> None:
+    existing = dataclasses.replace(STREAM, duplicate_window_s=120.0)
+    plan = differ(existing, **changes)
+    [step] = plan.steps
+    assert (step.action, step.safety) == ("update", safety)
+    assert [change.name for change in step.changes] == list(changes)
+    assert plan.refused(allow=False) == ([] if safety == "safe" else [step])
+    assert plan.refused(allow=True) == ([step] if safety == "impossible" else [])
+    if safety != "safe":
+        assert f"[{safety}: " in str(plan)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_bytes": 0},
+        {"allow_batched": False},
+        {"compression": "none"},
+        {"subjects": ["orders.>"]},
+        {"max_age_s": 3600.0},
+    ],
+)
+def test_what_only_looks_different_needs_nothing(changes: dict[str, Any]) -> None:
+    assert differ(STREAM, **changes).is_empty
+
+
+def test_a_subject_of_another_stream_is_a_conflict() -> None:
+    plan = differ(None, {"orders.>": ["SHOP"]})
+    [step] = plan.refused(allow=True)
+    assert str(step) == "! stream ORDERS: stream SHOP stores 'orders.>' already: a subject belongs to one stream"
+    assert differ(STREAM, {"orders.>": ["ORDERS"]}).is_empty
+
+
+def test_what_belongs_to_another_app_is_a_conflict() -> None:
+    [step] = differ(dataclasses.replace(STREAM, metadata={OWNER: "shop"})).refused(allow=True)
+    assert "it belongs to app 'shop'" in str(step)
+
+
+@pytest.mark.parametrize(
+    ("changes", "safety"),
+    [
+        ({"filter_subjects": ["orders.*.paid", "orders.*.placed", "orders.*.lost"]}, "safe"),
+        ({"filter_subjects": ["orders.*.paid"]}, "destructive"),
+        ({"ack_wait_s": 60}, "safe"),
+        ({"deliver_policy": "new"}, "impossible"),
+        ({"ack_policy": "none"}, "impossible"),
+        ({"max_deliver": 5}, "destructive"),
+    ],
+)
+def test_a_change_of_a_consumer_is_safe_destructive_or_impossible(changes: dict[str, Any], safety: str) -> None:
+    place = ConsumerPlace("ORDERS", dataclasses.replace(CONSUMER, **changes))
+    [step] = plan_changes(
+        Topology(app="orders", consumers=[place]),
+        Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): CONSUMER}),
+    ).steps
+    assert (step.kind, step.name, step.safety) == ("consumer", "billing of ORDERS", safety)
+
+
+def test_one_filter_for_several_is_a_change() -> None:
+    place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject="orders.*.paid"))
+    existing = ConsumerConfig(durable_name="billing", filter_subject="orders.*.placed")
+    found = Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): existing})
+    [step] = plan_changes(Topology(app="orders", consumers=[place]), found).steps
+    assert step.safety == "destructive"
+
+
+def test_a_consumer_of_a_stream_that_nobody_made_is_a_conflict() -> None:
+    place = ConsumerPlace("ORDERS", CONSUMER)
+    [step] = plan_changes(Topology(app="billing", consumers=[place]), Found()).refused(allow=True)
+    assert "there is no stream ORDERS; it is not this app's" in str(step)
+    [step] = plan_changes(Topology(app="billing", consumers=[place]), Found(streams={"ORDERS": STREAM})).steps
+    assert step.action == "create"
+
+
+def test_a_bucket_is_compared_by_what_is_said_of_it() -> None:
+    def plan(wanted: KVConfig, existing: KVConfig) -> tuple[Step, ...]:
+        found = Found(streams={f"KV_{existing.bucket}": existing.to_stream()})
+        return plan_changes(Topology(app="orders", buckets=[wanted]), found).steps
+
+    state = KVConfig(bucket="state", history=5, ttl_s=60)
+    assert plan(state, state) == ()
+    assert plan(KVConfig(bucket="state"), state) == ()
+    [step] = plan(KVConfig(bucket="state", history=1), state)
+    assert (step.kind, step.safety, step.changes[0].name) == ("bucket", "destructive", "max_messages_per_subject")
+    [step] = plan(KVConfig(bucket="other"), state)
+    assert step.action == "create"
+
+
+# ---- lints -----------------------------------------------------------------------------------------------------------
+
+
+def define(
+    type_: str = "order.paid", subject: str = "orders.{order_id}.paid", key: str | None = "order_id", **fields: Any
+) -> Any:
+    annotations = fields or {"order_id": str}
+    namespace = {"__annotations__": annotations, "__module__": __name__}
+    return type(Event)("Defined", (Event,), namespace, type=type_, key=key, subject=subject)
+
+
+def rules(*apps: App) -> list[tuple[str, str]]:
+    return [(lint.level, lint.rule) for lint in lint_apps(apps)]
+
+
+def test_an_app_without_mistakes_has_no_lints() -> None:
+    assert lint_apps([declared(events=[OrderPaid, OrderPlaced])]) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "rule"),
+    [
+        (define("order.pay"), ("warning", "imperative_type")),
+        (define("order.processed"), ("warning", "ambiguous_type")),
+        (define("Order.paid"), ("warning", "type_case")),
+        (define(subject="orders.{order_id}.Paid"), ("warning", "subject_case")),
+        (define(key=None), ("warning", "no_key")),
+        (define(order_id=int), ("warning", "number_id")),
+        (define(order_id=str, someName=str, other_name=str), ("warning", "field_style")),
+        (define(order_id=Private[str]), ("error", "private_in_subject")),
+    ],
+)
+def test_a_mistake_in_an_event_is_found(event: Any, rule: tuple[str, str]) -> None:
+    assert rules(declared(events=[event])) == [rule]
+
+
+def test_events_that_no_filter_tells_apart_are_found() -> None:
+    found = lint_apps(
+        [declared(events=[OrderPaid, define("order.settled", "orders.x.paid", None), define("a.b", "orders.x")])]
+    )
+    assert {lint.rule for lint in found} == {"subject_depth", "no_key", "subject_overlap"}
+    assert any("no filter tells them apart" in str(lint) for lint in found)
+
+
+def test_a_stream_that_takes_everything_or_keeps_nothing_is_found() -> None:
+    assert rules(App("orders", stream="ORDERS", subjects=[">"])) == [("warning", "broad_subject")]
+    queue = StreamConfig(name="ORDERS", subjects=["orders.>"], retention="workqueue")
+    assert rules(App("orders", stream=queue)) == [("warning", "no_history")]
+
+
+def test_a_declaration_that_does_not_hold_is_found() -> None:
+    app = declared()
+
+    @app.handler(int, durable="billing")
+    async def bill(event: int) -> None: ...
+
+    assert rules(app) == [("error", "declaration")]
+    assert rules(App("orders", stream="ORDERS", subjects=["dlq.orders.x"])) == []
+    other = App("orders", stream="ORDERS", subjects=["dlq.>", "orders.>"])
+
+    @other.handler(OrderPaid, durable="billing")
+    async def bill_too(event: OrderPaid) -> None: ...
+
+    assert rules(other) == [("error", "stream_overlap")]
+
+
+def test_what_two_apps_both_claim_is_found() -> None:
+    assert rules(declared(), declared()) == [("error", "app_name"), ("error", "stream_owner")]
+    shop = App("shop", stream="SHOP", subjects=["orders.*.paid"], buckets=["prices"], events=[define()])
+    assert rules(declared(buckets=["prices"], events=[OrderPaid]), shop) == [
+        ("error", "bucket_owner"),
+        ("error", "stream_overlap"),
+        ("error", "type_owner"),
+    ]
+    assert rules(declared(events=[OrderPaid]), App("reader", stream="ORDERS", events=[OrderPaid])) == []
+
+
+# ---- AsyncAPI --------------------------------------------------------------------------------------------------------
+
+
+class Tree(Event, type="tree.grown", key="name", subject="orders.trees.{name}"):
+    name: str
+    children: "list[Tree]" = []
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [each for inner in value.values() for each in _references(inner)]
+    return [each for inner in value for each in _references(inner)] if isinstance(value, list) else []
+
+
+def test_the_asyncapi_document_describes_channels_messages_and_operations() -> None:
+    app = declared(events=[OrderPlaced, Tree])
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None: ...
+
+    document = asyncapi(app, version="2.1.0")
+    assert document["asyncapi"] == "3.0.0"
+    assert document["info"] == {"title": "orders", "version": "2.1.0"}
+    assert document["channels"]["orders.order_id.paid"]["address"] == "orders.{order_id}.paid"
+    assert sorted(document["operations"]) == [
+        "receive.billing.order.paid.v1",
+        "send.order.paid.v1",
+        "send.order.placed.v1",
+        "send.tree.grown.v1",
+    ]
+    message = document["components"]["messages"]["order.paid.v1"]
+    assert message["payload"]["properties"]["type"] == {"const": "order.paid"}
+    references = _references(document)
+    assert "#/components/schemas/tree.grown.v1.Tree" in references
+    for reference in references:
+        found: Any = document
+        for name in reference.removeprefix("#/").split("/"):
+            found = found[name]
+    keys = [*document["channels"], *document["operations"], *document["components"]["schemas"]]
+    assert all(re.fullmatch(r"[a-zA-Z0-9._-]+", key) for key in keys)
+
+
+# ---- ids and causes --------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_uuids_that_grow() -> None:
+    ids = NewIds(random.Random(1).getrandbits)
+    now = 1_774_000_000_000_000_000
+    made = [ids.new(now + step * 300_000) for step in range(200)]
+    made += [ids.new(now) for _ in range(10)]  # the clock goes back
+    assert made == sorted(set(made))
+    assert all(
+        re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", each) for each in made
+    )
+    assert int(made[0].replace("-", "")[:12], 16) == 1_774_000_000_000
+
+
+def test_a_trace_goes_on_and_a_wrong_one_begins_anew() -> None:
+    bits = random.Random(1).getrandbits
+    form = r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]"
+    begun = new_trace(bits)
+    assert re.fullmatch(form, begun)
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    child = child_of(trace, bits)
+    assert re.fullmatch(form, child)
+    assert (child[:36], child[-3:]) == (trace[:36], "-01")
+    assert child != trace
+    for wrong in (None, "", "trace", trace.upper(), "00-" + "0" * 32 + "-00f067aa0ba902b7-01"):
+        assert re.fullmatch(form, child_of(wrong, bits))
+
+
+def test_a_contract_knows_the_id_that_a_class_gives() -> None:
+    class Natural(Event, type="natural"):
+        name: str
+
+        def event_id(self) -> str:
+            return f"natural-{self.name}"
+
+    found = contract_of(Natural).id_of
+    assert found is not None
+    assert found(Natural(name="a")) == "natural-a"
+    assert contract_of(OrderPaid).id_of is None
+    assert OrderPaid(order_id="o-1").event_id() is None
