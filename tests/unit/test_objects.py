@@ -319,7 +319,8 @@ def test_an_unbuffered_file_that_takes_a_part_gets_the_rest() -> None:
 
 def test_only_replicas_can_be_behind() -> None:
     assert lag_pauses(StreamConfig(name="S", replicas=1)) == []
-    assert lag_pauses(StreamConfig(name="S", replicas=3))
+    assert lag_pauses(StreamConfig(name="S")) == []
+    assert lag_pauses(StreamConfig(name="S", replicas=2)) == lag_pauses(StreamConfig(name="S", replicas=3)) != []
 
 
 def test_a_watch_begins_with_the_present_or_with_the_next_change() -> None:
@@ -631,8 +632,36 @@ def test_a_view_of_larger_items_is_cut_by_its_bytes() -> None:
     assert (upload.chunks, upload.size_bytes) == (12 // 4, 12)
 
 
-@pytest.mark.parametrize("fields", [{"description": 5}, {"metadata": {"a": 1}}, {"options": {"max_chunk_size": "x"}}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"description": 5},
+        {"metadata": {"a": 1}},
+        {"options": {"max_chunk_size": "x"}},
+        {"options": {"link": {"bucket": "b", "name": 5}}},
+    ],
+)
 def test_metadata_with_values_of_other_types_is_an_error(fields: dict[str, Any]) -> None:
     data = json.dumps(json.loads(_info().encode()) | fields).encode()
     with pytest.raises(ProtocolError, match="object metadata we cannot read"):
         ObjectInfo.decode(data, NOW, 1)
+
+
+def test_a_stream_for_the_smallest_messages_takes_no_chunks_over_fast_ingest() -> None:
+    config = StreamConfig(name="OBJ_files", allow_batched=True, max_message_bytes=1)
+    assert fast_options(config, Upload("N1", 4), 1 << 20, 60.0) is None
+
+
+def test_an_object_of_one_large_chunk_is_asked_for_alone() -> None:
+    assert Download(_info(size_bytes=READ_AHEAD_BYTES, chunks=1)).max_messages == 1
+    assert Download(_info(size_bytes=READ_AHEAD_BYTES // 2, chunks=1)).max_messages == 2
+
+
+@pytest.mark.parametrize("error", [RequestTimeout("a chunk", 1.0), BatchInDoubt("id", "nobody answers")])
+def test_a_put_that_gets_no_answer_tells_what_became_of_a_batch_and_nothing_of_a_chunk(error: Exception) -> None:
+    progress = Progress("files", "a", 5.0)
+    with pytest.raises(RequestTimeout) as raised, progress.awaited():
+        raise error
+    assert ("nobody answers" in str(raised.value)) == isinstance(error, BatchInDoubt)
+    assert "a chunk" not in str(raised.value)
+    assert progress.is_missed
