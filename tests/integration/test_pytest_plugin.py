@@ -123,12 +123,13 @@ def test_a_project_may_have_a_server_of_its_own_kind(wheel: Path, tmp_path: Path
 
 
 def test_the_guide_shows_what_works(wheel: Path, tmp_path: Path) -> None:
-    """Its blocks are a project: two files of tests, and a conftest that overrides a fixture."""
-    tests, crash, conftest = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    for name, text in (("test_orders.py", tests), ("test_crash.py", crash), ("conftest.py", conftest)):
+    """Its blocks are a project: three files of tests, and a conftest that overrides a fixture."""
+    names = ("test_orders.py", "test_crash.py", "conftest.py", "test_virtual.py")
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    for name, text in zip(names, blocks, strict=True):
         (tmp_path / name).write_text(text)
     finished = run_pytest(tmp_path, wheel, "-m", "pytest")
-    assert "3 passed" in finished.stdout, finished.stdout + finished.stderr
+    assert "4 passed" in finished.stdout, finished.stdout + finished.stderr
 
 
 def test_every_fixture_is_in_the_guide_and_in_the_modules_own_table() -> None:
