@@ -38,7 +38,8 @@ LAYERS: dict[str, set[str]] = {
     "state": _PUBLISH,
     "batcher": _DRIVERS,
     "server": set(),
-    "app": _APP,
+    # `app.testing` is the test kit of applications.
+    "app": _APP | {"testing", "server"},
     "spark": _APP | {"app"},
     "testing": _DRIVERS | {"server"},
     "bench": _APP | {"app", "spark", "server"},

@@ -12,6 +12,7 @@ from jetspark.aio.client import Client, connect
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause
+from jetspark.app.clock import utc_now
 from jetspark.app.contracts import Contract, contract_of
 from jetspark.app.envelope import Encoded, encode, write_event
 from jetspark.app.ids import NewIds
@@ -133,7 +134,7 @@ class AppClient:
             event,
             id=id or _own_id(event) or self.new_id(),
             source=self.app.source,
-            time=time or datetime.datetime.now(datetime.UTC),
+            time=time or utc_now(),
             correlation_id=correlation_id,
             causation_id=causation_id,
             traceparent=child_of(traceparent, self._random_bits),
@@ -215,7 +216,7 @@ class BulkPublisher:
         contracts: dict[type, Contract] = {}
         for count, event in enumerate(events):
             if count % SHARED == 0:
-                time = datetime.datetime.now(datetime.UTC)
+                time = utc_now()
                 new_ids = iter(client.new_ids(SHARED))
             kind = type(event)
             contract = contracts.get(kind)

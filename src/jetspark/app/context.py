@@ -247,7 +247,3 @@ async def _end_lifespan(steps: AsyncIterator[Any]) -> None:
     except StopAsyncIteration:
         return
     raise ConfigError("lifespan: expected one yield, and it came to a second one")
-
-
-def utc_now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

@@ -18,6 +18,7 @@ from typing import Any
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream import Stream
+from jetspark.app.clock import utc_now
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import (
     CLOSED_TTL_S,
@@ -270,7 +271,7 @@ class HandlerStore:
 
     async def _write_schedule(self, step: WriteSchedule) -> None:
         item = step.item
-        due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=step.seconds)
+        due = utc_now() + datetime.timedelta(seconds=step.seconds)
         headers = {
             "Nats-Schedule": f"@at {due.isoformat().replace('+00:00', 'Z')}",
             "Nats-Schedule-Target": f"{self._retry_subject('due')}.{_origin(item).tokens}",
@@ -407,4 +408,4 @@ def microseconds(moment: datetime.datetime) -> int:
 
 
 def _now_text() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,14 @@ async def expect_inherited(
     stream: Stream,
     read: Callable[[str, bytes, Any], tuple[Any, str | None]],
     kinds: frozenset[type],
+    here: Collection[int] = (),
 ) -> None:
-    """Have later events of a key wait for those that were delivered to somebody before, and may come again."""
+    """Have later events of a key wait for those that were delivered to somebody before, and may come again.
+
+    Those are all that are not acknowledged and not ``here``: another worker has them, or had them when it died, or they
+    were on their way to this one when its connection was lost. The server delivers them again after their ``ack_wait``,
+    and meanwhile what comes behind them.
+    """
     info = await consumer.info()
     if not info.ack_pending:
         return
@@ -45,6 +51,8 @@ async def expect_inherited(
         async for message in messages:
             if message.sequence > last:
                 break
+            if message.sequence in here:
+                continue
             event, key = read(message.subject, message.data, message.headers)
             if key is not None and isinstance(event, Decoded) and event.contract.kind in kinds:
                 machine.expect(key, message.sequence, now)

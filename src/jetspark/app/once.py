@@ -16,13 +16,13 @@ import json
 import os
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from jetspark.aio.kv import KeyValue
+from jetspark.app.clock import seconds_now
 from jetspark.app.names import escape_token
 from jetspark.app.retry import RetryIn
 from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound
@@ -80,7 +80,7 @@ class OnceRecords:
             RetryIn: Somebody else has claimed it.
         """
         while True:
-            now = time.time()
+            now = seconds_now()
             claim = json.dumps({"state": "claimed", "owner": _OWNER, "until": now + self._lease_s}).encode()
             try:
                 return await self._records.create(key, claim, ttl=RECORD_TTL_S)

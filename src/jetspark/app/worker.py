@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio.client import Client
 from jetspark.aio.consumer import Consumer
+from jetspark.aio.context import context_of
+from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.causes import current_cause
-from jetspark.app.context import Context, Dependencies, plan_arguments, utc_now
+from jetspark.app.clock import utc_now
+from jetspark.app.context import Context, Dependencies, plan_arguments
 from jetspark.app.contracts import Catalogue
 from jetspark.app.dead_letters import HandlerStore, microseconds
 from jetspark.app.envelope import Decoded, decode
@@ -114,6 +117,11 @@ class HandlerWorker:
         """What is held of the retry stream."""
         self._background: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._connection = context_of(store.js).connection
+        self._session = 0
+        """The session in which it is known what has not arrived."""
+        self._is_settling_inherited = False
+        self._stream: Stream
         self._consumer: Consumer
         self._retry_consumer: Consumer
         self._pullers: list[asyncio.Task[None]] = []
@@ -123,8 +131,9 @@ class HandlerWorker:
 
     async def run(self) -> None:
         """Work until :meth:`stop` is called or the task is cancelled."""
-        stream = await self._js.stream(self.app.stream)
+        self._stream = stream = await self._js.stream(self.app.stream)
         self._consumer = await stream.consumer(self.spec.durable)
+        self._session = self._connection.sessions
         self._retry_consumer = await self.store.retries.consumer(self.spec.durable)
         changes = self._parked_changes()
         async with aclosing(changes), asyncio.TaskGroup() as tasks:
@@ -148,12 +157,7 @@ class HandlerWorker:
         return [
             self._follow_parked(changes),
             follow_advisories(self._client, self._consumer, self._bury_lost),
-            settle_inherited(
-                self.machine,
-                self._consumer,
-                lambda: self.machine.held - self._of_retries.messages,
-                lambda: self._wake_idle(self.spec.concurrency),
-            ),
+            self._settle_inherited(),
             tidy_retries(self.store.retries, self._retry_consumer, f"retry.{self.app.name}.{self.spec.name}"),
         ]
 
@@ -216,6 +220,8 @@ class HandlerWorker:
                 self._log.warning("pulling from %s: %s", consumer, error)
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
                 continue
+            if consumer is self._consumer and self._session != self._connection.sessions:
+                await self._expect_lost(found)
             now = self._loop.time()
             for message in found:
                 outcome = receive(message, now)
@@ -223,6 +229,45 @@ class HandlerWorker:
                     await outcome
             self._wake_idle(len(found))
             self._arm()
+
+    async def _expect_lost(self, found: list[JetStreamMessage]) -> None:
+        """Another session has begun. What was on its way in the last one comes again after its ``ack_wait``, and later
+        events of its key, some of which may have been found already, must not overtake it."""
+        if not self.spec.in_order:
+            self._session = self._connection.sessions
+            return
+        failures = 0
+        while not self._is_stopping:
+            session = self._connection.sessions
+            here = {item.sequence for item in self.machine.items if item.source == "stream"}
+            here |= {message.metadata.stream_sequence for message in found}
+            try:
+                await expect_inherited(self.machine, self._consumer, self._stream, self._decode, self._kinds, here)
+            except (NetworkError, ServerError) as error:
+                if not error.may_pass:
+                    raise
+                failures += 1
+                self._log.warning("looking for events that were on their way: %s", error)
+                await asyncio.sleep(STEP_PAUSE.wait_s(failures))
+                continue
+            self._session = session
+            if not self._is_settling_inherited:
+                task = asyncio.create_task(self._settle_inherited())
+                self._background.add(task)
+                task.add_done_callback(self._background.discard)
+            return
+
+    async def _settle_inherited(self) -> None:
+        self._is_settling_inherited = True
+        try:
+            await settle_inherited(
+                self.machine,
+                self._consumer,
+                lambda: self.machine.held - self._of_retries.messages,
+                lambda: self._wake_idle(self.spec.concurrency),
+            )
+        finally:
+            self._is_settling_inherited = False
 
     async def _fetch(self, consumer: Consumer, credit: Credit) -> list[JetStreamMessage]:
         try:

@@ -10,7 +10,8 @@ course of events is a function of the network's random generator::
 
     run_in_virtual_time(main())
 
-``time.time()`` and ``datetime.now()`` stay what they are: what wants to be tested in virtual time asks the loop.
+``time.time()`` and ``datetime.now()`` stay what they are: what wants to be tested in virtual time asks the loop, as
+applications (``jetspark.app``) do.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
+        return self.network.clock.now
+
+    def wall_time(self) -> float:
+        """Seconds since 1970: what programs that know of virtual time take for the time of day."""
         return self.network.clock.now
 
     def run_in_executor(  # type: ignore[override]  # the exact one needs type variables of Python 3.12

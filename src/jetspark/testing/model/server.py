@@ -252,8 +252,13 @@ class ModelServer:
 
     def next_answer_at(self) -> float | None:
         """When `on_time` has an answer that somebody waits for, None if nobody does."""
-        times = (stream.next_answer_at() for stream in self._streams.values())
-        return min((each for each in times if each is not None), default=None)
+        times = [
+            each
+            for stream in self._streams.values()
+            for each in (stream.next_answer_at(), stream.next_delivery_at())
+            if each is not None
+        ]
+        return min(times, default=None)
 
     def fork(self) -> ModelServer:
         """The same server once more, whose future is another: what one side of a partition goes on with."""

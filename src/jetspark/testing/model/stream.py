@@ -141,8 +141,11 @@ class ModelStream:
 
     def next_deadline(self) -> float | None:
         deadlines = [self.atomic.next_deadline(), self.fast.next_deadline(), self.elected_at, self.next_answer_at()]
-        deadlines.append(self.ageing.next_deadline())
-        deadlines += [consumer.next_deadline() for consumer in self.consumers.values()]
+        return min((each for each in [*deadlines, self.next_delivery_at()] if each is not None), default=None)
+
+    def next_delivery_at(self) -> float | None:
+        """When a consumer has something to say, or a message ends or is published by a schedule."""
+        deadlines = [self.ageing.next_deadline(), *(each.next_deadline() for each in self.consumers.values())]
         return min((each for each in deadlines if each is not None), default=None)
 
     def next_answer_at(self) -> float | None:

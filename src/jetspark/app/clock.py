@@ -1,0 +1,23 @@
+"""The time of day, in one place: a test in virtual time has its own."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+
+__all__ = ["seconds_now", "utc_now"]
+
+
+def seconds_now() -> float:
+    """Seconds since 1970, by the event loop where it has a time of day of its own, as ``VirtualLoop`` has."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return time.time()
+    wall_time = getattr(loop, "wall_time", None)
+    return time.time() if wall_time is None else float(wall_time())
+
+
+def utc_now() -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds_now(), datetime.UTC)

@@ -1,0 +1,145 @@
+"""Applications on the model server, in virtual time: the real workers, and what a test sees of them."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from typing import Any
+
+import pytest
+from support import seeds
+
+from jetspark import RequestTimeout
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
+from jetspark.app.testing import TestApp
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    number: int = 0
+
+
+class Billed(Event, type="order.billed", key="order_id", subject="orders.{order_id}.billed"):
+    order_id: str
+    number: int
+
+
+Failures = dict[tuple[str, int], list[Exception]]
+
+
+def new_app(failures: Failures, seen: list[Any], **options: Any) -> App:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"], events=[Billed])
+    retry = Retry(attempts=4, first_s=0.1, max_s=3600, in_lane_s=5)
+
+    @app.handler(Paid, durable="billing", **({"retry": retry} | options))
+    async def bill(event: Paid, ctx: Context) -> Billed:
+        seen.append((event.order_id, event.number, ctx.now()))
+        if errors := failures.get((event.order_id, event.number)):
+            raise errors.pop(0)
+        return Billed(order_id=event.order_id, number=event.number)
+
+    return app
+
+
+async def test_what_handlers_return_is_published() -> None:
+    app = new_app({}, [])
+    async with TestApp(app) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        assert test.published(Billed) == [Billed(order_id="a", number=number) for number in range(3)]
+        assert [each.number for each in test.published(Paid)] == [0, 1, 2]
+        assert test.dead_letters == []
+
+
+async def test_a_retry_after_an_hour_happens_when_the_hour_has_passed() -> None:
+    seen: list[Any] = []
+    app = new_app({("a", 1): [RetryIn(3600)]}, seen)
+    async with TestApp(app) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.publish(Paid(order_id="b"))
+        await test.settled()
+        assert [(each.order_id, each.number) for each in test.published(Billed)] == [("a", 0), ("b", 0)]
+        test.advance(3500)
+        assert len(test.published(Billed)) == 2
+        test.advance(200)
+        await test.settled()
+        # In the order of the key: what came behind the one that had to wait has waited too.
+        assert [each.number for each in test.published(Billed) if each.order_id == "a"] == [0, 1, 2]
+        first, *_, last = [when for order, number, when in seen if (order, number) == ("a", 1)]
+        assert datetime.timedelta(hours=1) <= last - first < datetime.timedelta(hours=1, seconds=60)
+
+
+async def test_letters_are_there_and_can_be_redriven() -> None:
+    failures: Failures = {("a", 1): [Reject("not now")]}
+    app = new_app(failures, [])
+    async with TestApp(app) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        assert [each.status for each in test.dead_letters] == ["open", "behind"]
+        assert test.dead_letters[0].cause is not None
+        assert test.dead_letters[0].cause.message == "not now"
+        await test.redrive()
+        await test.settled()
+        assert test.dead_letters == []
+        assert [each.number for each in test.published(Billed)] == [0, 1, 2]
+
+
+async def test_nothing_is_lost_when_the_server_dies() -> None:
+    app = new_app({("a", number): [OSError("bank")] for number in range(0, 20, 3)}, [])
+    async with TestApp(app, seed=3) as test:
+        for number in range(20):
+            if number == 10:
+                test.network.kill_server(3)
+                test.advance(10)
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        assert [each.number for each in test.published(Billed)] == list(range(20))
+        assert test.dead_letters == []
+
+
+@pytest.mark.parametrize("seed", [*range(6), *seeds.fresh(2)])
+async def test_the_order_of_a_key_holds_through_lost_connections(seed: int) -> None:
+    """What was on its way when a connection was lost comes again late; nothing of its key may overtake it."""
+    rng = random.Random(seed)
+    failures: Failures = {(key, number): [OSError("bank")] for key in "abc" for number in range(0, 15, 4)}
+    app = new_app(failures, [])
+    async with TestApp(app, seed=seed) as test:
+        for number in range(15):
+            for key in "abc":
+                if rng.random() < 0.15:
+                    test.network.cut()
+                    test.advance(rng.uniform(0.0, 8.0))
+                try:
+                    await test.publish(Paid(order_id=key, number=number), id=f"{key}-{number}")
+                except RequestTimeout:  # its answer was on its way; by its id it is stored once
+                    await test.publish(Paid(order_id=key, number=number), id=f"{key}-{number}")
+        await test.settled()
+        for key in "abc":
+            billed = [each.number for each in test.published(Billed) if each.order_id == key]
+            assert billed == list(range(15)), f"{seeds.again(seed)}: {key}"
+        assert test.dead_letters == []
+
+
+async def test_what_never_settles_is_an_error_that_says_what_is_left() -> None:
+    app = new_app({("a", 0): [RetryIn(4) for _ in range(10_000)]}, [], retry=Retry(attempts=10_000, in_lane_s=5))
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        with pytest.raises(RequestTimeout, match="'billing' has events of stream 'ORDERS'"):
+            await test.settled(timeout=30)
+
+
+async def test_an_error_of_the_workers_is_raised() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+
+    class Bank:
+        pass
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, bank: Bank) -> None: ...
+
+    with pytest.raises(Exception, match="Bank"):
+        async with TestApp(app) as test:
+            await test.settled()
