@@ -14,6 +14,9 @@ import pytest
 from support import bytecode, class_archive, packing, seeds
 
 # pytest has it by its entry point, too, save in an environment that is older than that.
+# Its asserts are explained, whoever imports it first.
+pytest.register_assert_rewrite("support.sparks")
+
 pytest_plugins = ["pytest_jetspark"]
 
 # The suite starts hundreds of Python processes. Where bytecode is not to be written, each of them would compile the

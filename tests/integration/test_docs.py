@@ -16,7 +16,7 @@ import pytest
 from support.zygote import Zygote
 
 import jetspark
-from jetspark.server import NatsServer
+from jetspark.testing import SharedNatsServer
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -50,9 +50,10 @@ for name, code in json.load(sys.stdin).items():
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with NatsServer() as server:
-        yield server.url
+def shared() -> Iterator[SharedNatsServer]:
+    """One server, on which every block has an account of its own: their streams have the same names."""
+    with SharedNatsServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +64,17 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
-def test_a_block_of_the_documentation_runs_as_written(name: str, url: str, tmp_path: Path, zygote: Zygote) -> None:
-    result = zygote.run(_at(url, BLOCKS[name]), folder=tmp_path, timeout=110)
+def test_a_block_of_the_documentation_runs_as_written(
+    name: str, shared: SharedNatsServer, tmp_path: Path, zygote: Zygote
+) -> None:
+    result = zygote.run(_at(shared.new_account_url(), BLOCKS[name]), folder=tmp_path, timeout=110)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_blocks_of_the_documentation_with_spark_run_as_written(url: str, tmp_path: Path) -> None:
-    blocks = {name: _at(url, code) for name, code in SPARK_BLOCKS.items()}
+def test_the_blocks_of_the_documentation_with_spark_run_as_written(shared: SharedNatsServer, tmp_path: Path) -> None:
+    blocks = {name: _at(shared.new_account_url(), code) for name, code in SPARK_BLOCKS.items()}
     assert len(blocks) >= 5
     command = [sys.executable, "-W", "error", "-c", RUN_SPARK_BLOCKS]
     shown = _run(command, tmp_path, input=json.dumps(blocks), timeout=580)

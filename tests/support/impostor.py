@@ -114,8 +114,7 @@ class Impostor:
         async with _dialled(self._ports[0]) as server, _dialled(self._ports[1]) as accomplice:
             self._greeting = json.loads((await server[0].readline()).removeprefix(b"INFO "))
             await accomplice[0].readline()
-            transport = writer.transport
-            assert isinstance(transport, asyncio.Transport)
+            transport = cast(asyncio.Transport, writer.transport)  # uvloop's is not an instance of it
             transport.pause_reading()  # what answers the greeting is for TLS to read
             writer.write(_info(self._greeting, tls_required=True))
             await writer.start_tls(self._context)

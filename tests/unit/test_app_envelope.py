@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
@@ -422,6 +422,8 @@ def test_any_bytes_are_an_event_or_a_violation(data: bytes) -> None:
         pass
 
 
+# The first example may take seconds on a busy machine, while Hypothesis reads the tables of Unicode.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*ENVELOPE, "data", "payload", "eventId"]), JSON), st.booleans())
 def test_any_object_is_an_event_or_a_violation(body: dict[str, Any], is_half_right: bool) -> None:
     try:
