@@ -14,6 +14,7 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 from support.certificates import Certificates
 
