@@ -47,7 +47,7 @@ from jetspark.blocking import stream_message as blocking_message
 from jetspark.server import NatsServer
 
 # Long, because all rows run at once, on a machine that may be busy.
-TIMEOUT_S = 4.0
+TIMEOUT_S = 6.0
 
 # Twice the time-out would be two time-outs in a row, which is what must not be.
 LATEST_S = 2 * TIMEOUT_S

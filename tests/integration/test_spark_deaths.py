@@ -21,9 +21,10 @@ from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
 
+from support.names import new_name, new_stream
+
 if TYPE_CHECKING:
-    from support.names import new_name, new_stream
-from support.sparks import Driver
+    from support.sparks import Driver
 
 pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
