@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from jetspark.blocking.context import DriverContext
+from jetspark.blocking.finishing import is_interrupt
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
@@ -249,7 +250,9 @@ class Client(ClientBase):
             max_messages=max_messages,
         )
         inbox = self._link.new_inbox()
-        with subscribe(self._link, inbox, answers_to=subject) as answers:
+        answers = subscribe(self._link, inbox, answers_to=subject)
+        # Not by ``with``: an interrupt at the first instruction of ``__exit__`` would leave the subscription behind.
+        try:
             self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
             while (wait_s := collector.wait_s(time.monotonic())) > 0:
                 try:
@@ -259,6 +262,13 @@ class Client(ClientBase):
                 if not collector.accept(message, now=time.monotonic(), stop=stop):
                     return
                 yield message
+        finally:
+            try:
+                answers.unsubscribe()
+            except BaseException as error:
+                if is_interrupt(error):
+                    answers.unsubscribe()
+                raise
 
     # ---- JetStream ---------------------------------------------------------------------------------------------
 
