@@ -19,7 +19,7 @@ from jetspark.core.subjects import matches, validate_subject
 from jetspark.errors import InvalidSubject, ProtocolError
 from jetspark.jetstream import wire
 from jetspark.jetstream.config import StreamConfig
-from jetspark.testing.model.replies import ApiError, time_text
+from jetspark.testing.model.replies import ApiError, go_duration, time_text
 from jetspark.testing.model.store import Incoming, ModelMessage, Store, first_values
 
 __all__ = ["Ageing", "cancels", "prepared", "refuse_schedule", "seconds_of"]
@@ -156,7 +156,7 @@ class Ageing:
         if is_last and marker_s and not is_marker:
             headers = Headers()
             headers.add("Nats-Marker-Reason", "MaxAge")
-            headers.add(TTL, _go_duration(marker_s))
+            headers.add(TTL, go_duration(marker_s))
             headers.add(_ROLLUP, "sub")
             stored = self._store.append(message.subject, b"", headers, now)
             self._store.roll_up("sub", message.subject, stored)
@@ -184,11 +184,3 @@ def cancels(message: Incoming) -> str | None:
     """The subject whose schedule a message ends, with which it is stored in one step."""
     subject = message.fields.get(SCHEDULER)
     return subject if subject and message.fields.get(NEXT) == "purge" else None
-
-
-def _go_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes}m{rest}s"
-    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

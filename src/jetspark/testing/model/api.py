@@ -354,8 +354,8 @@ class ModelApi:
                 return "consumer_delete", {"success": True}, said
             case "PAUSE":
                 until = wire.parse_time(body["pause_until"]) if body.get("pause_until") else None
-                said = consumer.pause(until, now)
-                return "consumer_pause", _paused(consumer, until, now), said
+                consumer.pause(until)
+                return "consumer_pause", _paused(consumer, until, now), []
             case "RESET":
                 sequence, said = consumer.reset(body.get("seq"), now)
                 return "consumer_reset", self._consumer_info(consumer, now) | {"reset_seq": sequence}, said

@@ -9,8 +9,8 @@ first. Every delivery takes a number (the consumer sequence), a redelivery too::
                        v  │
                    redeliveries ── max_deliver reached ──> given up: not pending any more, and never acked
 
-Requests are served in the order in which they came. One without ``no_wait`` stays until it has its batch or expires;
-one with it stays as long as there is something to send.
+Requests take turns, a message each, beginning with the oldest. One without ``no_wait`` stays until it has its batch or
+expires; one with it stays as long as there is something to send.
 
 As nats-server 2.15.1 does it, and other than one may expect:
 
@@ -18,6 +18,8 @@ As nats-server 2.15.1 does it, and other than one may expect:
 - ``max_deliver`` is looked at when a message is about to be delivered once more, so one that is used up stays pending
   until somebody pulls.
 - After an expired ``ack_wait`` redeliveries go by sequence; a nak goes to the end of those that wait.
+- A request that waits while its consumer is paused is served when the pause runs out. When somebody ends the pause, it
+  is not, before something else happens: a publish, another request, an answer.
 - The time of a delivery counts from the last one, ``in_progress`` included; with ``backoff`` each delivery has its own.
 """
 
@@ -141,8 +143,6 @@ class ModelConsumer:
         self.redeliveries: deque[int] = deque()
         self.consumer_sequence = 1
         """Of the next delivery."""
-        self.ack_floor = (0, 0)
-        """Consumer and stream sequence up to which everything is acknowledged."""
         self.last_delivered_at: float | None = None
         self.last_acked_at: float | None = None
         self.last_used_at = created_at
@@ -157,8 +157,8 @@ class ModelConsumer:
         self.next_sequence = self._first_sequence()
         """Of the stream: the next new message has it or a later one."""
         self.num_pending = self._count_pending()
-        start = self.next_sequence - 1
-        self.ack_floor = (0, start)
+        self.ack_floor = (0, self.next_sequence - 1)
+        """Consumer and stream sequence up to which everything is acknowledged."""
 
     # ---- configuration -----------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class ModelConsumer:
             wanted = _read_request(data, reply, now)
         except ValueError as error:
             return [_status(reply, 400, str(error))]
-        refusal = self._refuse(wanted)
+        refusal = self._refuse(wanted, now)
         if refusal is not None:
             return [_status(reply, *refusal)]
         said = self._expire_requests(now)
@@ -252,7 +252,7 @@ class ModelConsumer:
             # With heartbeats the client notices by itself, and is told nothing.
             return said if wanted.heartbeat_s else [*said, _status(reply, 409, "Exceeded MaxWaiting")]
         if wanted.is_no_wait:
-            there = self.num_pending + len(self.redeliveries)
+            there = 0 if now < self.paused_until else self.num_pending + len(self.redeliveries)
             if not there and wanted.expires_at is None:
                 return [*said, _status(reply, 404, "No Messages")]
             if there and there < sum(each.left for each in self.waiting):
@@ -260,8 +260,11 @@ class ModelConsumer:
         self.waiting.append(wanted)
         return said + self.serve(now)
 
-    def _refuse(self, wanted: PullRequest) -> tuple[int, str] | None:
+    def _refuse(self, wanted: PullRequest, now: float) -> tuple[int, str] | None:
         config = self.config
+        expires_s = 0.0 if wanted.expires_at is None else wanted.expires_at - now
+        if config.max_expires_s and expires_s > config.max_expires_s:
+            return 409, f"Exceeded MaxRequestExpires of {replies.go_duration(config.max_expires_s)}"
         if config.max_batch and config.max_batch > 0 and wanted.batch > config.max_batch:
             return 409, f"Exceeded MaxRequestBatch of {config.max_batch}"
         if config.max_batch_bytes and config.max_batch_bytes > 0 and wanted.max_bytes > config.max_batch_bytes:
@@ -369,7 +372,7 @@ class ModelConsumer:
         )
         said: list[Delivery] = []
         if request.max_bytes:
-            size = len(request.reply) + len(ack_subject) + message.size_bytes - self._store.overhead_of(message)
+            size = len(ack_subject) + message.size_bytes - self._store.overhead_of(message)
             if size > request.bytes_left:
                 self._give_back(message, count)
                 self.waiting.remove(request)
@@ -426,9 +429,8 @@ class ModelConsumer:
     def ack(self, tokens: list[str], data: bytes, reply: str | None, now: float) -> list[Delivery]:
         """An answer to a delivery; ``tokens`` are those of its subject after the consumer's name."""
         if not self.has_acks:
-            return (
-                [replies.no_responders(".".join(["$JS.ACK", self.stream, self.name, *tokens]), reply)] if reply else []
-            )
+            subject = ".".join(["$JS.ACK", self.stream, self.name, *tokens])
+            return [replies.no_responders(subject, reply)] if reply else []
         count, sequence, consumer_sequence = int(tokens[0]), int(tokens[1]), int(tokens[2])
         self.last_used_at = now
         word, _, rest = data.partition(b" ")
@@ -437,7 +439,7 @@ class ModelConsumer:
         if data in (b"", b"+ACK", b"+OK"):
             self._acknowledge(sequence, consumer_sequence, now)
         elif word == b"-NAK":
-            said += self._on_nak(sequence, consumer_sequence, count, rest, now)
+            said += self._on_nak(sequence, count, rest, now)
         elif data == b"+WPI":
             if (known := self.pending.get(sequence)) is not None:
                 known.since = now
@@ -481,7 +483,7 @@ class ModelConsumer:
                 first = min(later)
                 self.ack_floor = (self.pending[first].consumer_sequence - 1, first - 1)
 
-    def _on_nak(self, sequence: int, consumer_sequence: int, count: int, rest: bytes, now: float) -> list[Delivery]:
+    def _on_nak(self, sequence: int, count: int, rest: bytes, now: float) -> list[Delivery]:
         known = self.pending.get(sequence)
         if known is None:
             return []
@@ -563,10 +565,10 @@ class ModelConsumer:
 
     # ---- control -----------------------------------------------------------------------------------------------
 
-    def pause(self, until: datetime.datetime | None, now: float) -> list[Delivery]:
+    def pause(self, until: datetime.datetime | None) -> None:
+        """Deliver nothing until then; None ends a pause, and wakes no request."""
         self.config = dataclasses.replace(self.config, pause_until=until)
         self.paused_until = 0.0 if until is None else until.timestamp()
-        return self.serve(now)
 
     def reset(self, sequence: int | None, now: float) -> tuple[int, list[Delivery]]:
         """Begin anew behind the acknowledged ones, or at a sequence; returns where, and what is delivered."""

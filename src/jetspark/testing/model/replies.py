@@ -22,6 +22,7 @@ __all__ = [
     "flow_ack",
     "flow_error",
     "flow_gap",
+    "go_duration",
     "is_about_storing",
     "no_responders",
     "pub_ack",
@@ -119,6 +120,15 @@ def abandoned(stream: str, batch: str, reason: str, *, number: int, now: float) 
 
 def time_text(now: float) -> str:
     return datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def go_duration(seconds: float) -> str:
+    """As Go writes it: ``1h0m5s``; whole seconds only."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def _go_quoted(text: str) -> str:

@@ -188,10 +188,17 @@ class ModelServer:
         return min((each for each in deadlines if each is not None), default=None)
 
     def on_time(self, now: float) -> list[Delivery]:
-        """Give up idle batches (an advisory for atomic ones, silence for fast ones) and end elections."""
+        """Let everything happen that falls due until ``now``, in the order of its times."""
         said: list[Delivery] = []
-        for stream in self._streams.values():
-            said += stream.on_time(now)
+        last = -math.inf
+        # A deadline that stays, as that of a stream without a leader does, is not waited for a second time.
+        while (due := self.next_deadline()) is not None and last < due < now:
+            said += self._on_moment(due)
+            last = due
+        return said + self._on_moment(now)
+
+    def _on_moment(self, now: float) -> list[Delivery]:
+        said = [each for stream in self._streams.values() for each in stream.on_time(now)]
         self._look_ahead()
         return said
 
