@@ -45,7 +45,11 @@ class Consumer(PullConsumer):
         await self._pause(until)
 
     async def resume(self) -> None:
-        """Deliver again. Returns when the consumer says that it is not paused any more."""
+        """Deliver again. Returns when the consumer says that it is not paused any more.
+
+        A pull that waits at the server is served with the next message or the next pull (nats-server 2.15.1); after a
+        pause that runs out by itself it is served at once.
+        """
         await self._pause(None)
 
     async def _pause(self, until: datetime.datetime | None) -> None:

@@ -46,7 +46,11 @@ class Consumer(PullConsumer):
         self._pause(until)
 
     def resume(self) -> None:
-        """Deliver again. Returns when the consumer says that it is not paused any more."""
+        """Deliver again. Returns when the consumer says that it is not paused any more.
+
+        A pull that waits at the server is served with the next message or the next pull (nats-server 2.15.1); after a
+        pause that runs out by itself it is served at once.
+        """
         self._pause(None)
 
     def _pause(self, until: datetime.datetime | None) -> None:
