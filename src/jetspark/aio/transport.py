@@ -175,7 +175,7 @@ class Link:
         await self._waiting_for_room.wait(other)
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
-        """Like :meth:`wait_for_room`, for one who cannot wait."""
+        """Like :meth:`wait_for_room`, with a callback instead of waiting."""
         self._waiting_for_room.add().add_done_callback(lambda _: callback())
 
     def _wake_publishers(self) -> None:

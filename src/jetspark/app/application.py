@@ -8,13 +8,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequ
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from jetspark.app.compatibility import DEFAULT_MODE, Mode
 from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
-from jetspark.jetstream.config import StreamConfig
-from jetspark.jetstream.kv import KVConfig
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -107,28 +104,6 @@ class App(Declarations):
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
     """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        stream: str | StreamConfig,
-        subjects: Sequence[str] = (),
-        source: str | None = None,
-        events: Sequence[type[Any]] = (),
-        buckets: Sequence[KVConfig | str] = (),
-        compatibility: Mode = DEFAULT_MODE,
-    ) -> None:
-        super().__init__(
-            name,
-            stream=stream,
-            subjects=subjects,
-            source=source,
-            events=events,
-            buckets=buckets,
-            compatibility=compatibility,
-        )
-        self.lifespans: list[Lifespan] = []
 
     @property
     def dead_letter_stream(self) -> str:

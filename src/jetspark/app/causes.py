@@ -36,7 +36,7 @@ current_cause: ContextVar[CauseLike | None] = ContextVar("jetspark_cause", defau
 
 
 def new_trace(random_bits: Callable[[int], int]) -> str:
-    """A trace that begins here, in W3C form; not sampled, which is for whoever collects traces to decide."""
+    """A trace that begins here, in W3C form. It is not sampled: the collector of the traces decides that."""
     return f"00-{random_bits(128) | 1:032x}-{random_bits(64) | 1:016x}-00"
 
 

@@ -23,7 +23,7 @@ from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
-    from jetspark.app.application import HandlerSpec
+    from jetspark.app.application import HandlerSpec, Lifespan
 
 __all__ = ["Declarations"]
 
@@ -36,18 +36,7 @@ MARKER_TTL_S = 60.0
 
 
 class Declarations:
-    """The stream, the events and the buckets of an application, and what follows from them.
-
-    Args:
-        name: Of the application; part of the names of its streams and buckets.
-        stream: The stream that stores its events; a :class:`StreamConfig` to give it limits, replicas and the like.
-        subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
-            another application, and is only read.
-        source: The ``source`` of its events, a URI reference; ``/<name>`` if not given.
-        events: Types that it publishes without handling them; those of its handlers are known anyway.
-        buckets: Further buckets it needs.
-        compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
-    """
+    """The stream, the events and the buckets of an application, and what follows from them; see :class:`App`."""
 
     def __init__(
         self,
@@ -73,6 +62,7 @@ class Declarations:
         self.buckets = tuple(KVConfig.of(bucket) for bucket in buckets)
         self.compatibility = check_mode(compatibility)
         self.handlers: dict[str, HandlerSpec] = {}
+        self.lifespans: list[Lifespan] = []
         """By durable name."""
         self._catalogue = Catalogue()
         self._add(*events)

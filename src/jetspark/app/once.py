@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ from jetspark.aio.kv import KeyValue
 from jetspark.app.clock import seconds_now
 from jetspark.app.names import escape_token
 from jetspark.app.retry import RetryIn
-from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound
+from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
 
 if TYPE_CHECKING:
     from jetspark.app.context import Context
@@ -67,8 +68,10 @@ class OnceRecords:
             value = await function(*arguments, **named)
             record = self._done(name, value)
         except BaseException:
-            # The next attempt need not wait for the lease; if this is lost, it waits.
-            await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=RECORD_TTL_S)
+            # The next attempt need not wait for the lease. If this is lost, it waits, and the caller still hears why the
+            # effect failed, which decides whether there is a next attempt.
+            with suppress(JetSparkError):
+                await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=RECORD_TTL_S)
             raise
         await self._records.update(key, record, revision=claimed, ttl=RECORD_TTL_S)
         return value

@@ -37,7 +37,7 @@ __all__ = ["BATCHER", "BATCHER_INGEST"]
 PRODUCERS = 8
 MAX_BATCH_SIZE = 500
 MAX_BATCH_DELAY_S = 0.05
-# Into a stream: batches of several acknowledgements each, and so many under way that the server is never idle.
+# Into a stream: each batch spans several acknowledgements, and two are under way, so that the server is never idle.
 INGEST_BATCH_SIZE = 2000
 INGEST_FLUSHES = 2
 

@@ -1,6 +1,6 @@
 """The other end of a workload, in a process of its own and the same for every contender: a bare feeder and responder.
 
-* A message ``<subject> <count> <size>`` on ``bench.feed`` makes it publish so many messages there, as fast as it can.
+* A message ``<subject> <count> <size>`` on ``bench.feed`` makes it publish ``count`` messages there, as fast as it can.
 * A request on ``bench.echo`` is answered with its own payload.
 
 ``python -m jetspark.bench.helper URL`` prints a line when it is ready and ends when its standard input does.

@@ -271,7 +271,7 @@ class Batcher(Generic[T]):
     def _finish(self, flush: Flush[T], failure: BaseException | None) -> None:
         task = self._writes.pop(flush.first)
         if isinstance(failure, asyncio.CancelledError | StopIteration):
-            # Not as it is: raised by an ack, it would say that the one who awaits it was cancelled, or is at its end.
+            # An ack must not raise these two themselves: its caller would look cancelled, or a generator at its end.
             what = "was cancelled" if isinstance(failure, asyncio.CancelledError) else "raised StopIteration"
             cause, failure = failure, JetSparkError(f"batcher {self.config.name!r}: the write {what}")
             failure.__cause__ = cause
