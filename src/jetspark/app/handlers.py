@@ -186,7 +186,7 @@ class HandlerMachine:
         item = self._due[0] if is_retry else self.lanes.peek()
         if item is None:
             return None
-        # An event before the head is not behind it: the worker that parked the key may have died before acknowledging it.
+        # An event before the head is not behind it: the worker that parked the key may have died before its ack.
         item.is_behind = item.key in self.parked and self.parked[item.key] < item.sequence
         if not item.is_behind and not self._may_begin(item, now):
             return None

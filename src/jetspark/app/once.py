@@ -68,8 +68,8 @@ class OnceRecords:
             value = await function(*arguments, **named)
             record = self._done(name, value)
         except BaseException:
-            # The next attempt need not wait for the lease. If this is lost, it waits, and the caller still hears why the
-            # effect failed, which decides whether there is a next attempt.
+            # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
+            # the effect failed, which decides whether there is a next attempt.
             with suppress(JetSparkError):
                 await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=RECORD_TTL_S)
             raise
