@@ -357,9 +357,11 @@ class ObjectStore:
         )
 
     def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
-        settle_s, purge_s = progress.clean_up_s(self._context.timeout_s)
+        timeout_s = self._context.timeout_s
+        settle_s = progress.settle_s(timeout_s)
+        deadline = clock.now() + settle_s
         if sending.settle(settle_s):
-            self._purge(upload.nuid, purge_s)
+            self._purge(upload.nuid, progress.clean_up_s(timeout_s, deadline - clock.now()))
 
     def _delete(self, name: str) -> None:
         deadline = clock.now() + self._context.timeout_s

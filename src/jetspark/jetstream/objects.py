@@ -502,9 +502,13 @@ class Progress:
             why = f" ({error})" if isinstance(error, BatchInDoubt) else ""
             raise RequestTimeout(self.what + why, self.timeout_s) from error
 
-    def clean_up_s(self, timeout_s: float) -> tuple[float, float]:
-        """After a failure: how long to wait for what is on its way, and for the removal of the chunks."""
-        return (0.0, min(CLEAN_UP_S, timeout_s)) if self.is_missed else (timeout_s, timeout_s)
+    def settle_s(self, timeout_s: float) -> float:
+        """After a failure: how long to wait for what is on its way. One who did not answer is not waited for again."""
+        return 0.0 if self.is_missed else timeout_s
+
+    def clean_up_s(self, timeout_s: float, left_s: float) -> float:
+        """How long to wait for the removal of the chunks, when settling has left this much of its time."""
+        return max(left_s, min(CLEAN_UP_S, timeout_s))
 
 
 def write_chunks(file: BinaryWriter, chunks: Iterable[bytes]) -> None:
