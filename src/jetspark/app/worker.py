@@ -18,7 +18,7 @@ from jetspark.aio.context import context_of
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.causes import current_cause
-from jetspark.app.clock import utc_now
+from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.context import Context, Dependencies, plan_arguments
 from jetspark.app.contracts import Catalogue
 from jetspark.app.dead_letters import HandlerStore, microseconds
@@ -272,12 +272,12 @@ class HandlerWorker:
     async def _fetch(self, consumer: Consumer, credit: Credit) -> list[JetStreamMessage]:
         try:
             found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes)
-            return found or await consumer.fetch(1, timeout=IDLE_PULL_S, max_bytes=credit.bytes)
+            return found or await consumer.fetch(1, timeout=idle_s(IDLE_PULL_S), max_bytes=credit.bytes)
         except ConfigError:  # the next message is larger than what is left
             if self.machine.held:
                 await self._make_room()
                 return []
-            return await consumer.fetch(1, timeout=IDLE_PULL_S)
+            return await consumer.fetch(1, timeout=idle_s(IDLE_PULL_S))
 
     # The two pullers never ask for the same room, so together they keep to the machine's bounds.
 

@@ -58,9 +58,11 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
         self._clock = clock
+        self.rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        self.rounds += 1
         clock = self._clock
         if not ready and timeout is None:
             if not clock.has_more:
@@ -76,13 +78,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        super().__init__(_Selector(network.clock))
+        self.idle_s = 0.0
+        """Requests that wait for messages without an end, and whoever looks again from time to time whether there is
+        something to do, wait at least this long. It makes long times cheap; 0 leaves the program as it is."""
+        self._virtual_selector = _Selector(network.clock)
+        super().__init__(self._virtual_selector)
         # Seconds since 1970 have steps of a quarter of a microsecond: time that is nearer than this has come, or the
         # loop would wait for it again and again.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self.network.clock.now
+
+    @property
+    def rounds(self) -> int:
+        """How often it went round: what a course of events cost, in steps that are the same on every machine."""
+        return self._virtual_selector.rounds
 
     def wall_time(self) -> float:
         """Seconds since 1970: what programs that know of virtual time take for the time of day."""
