@@ -98,7 +98,9 @@ class HandlerWorker:
             max_messages=spec.max_messages,
             max_bytes=spec.max_bytes,
         )
-        self.machine = HandlerMachine(limits, spec.retry, (rng or random.SystemRandom()).random, spec.breaker)
+        self._loop = asyncio.get_running_loop()
+        rng = rng or getattr(self._loop, "rng", None) or random.SystemRandom()
+        self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
         self._catalogue = catalogue
         self._kinds = frozenset(spec.events)
         self._function = spec.function
@@ -107,7 +109,6 @@ class HandlerWorker:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         self._clock = clock
         self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
-        self._loop = asyncio.get_running_loop()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -2,6 +2,8 @@
 
 from jetspark.app.golden import check_contracts
 from jetspark.app.testing.alone import EffectCall, HandlerRun, run_handler
+from jetspark.app.testing.injecting import InjectedFault
 from jetspark.app.testing.kit import TestApp
+from jetspark.app.testing.steps import STEPS
 
-__all__ = ["EffectCall", "HandlerRun", "TestApp", "check_contracts", "run_handler"]
+__all__ = ["STEPS", "EffectCall", "HandlerRun", "InjectedFault", "TestApp", "check_contracts", "run_handler"]
