@@ -117,6 +117,26 @@ async def test_several_keys_and_a_replicated_stream_pass_too() -> None:
     assert {row.name for row in report.rows if row.cells["end"] == ""} == {"nothing fails", *failures}
 
 
+async def test_a_service_that_remembers_keys_is_reset_between_runs() -> None:
+    bank, known = Bank(), set[str]()
+
+    async def charge_by_key(order_id: str, *, idempotency_key: str) -> str:
+        if idempotency_key not in known:
+            known.add(idempotency_key)
+            bank.charges.append(order_id)
+        return f"receipt of {order_id}"
+
+    async def bill(event: Paid, ctx: Context) -> None:
+        await charge_by_key(event.order_id, idempotency_key=ctx.idempotency_key("charge"))
+
+    skip = all_but("the worker dies after the handler", "the handler fails after its effects")
+    app, options = new_app(bank, bill), {"effects": lambda: bank.charges, "skip": skip}
+    with pytest.raises(UnreliableHandler, match="done 0 times instead of 3"):
+        await check_reliability(app, Paid(order_id="a"), **options)
+    known.clear()
+    await check_reliability(app, Paid(order_id="a"), reset=known.clear, **options)
+
+
 async def test_a_transaction_passes() -> None:
     app = App("ledger", stream="LEDGER", subjects=["orders.>"])
 
@@ -228,7 +248,7 @@ async def test_keys_out_of_order_are_noticed() -> None:
     sequences = {f"e{number}": number for number in range(1, 5)}
 
     def end(id: str, key: str) -> None:
-        current_cause.set(SimpleNamespace(id=id, key=key))  # type: ignore[arg-type]
+        current_cause.set(SimpleNamespace(id=id, key=key))
         observers[0]("after", SeenStep("RunHandler", "billing"), None)
 
     for id, key in [("e1", "a"), ("e3", "b"), ("e2", "a"), ("e1", "a")]:

@@ -169,7 +169,7 @@ class TestApp:
 
         Args:
             at: ``before`` or ``after`` a step, such as ``before Acknowledge`` or ``after RunHandler``; the steps are in
-                :data:`jetspark.app.testing.STEPS`.
+                ``jetspark.app.testing.STEPS``.
             handler: Only at a step of this one. All handlers die, since they share a process.
             times: How often.
         """

@@ -86,6 +86,7 @@ async def check_reliability(
     app: App,
     *events: Any,
     effects: Callable[[], Iterable[Any]] | None = None,
+    reset: Callable[[], object] | None = None,
     handler: str | None = None,
     skip: Collection[str] = (),
     seed: int = 0,
@@ -98,8 +99,10 @@ async def check_reliability(
             dead letters, where nothing fails.
         effects: Returns everything that handlers have done outside so far, such as ``lambda: bank.charges``; it may
             grow from run to run. Without it, only events, buckets and dead letters are compared.
+        reset: Called before each run. Ids and idempotency keys are the same in every run, so a fake that remembers them
+            has to forget them here.
         handler: Faults hit this one; any, if not given.
-        skip: Names of failures to leave out; :data:`FAILURES` has them all.
+        skip: Names of failures to leave out; ``jetspark.app.testing.FAILURES`` has them all.
 
     Returns:
         The table. A failure that cannot happen to this application (it calls nothing, publishes nothing, has one
@@ -107,7 +110,7 @@ async def check_reliability(
 
     Raises:
         UnreliableHandler: Some cell is wrong.
-        ConfigError: No events, or a name that is no failure.
+        ConfigError: No event that a handler takes, or a name that is no failure or no handler.
     """
     known = [each.name for each in FAILURES]
     if unknown := sorted(set(skip) - set(known)):
@@ -119,6 +122,8 @@ async def check_reliability(
     for failure in FAILURES:
         if failure.name in skip:
             continue
+        if reset is not None:
+            reset()
         observed = await _observe(app, failure, several, effects, handler, seed)
         row = _judge(failure, observed, calm or observed)
         report.rows.append(row)
