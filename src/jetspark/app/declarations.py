@@ -14,7 +14,7 @@ from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
 from jetspark.app.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, projection_bucket, retry_stream
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.topology import OWNER, ConsumerPlace, Topology, TopologyPlan
 from jetspark.core.subjects import is_subset
@@ -24,6 +24,7 @@ from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
+    from jetspark.app.projections.declaring import ProjectionSpec
 
 __all__ = ["Declarations"]
 
@@ -62,8 +63,9 @@ class Declarations:
         self.buckets = tuple(KVConfig.of(bucket) for bucket in buckets)
         self.compatibility = check_mode(compatibility)
         self.handlers: dict[str, HandlerSpec] = {}
-        self.lifespans: list[Lifespan] = []
         """By durable name."""
+        self.lifespans: list[Lifespan] = []
+        self.projections: dict[str, ProjectionSpec] = {}
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -79,13 +81,16 @@ class Declarations:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Every type of event it knows: those it was given, those its handlers take, and those they return.
+        """Every type of event it knows: those it was given, those that its handlers and
+        projections take, and those that handlers return.
 
         Raises:
             ConfigError: A handler takes something that is no event, or two classes have one type and version.
         """
         for spec in self.handlers.values():
             self._add(*spec.events, *_returned(spec.function))
+        for projection in self.projections.values():
+            self._add(*projection.events)
         return self._catalogue
 
     def _add(self, *kinds: type[Any]) -> None:
@@ -120,8 +125,13 @@ class Declarations:
         buckets = [self._owned(bucket, {}) for bucket in self._all_buckets()]
         if self.owns_stream:
             buckets.append(self._bucket(self.schema_bucket, "Contracts of events, one for each type and version."))
+        if self.projections:
+            buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
+            buckets.append(self._bucket(projection_bucket(self.name), "Which buckets projections are in, and replays."))
+        if self.handlers or self.projections:
+            streams.append(self._dead_letters())
         if self.handlers:
-            streams += [self._dead_letters(), self._retries()]
+            streams.append(self._retries())
             buckets.append(
                 self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
             )
