@@ -32,6 +32,8 @@ _Kind = TypeVar("_Kind", bound=type[Any])
 
 WORKERS = 8
 """Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
+DUPLICATE_WINDOW_S = 120.0
+"""How long a stream remembers ids, by default."""
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -177,7 +179,12 @@ class Declarations:
         return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:
-        return {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        age_s = self.stream_config.max_age_s
+        if age_s and age_s < DUPLICATE_WINDOW_S:
+            # As the server does for a new stream; for one that exists it refuses the age instead.
+            defaults["duplicate_window_s"] = age_s
+        return defaults
 
     def _owned(self, config: Any, defaults: Mapping[str, Any]) -> Any:
         """A configuration with the owner in its metadata, and with what it leaves open filled in."""
