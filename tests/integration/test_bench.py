@@ -62,7 +62,7 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "run", run_cheaply)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else []) for name in WORKLOADS]
 )

@@ -59,7 +59,7 @@ def _interrupted(command: list[str], until: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_an_interrupted_demo_says_so_without_a_traceback() -> None:
     code, output = _interrupted([*MODULE, "demo", "--events", "100000"], "log level")
     assert code == 128 + signal.SIGINT

@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.demo import de
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_order_pipeline_runs_beside_other_streams_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with NatsServer() as server, connect(server.url) as nc:
         js = nc.jetstream()

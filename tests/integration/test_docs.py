@@ -64,7 +64,7 @@ def zygote() -> Iterator[Zygote]:
         yield running
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
 def test_a_block_of_the_documentation_runs_as_written(
     name: str, shared: SharedNatsServer, tmp_path: Path, zygote: Zygote
@@ -90,7 +90,7 @@ def _at(url: str, code: str) -> str:
     return code.replace("nats://127.0.0.1:4222", url)
 
 
-@pytest.mark.timeout(240)  # two of them start a Spark
+@pytest.mark.timeout(600)  # two of them start a Spark
 @pytest.mark.parametrize(
     "example",
     [

@@ -36,7 +36,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_memory_stays_flat_however_many_messages_are_added() -> None:
     with NatsServer() as server:
         command = [sys.executable, "-c", PROGRAM, server.url, str(MESSAGES)]

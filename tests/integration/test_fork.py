@@ -36,7 +36,7 @@ for number in range(5):
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-assert [int(subscription.next(5).data) for _ in range(5)] == [0, 1, 2, 3, 4]
+assert [int(subscription.next(30).data) for _ in range(5)] == [0, 1, 2, 3, 4]
 nc.flush()
 nc.close()
 print("done")

@@ -24,7 +24,7 @@ async def publish(js: JetStream, app: App, *events: Any) -> None:
         await js.publish(encoded.subject, encoded.data, headers=encoded.headers)
 
 
-async def until(condition: Callable[[], Any], timeout: float = 40.0) -> None:
+async def until(condition: Callable[[], Any], timeout: float = 120.0) -> None:
     """Wait until something is true that nobody announces, such as the state of a consumer."""
     async with asyncio.timeout(timeout):
         while True:
