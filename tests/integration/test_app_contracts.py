@@ -363,7 +363,7 @@ def test_plan_and_apply_from_the_shell(shell: Any) -> None:
 
 def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jetspark", "plan", "nothing:app"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"jetspark: 'nothing:app': there is no module 'nothing' in {tmp_path} or on Python's path"

@@ -17,7 +17,7 @@ def run_bare(wheel: Path, code: str, **environment: str) -> subprocess.Completed
         env={"PYTHONPATH": str(wheel), "PATH": "", "PYTHONWARNINGS": "error", **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=250,
         check=False,
     )
 

@@ -29,7 +29,7 @@ COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.bench import b
 
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.fixture(scope="module")

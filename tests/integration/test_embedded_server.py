@@ -34,7 +34,7 @@ class RawClient:
     """The NATS protocol by hand, so that these tests depend on no client library."""
 
     def __init__(self, port: int, **connect: Any) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60.0)
         self._file = self._socket.makefile("rb")
         self.info = self.next_info()
         options = {"verbose": False, "headers": True, "no_responders": True, **connect}
@@ -591,7 +591,7 @@ def test_an_operator_lets_in_the_users_its_accounts_signed() -> None:
     ) as server:
         for signer, expected in ((account, "PONG"), (stranger, "-ERR 'Authorization Violation'")):
             with (
-                socket.create_connection(("127.0.0.1", server.port), timeout=10.0) as plain,
+                socket.create_connection(("127.0.0.1", server.port), timeout=60.0) as plain,
                 plain.makefile("rb") as file,
             ):
                 nonce = json.loads(file.readline().removeprefix(b"INFO "))["nonce"]
@@ -628,7 +628,7 @@ def test_tls_before_or_after_the_greeting(certificate: tuple[Path, Path], handsh
     tls = ServerTLS(cert_file=cert, key_file=key, handshake_first=handshake_first)
     with NatsServer(tls=tls) as server:
         assert server.url == f"tls://127.0.0.1:{server.port}"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10.0) as plain:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60.0) as plain:
             if not handshake_first:
                 assert json.loads(plain.recv(65536).removeprefix(b"INFO "))["tls_required"] is True
             with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:

@@ -558,7 +558,7 @@ def test_large_messages_are_read_in_bounded_memory(count: int, size: int, bound_
             [sys.executable, str(script), own.url, head_of(stream.cached_info).created, str(count)],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -72,7 +72,7 @@ def run(program: str, servers: str, *, finds_python: bool = False) -> str:
         [sys.executable, "-c", code, servers],
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=580,
         check=False,
         env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )
