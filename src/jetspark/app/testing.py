@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
@@ -52,12 +52,15 @@ class TestApp:
     Args:
         app: The application.
         seed: Of the network's delays and of everything random: the same seed is the same course of events.
+        dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
+            lifespans do not run then.
     """
 
     __test__ = False  # pytest takes it for tests otherwise
 
-    def __init__(self, app: App, *, seed: int = 0) -> None:
+    def __init__(self, app: App, *, seed: int = 0, dependencies: Iterable[Any] | None = None) -> None:
         self.app = app
+        self._dependencies = None if dependencies is None else tuple(dependencies)
         self.network: Network = model_network(seed)
         """To break: ``network.cut()``, ``network.kill_server(5)``, ``network.lose_leader(stream, 3)``."""
         self._loop: VirtualLoop
@@ -144,8 +147,12 @@ class TestApp:
 
     def _start_workers(self) -> None:
         if self.app.handlers:
-            work = run_app(self.app, MODEL_URL, only=(), stop_timeout=STOP_TIMEOUT_S)
+            lifespans = None if self._dependencies is None else [self._instead_of_lifespans]
+            work = run_app(self.app, MODEL_URL, only=(), stop_timeout=STOP_TIMEOUT_S, lifespans=lifespans)
             self._workers = asyncio.create_task(work)
+
+    async def _instead_of_lifespans(self) -> AsyncIterator[Any]:
+        yield self._dependencies
 
     async def _stop(self) -> None:
         workers = self._workers
