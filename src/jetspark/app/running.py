@@ -60,7 +60,9 @@ async def run_app(
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
             workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+        _logger.info("app %s: running %s", app.name, ", ".join(spec.name for spec in specs))
         await _run_workers(workers, client, stop_timeout)
+        _logger.info("app %s: ended", app.name)
 
 
 async def _run_workers(workers: list[HandlerWorker], client: Client, stop_timeout: float) -> None:
