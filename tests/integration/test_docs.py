@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tutorial import Reader
 from support.zygote import Zygote
 
 import jetspark
@@ -83,6 +84,17 @@ def test_the_blocks_of_the_documentation_with_spark_run_as_written(tmp_path: Pat
         command = [sys.executable, "-W", "error", "-c", RUN_SPARK_BLOCKS]
         shown = _run(command, tmp_path, input=json.dumps(blocks), timeout=580)
     assert [name for name in blocks if f"{name} is done" not in shown.splitlines()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_tutorial_can_be_followed(shared: SharedNatsServer, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, shared.new_account_url())
+    try:
+        reader.follow((REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    finally:
+        reader.end()
+    assert reader.commands >= 10
 
 
 def _at(url: str, code: str) -> str:

@@ -18,7 +18,7 @@ from jetspark.app.worker import HandlerWorker
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.application import App, Lifespan
 
 __all__ = ["run_app"]
 
@@ -34,9 +34,13 @@ async def run_app(
     only: Collection[str],
     stop_timeout: float,
     apply: bool = False,
+    lifespans: Sequence[Lifespan] | None = None,
     **options: Any,
 ) -> None:
-    """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C."""
+    """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C.
+
+    ``lifespans`` take the place of the application's own.
+    """
     unknown = sorted(set(only) - set(app.handlers))
     if unknown:
         raise ConfigError(f"only={unknown}: expected some of {', '.join(sorted(app.handlers)) or 'no handlers'}")
@@ -46,7 +50,8 @@ async def run_app(
     options.setdefault("name", f"{app.name} handlers")
     catalogue = app.catalogue
     catalogue.check()
-    async with connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
+    yielding = app.lifespans if lifespans is None else lifespans
+    async with connect(servers, **options) as client, open_lifespans(yielding) as dependencies:
         if apply:
             await apply_topology(client.jetstream(), app)
         else:
@@ -55,7 +60,9 @@ async def run_app(
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
             workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+        _logger.info("app %s: running %s", app.name, ", ".join(spec.name for spec in specs))
         await _run_workers(workers, client, stop_timeout)
+        _logger.info("app %s: ended", app.name)
 
 
 async def _run_workers(workers: list[HandlerWorker], client: Client, stop_timeout: float) -> None:

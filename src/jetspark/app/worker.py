@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jetspark.aio.client import Client
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.context import context_of
+from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.causes import current_cause
@@ -122,6 +123,8 @@ class HandlerWorker:
         self._session = 0
         """The session in which it is known what has not arrived."""
         self._is_settling_inherited = False
+        self._effects: KeyValue | None = None
+        """The bucket of the handler's transactions, when it has been looked up."""
         self._stream: Stream
         self._consumer: Consumer
         self._retry_consumer: Consumer
@@ -514,9 +517,10 @@ class HandlerWorker:
                 task.uncancel()
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
-        assert self.spec.bucket is not None
-        bucket = await self._js.kv(self.spec.bucket)
-        transaction = EffectTransaction(bucket, self.spec.name, decoded.id)
+        if self._effects is None:
+            assert self.spec.bucket is not None
+            self._effects = await self._js.kv(self.spec.bucket)
+        transaction = EffectTransaction(self._effects, self.spec.name, decoded.id)
         if await transaction.is_done():
             return
         context = self._context(item, decoded)
