@@ -98,6 +98,11 @@ class HandlerSpec:
             raise ConfigError("partitions= keeps the order of keys: expected in_order=True, and no batch handler")
         if not 1 <= self.takeover_s < math.inf:
             raise ConfigError(f"takeover_s={self.takeover_s!r}: expected seconds, 1 or more")
+        if self.max_messages < 16 * partitions:
+            raise ConfigError(
+                f"max_messages={self.max_messages} with partitions={partitions}: expected {16 * partitions} or more, "
+                "since one worker may read all of them"
+            )
         # Raises where the key is not in the subject: while the program starts, and not in the server.
         partition_transforms("app", self.durable, partitions, self.events, self.key)
 

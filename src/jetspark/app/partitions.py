@@ -1,7 +1,7 @@
 """Partitions: how a handler's events are divided between processes so that each key has one reader. Pure.
 
-A handler with ``partitions=8`` has a stream of its own that the server fills: it *sources* the application's stream, and
-a subject transform puts the partition in front of the subject, by a hash of the tokens that are the key::
+A handler with ``partitions=8`` has a stream of its own that the server fills: it *sources* the application's stream,
+and a subject transform puts the partition in front of the subject, by a hash of the tokens that are the key::
 
     ORDERS  orders.o-1.paid  ──server──>  ORDERS_billing_PARTITIONS  parts.orders.billing.5.orders.o-1.paid
                                               └─ consumer billing-p5, read by one worker at a time
