@@ -33,7 +33,7 @@ def test_a_projection_is_where_it_declares_until_it_is_swapped() -> None:
 
 def test_code_of_another_version_is_refused_with_the_remedy() -> None:
     assert check_version(SPEC, Place("counts", 2)) == Place("counts", 2)
-    with pytest.raises(UsageError, match="version 3.*this code is version 2: rebuild"):
+    with pytest.raises(UsageError, match=r"version 3.*this code is version 2: rebuild"):
         check_version(SPEC, Place("counts_v3", 3))
 
 
