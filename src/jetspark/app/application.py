@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
@@ -15,6 +15,9 @@ from jetspark.app.projections.declaring import Invariant, ProjectionSpec
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
+
+if TYPE_CHECKING:
+    from jetspark.app.projections.live import LiveOptions
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -235,16 +238,19 @@ class App(Declarations):
         only: Collection[str] = (),
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
+        live: LiveOptions | None = None,
         **options: Any,
     ) -> None:
-        """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+        """Run the handlers and projections until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
+        Projections store what they have read.
 
         Args:
-            only: Names of the handlers to run; all if there are none.
+            only: Names of the handlers and projections to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
+            live: How projections are run.
             options: Those of ``jetspark.connect``.
 
         Raises:
@@ -254,7 +260,7 @@ class App(Declarations):
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, **options)
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

@@ -137,7 +137,8 @@ class Declarations:
             buckets.append(self._bucket(self.schema_bucket, "Contracts of events, one for each type and version."))
         if self.projections:
             buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
-            buckets.append(self._bucket(projection_bucket(self.name), "Which buckets projections are in, and replays."))
+            description = "Which buckets projections are in, leases, and replays."
+            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
         if self.handlers or self.projections:
             streams.append(self._dead_letters())
         if self.handlers:
