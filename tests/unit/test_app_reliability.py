@@ -130,7 +130,8 @@ async def test_a_service_that_remembers_keys_is_reset_between_runs() -> None:
         await charge_by_key(event.order_id, idempotency_key=ctx.idempotency_key("charge"))
 
     skip = all_but("the worker dies after the handler", "the handler fails after its effects")
-    app, options = new_app(bank, bill), {"effects": lambda: bank.charges, "skip": skip}
+    app = new_app(bank, bill)
+    options: dict[str, Any] = {"effects": lambda: bank.charges, "skip": skip}
     with pytest.raises(UnreliableHandler, match="done 0 times instead of 3"):
         await check_reliability(app, Paid(order_id="a"), **options)
     known.clear()

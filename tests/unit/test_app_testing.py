@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -297,3 +298,36 @@ async def test_an_error_of_the_workers_is_raised() -> None:
     with pytest.raises(Exception, match="Bank"):
         async with TestApp(app) as test:
             await test.settled()
+
+
+class Bank:
+    async def charge(self) -> str:
+        raise ConnectionError("this is the real bank, which no test may use")
+
+
+class FakeBank(Bank):
+    async def charge(self) -> str:
+        return "receipt"
+
+
+async def test_a_test_gives_handlers_its_own_dependencies_and_the_lifespans_do_not_run() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    opened: list[str] = []
+    receipts: list[str] = []
+
+    @app.lifespan
+    async def resources() -> AsyncIterator[Bank]:
+        opened.append("the real bank")
+        yield Bank()
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, bank: Bank) -> None:
+        receipts.append(await bank.charge())
+
+    async with TestApp(app, dependencies=[FakeBank()]) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+    assert (opened, receipts) == ([], ["receipt"])
+    with pytest.raises(ConfigError, match="expected one Bank from the lifespan, found 0"):
+        async with TestApp(app, dependencies=[]):
+            pass

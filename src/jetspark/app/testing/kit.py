@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client, connect
@@ -57,12 +57,22 @@ class TestApp:
         server: A real server to run on, as an address or a ``NatsServer``; it is in real time then, and what only a
             model can do is refused with ``UsageError``. What the application declares is made there, and stays.
         seed: Of the network's delays and of everything random: the same seed is the same course of events.
+        dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
+            lifespans do not run then.
     """
 
     __test__ = False  # pytest takes it for tests otherwise
 
-    def __init__(self, app: App, *, server: str | NatsServer | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        server: str | NatsServer | None = None,
+        seed: int = 0,
+        dependencies: Iterable[Any] | None = None,
+    ) -> None:
         self.app = app
+        self._dependencies = None if dependencies is None else tuple(dependencies)
         self._virtual = VirtualStage(seed) if server is None else None
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
@@ -271,12 +281,18 @@ class TestApp:
             return
         stage = self._stage
         app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
-        work = run_app(app, stage.url, only=(), stop_timeout=STOP_TIMEOUT_S, **stage.connect_options)
+        lifespans = None if self._dependencies is None else [self._instead_of_lifespans]
+        work = run_app(
+            app, stage.url, only=(), stop_timeout=STOP_TIMEOUT_S, lifespans=lifespans, **stage.connect_options
+        )
         if self._virtual is None:
             self._workers = asyncio.get_running_loop().create_task(work)
         else:
             self._process = VirtualProcess(self._virtual.loop)
             self._workers = self._process.start(work)
+
+    async def _instead_of_lifespans(self) -> AsyncIterator[Any]:
+        yield self._dependencies
 
     async def _stop(self) -> None:
         workers = self._workers
