@@ -83,7 +83,8 @@ async def right(event: Paid, ctx: Context, bank: Bank) -> Billed:
 
 async def test_a_right_handler_passes_every_row() -> None:
     bank = Bank()
-    report = await check_reliability(new_app(bank, right), Paid(order_id="a"), effects=lambda: bank.charges)
+    app = new_app(Bank(), right)
+    report = await check_reliability(app, Paid(order_id="a"), effects=lambda: bank.charges, dependencies=[bank])
     assert [row.name for row in report.rows] == [each.name for each in FAILURES]
     assert report.problems == []
     happened = {row.name for row in report.rows if row.cells["end"] is not None}

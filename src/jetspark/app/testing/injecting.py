@@ -13,7 +13,7 @@ from jetspark.app.application import App, HandlerFunction
 from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment
 from jetspark.testing.network import Front, Publication
 
-__all__ = ["InjectedFault", "Injector", "watched_app"]
+__all__ = ["InjectedFault", "Injector", "watched_app", "without_partitions"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +90,17 @@ class Injector:
                 trap.fault.happened += 1
                 is_lost = trap.act() or is_lost
         return is_lost
+
+
+def without_partitions(app: App) -> App:
+    """The same application, whose handlers have no partitions: the model has no streams that copy others, and one
+    process has all the partitions anyway."""
+    if all(spec.partitions is None for spec in app.handlers.values()):
+        return app
+    whole = object.__new__(type(app))
+    whole.__dict__.update(app.__dict__)
+    whole.handlers = {name: dataclasses.replace(spec, partitions=None) for name, spec in app.handlers.items()}
+    return whole
 
 
 def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], Any]) -> App:
