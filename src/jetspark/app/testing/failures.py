@@ -51,6 +51,8 @@ class Scenario:
     """Dead letters that there should be in the end."""
     letter_problems: list[str] = field(default_factory=list)
     """What was wrong with them on the way."""
+    run_problem: str = ""
+    """The first event was not run as often as it had to be."""
 
     async def publish(self, *numbers: int) -> None:
         """Publish the events, or some of them, by their numbers from 1 on."""
@@ -198,6 +200,8 @@ def _fails(when_it_fails: StepMoment, times: int | None) -> Callable[[Scenario],
         await scenario.publish()
         await scenario.finish()
         scenario.has_happened = runs() > 0 and failures > 0
+        if runs() != failures + 1 and len(_hit(scenario)) == 1:
+            scenario.run_problem = f"the first event failed {failures} times and was run {runs()} times"
 
     return run
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from jetspark.app.application import App, Lifespan
+from jetspark.app.testing.copies import changed_app
 
-__all__ = ["DependencySwitch", "with_dependencies", "with_switch"]
+__all__ = ["DependencySwitch", "with_switch"]
 
 # Used by operators and statements, which look at the class: an object with one of these is left as it is.
 _SPECIAL = ("__call__", "__getitem__", "__iter__", "__aiter__", "__enter__", "__aenter__", "__await__", "__len__")
@@ -74,25 +75,9 @@ def _switched(function: Callable[..., Any], switch: DependencySwitch, name: str)
     return call
 
 
-def with_dependencies(app: App, dependencies: Iterable[Any]) -> App:
-    """The same application, with these in place of what its lifespans yield."""
-    given = tuple(dependencies)
-
-    async def yields() -> AsyncIterator[Any]:
-        yield given
-
-    changed = object.__new__(type(app))
-    changed.__dict__.update(app.__dict__)
-    changed.lifespans = [yields]
-    return changed
-
-
 def with_switch(app: App, switch: DependencySwitch) -> App:
     """The same application, whose dependencies can be switched off."""
-    switched = object.__new__(type(app))
-    switched.__dict__.update(app.__dict__)
-    switched.lifespans = [_switched_lifespan(each, switch) for each in app.lifespans]
-    return switched
+    return changed_app(app, lifespans=[_switched_lifespan(each, switch) for each in app.lifespans])
 
 
 def _switched_lifespan(lifespan: Lifespan, switch: DependencySwitch) -> Lifespan:

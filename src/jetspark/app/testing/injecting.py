@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.app.application import App, HandlerFunction
+from jetspark.app.testing.copies import with_specs
 from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment
 from jetspark.testing.network import Front, Publication
 
-__all__ = ["InjectedFault", "Injector", "watched_app", "without_partitions"]
+__all__ = ["InjectedFault", "Injector", "watched_app"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,26 +93,9 @@ class Injector:
         return is_lost
 
 
-def without_partitions(app: App) -> App:
-    """The same application, whose handlers have no partitions: the model has no streams that copy others, and one
-    process has all the partitions anyway."""
-    if all(spec.partitions is None for spec in app.handlers.values()):
-        return app
-    whole = object.__new__(type(app))
-    whole.__dict__.update(app.__dict__)
-    whole.handlers = {name: dataclasses.replace(spec, partitions=None) for name, spec in app.handlers.items()}
-    return whole
-
-
 def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], Any]) -> App:
     """The same application, whose handlers tell when they begin and end."""
-    watched = object.__new__(type(app))
-    watched.__dict__.update(app.__dict__)
-    watched.handlers = {
-        name: dataclasses.replace(spec, function=_watched(spec.function, name, at_run))
-        for name, spec in app.handlers.items()
-    }
-    return watched
+    return with_specs(app, lambda spec: dataclasses.replace(spec, function=_watched(spec.function, spec.name, at_run)))
 
 
 def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment, str, Any], Any]) -> HandlerFunction:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client, connect
@@ -29,7 +29,8 @@ from jetspark.app.letters import DeadEvent
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
 from jetspark.app.running import run_app
-from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app, without_partitions
+from jetspark.app.testing.copies import with_dependencies, without_partitions
+from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
 from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
 from jetspark.app.topology import ConsumerPlace
@@ -72,8 +73,9 @@ class TestApp:
         seed: int = 0,
         dependencies: Iterable[Any] | None = None,
     ) -> None:
+        if dependencies is not None:
+            app = with_dependencies(app, dependencies)
         self.app = app if server is not None else without_partitions(app)
-        self._dependencies = None if dependencies is None else tuple(dependencies)
         self._virtual = VirtualStage(seed) if server is None else None
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
@@ -292,13 +294,11 @@ class TestApp:
             return
         stage = self._stage
         app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
-        lifespans = None if self._dependencies is None else [self._instead_of_lifespans]
         work = run_app(
             app,
             stage.url,
             only=(),
             stop_timeout=STOP_TIMEOUT_S,
-            lifespans=lifespans,
             live=None if self._virtual is None else VIRTUAL_LIVE,
             **stage.connect_options,
         )
@@ -307,9 +307,6 @@ class TestApp:
         else:
             self._process = VirtualProcess(self._virtual.loop)
             self._workers = self._process.start(work)
-
-    async def _instead_of_lifespans(self) -> AsyncIterator[Any]:
-        yield self._dependencies
 
     async def _stop(self) -> None:
         workers = self._workers

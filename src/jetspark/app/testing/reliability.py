@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jetspark.app.application import App
+from jetspark.app.testing.copies import with_dependencies
 from jetspark.app.testing.failures import FAILURES, NamedFailure, Scenario
-from jetspark.app.testing.flaky import DependencySwitch, with_dependencies, with_switch
+from jetspark.app.testing.flaky import DependencySwitch, with_switch
 from jetspark.app.testing.kit import TestApp
 from jetspark.app.testing.observing import ObservedRun, RunObserver
 from jetspark.errors import ConfigError, RequestTimeout
@@ -189,7 +190,7 @@ def _judge(failure: NamedFailure, observed: ObservedRun, calm: ObservedRun) -> R
         "state": _state(observed, calm),
         "letters": "; ".join(scenario.letter_problems + _letters(observed, scenario)),
         "order": observed.order_problem,
-        "end": observed.end,
+        "end": "; ".join(each for each in (observed.end, scenario.run_problem) if each),
     }
     return row
 
