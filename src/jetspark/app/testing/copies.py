@@ -8,7 +8,7 @@ from typing import Any
 
 from jetspark.app.application import App, HandlerSpec
 
-__all__ = ["changed_app", "with_dependencies", "with_specs", "without_partitions"]
+__all__ = ["changed_app", "with_dependencies", "with_replicas", "with_specs", "without_partitions"]
 
 
 def changed_app(app: App, **changes: Any) -> App:
@@ -28,6 +28,11 @@ def without_partitions(app: App) -> App:
     if all(spec.partitions is None for spec in app.handlers.values()):
         return app
     return with_specs(app, lambda spec: dataclasses.replace(spec, partitions=None))
+
+
+def with_replicas(app: App) -> App:
+    """A copy whose stream has three replicas."""
+    return changed_app(app, stream_config=dataclasses.replace(app.stream_config, replicas=3))
 
 
 def with_dependencies(app: App, dependencies: Iterable[Any]) -> App:

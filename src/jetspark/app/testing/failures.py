@@ -27,6 +27,8 @@ LONGEST_S = 30 * 86400.0
 # After this a stream has forgotten the ids it knew; the default window is two minutes.
 BEYOND_DUPLICATES_S = 120.0
 RETRY_LATER_S = 3600.0
+# A quick election: the default policy outlasts it whatever its chance is.
+ELECTION_S = 1.0
 # Handlers that take longer than this, or are started more often than this for each event, come to no end.
 SETTLE_S = 3600.0
 MOST_STARTS = 100
@@ -122,6 +124,8 @@ class NamedFailure:
     run: Callable[[Scenario], Awaitable[None]]
     may_repeat: bool = False
     """An effect of ``ctx.once`` may be done and not recorded. It is repeated, with the same idempotency key."""
+    needs_replicas: bool = False
+    """The stream is made with three, whatever it is declared with."""
 
 
 async def _nothing(scenario: Scenario) -> None:
@@ -173,11 +177,11 @@ async def _cut(scenario: Scenario) -> None:
 
 
 async def _leader_lost(scenario: Scenario) -> None:
-    if (scenario.app.stream_config.replicas or 1) < 2 or not scenario.app.owns_stream:
+    if not scenario.app.owns_stream:
         scenario.has_happened = False
         return
     await scenario.publish()
-    fault = scenario.test.lose_leader(2.0, at="before RunHandler")
+    fault = scenario.test.lose_leader(ELECTION_S, at="before RunHandler")
     await scenario.finish()
     scenario.happened(fault)
 
@@ -333,7 +337,7 @@ FAILURES: tuple[NamedFailure, ...] = (
     NamedFailure(name="the server restarts before the handler", run=_restart("before RunHandler"), may_repeat=True),
     NamedFailure(name="the server restarts after the handler", run=_restart("after RunHandler"), may_repeat=True),
     NamedFailure(name="the connection is lost", run=_cut, may_repeat=True),
-    NamedFailure(name="the stream loses its leader", run=_leader_lost, may_repeat=True),
+    NamedFailure(name="the stream loses its leader", run=_leader_lost, may_repeat=True, needs_replicas=True),
     NamedFailure(name="the event cannot be handled", run=_poison),
     NamedFailure(name="the message is no event", run=_no_event),
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jetspark.app.application import App
-from jetspark.app.testing.copies import with_dependencies
+from jetspark.app.testing.copies import with_dependencies, with_replicas
 from jetspark.app.testing.failures import FAILURES, NamedFailure, Scenario
 from jetspark.app.testing.flaky import DependencySwitch, with_switch
 from jetspark.app.testing.kit import TestApp
@@ -108,8 +108,8 @@ async def check_reliability(
         skip: Names of failures to leave out; ``jetspark.app.testing.FAILURES`` has them all.
 
     Returns:
-        The table. A failure that cannot happen to this application (it calls nothing, publishes nothing, has one
-        replica) is a row of dashes.
+        The table. A failure that cannot happen to this application, because it calls nothing or publishes nothing, is a
+        row of dashes.
 
     Raises:
         UnreliableHandler: Some cell is wrong.
@@ -160,6 +160,8 @@ async def _observe(
     seed: int,
 ) -> ObservedRun:
     switch = DependencySwitch()
+    if failure.needs_replicas:
+        app = with_replicas(app)
     before = list(effects()) if effects is not None else []
     async with TestApp(with_switch(app, switch), seed=seed) as test:
         observer = RunObserver(app, test.injector)
