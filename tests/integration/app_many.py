@@ -61,7 +61,9 @@ RETRY = Retry(attempts=8, first_s=0.01, max_s=0.2, in_lane_s=0.5)
 COMMON: dict[str, Any] = {
     "partitions": PARTITIONS,
     "takeover_s": 1.0,
-    "ack_wait_s": 3.0,
+    "ack_wait_s": 2.0,
+    # Whatever a killed worker held waits for its ack_wait, and its keys with it: so hold few.
+    "max_messages": 16 * PARTITIONS,
     "retry": RETRY,
     "timeout": 5.0,
 }
