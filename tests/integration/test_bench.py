@@ -29,7 +29,7 @@ COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.bench import b
 
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "run", run_cheaply)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else []) for name in WORKLOADS]
 )

@@ -65,12 +65,12 @@ def zygote() -> Iterator[Zygote]:
         yield running
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
 def test_a_block_of_the_documentation_runs_as_written(
     name: str, shared: SharedNatsServer, tmp_path: Path, zygote: Zygote
 ) -> None:
-    result = zygote.run(_at(shared.new_account_url(), BLOCKS[name]), folder=tmp_path, timeout=110)
+    result = zygote.run(_at(shared.new_account_url(), BLOCKS[name]), folder=tmp_path, timeout=550)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -102,7 +102,7 @@ def _at(url: str, code: str) -> str:
     return code.replace("nats://127.0.0.1:4222", url)
 
 
-@pytest.mark.timeout(240)  # two of them start a Spark
+@pytest.mark.timeout(600)  # two of them start a Spark
 @pytest.mark.parametrize(
     "example",
     [
@@ -113,7 +113,7 @@ def _at(url: str, code: str) -> str:
     ],
 )
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=230)
+    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=550)
 
 
 def _run(command: list[str], folder: Path, *, timeout: float = 110, **options: Any) -> str:

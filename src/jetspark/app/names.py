@@ -8,6 +8,7 @@ topology and the command line agree.
                        retry.<app>.<handler>.due.<origin>                 where the schedule publishes
                        retry.<app>.<handler>.redrive.<n>.<origin>         a letter that is to be handled again
     bucket <app>_handlers                                                 parked keys, attempts, markers, redrives
+    bucket <app>_projections                                              buckets in use, leases, records of replays
 
 ``<origin>`` is ``<stream>.<sequence>.<microseconds>``: the time the stream stored the event tells apart two streams of
 one name, of which the first was deleted.
@@ -26,6 +27,7 @@ __all__ = [
     "dead_letter_stream",
     "escape_token",
     "handler_bucket",
+    "projection_bucket",
     "retry_stream",
 ]
 
@@ -54,6 +56,11 @@ def retry_stream(app: str) -> str:
 def handler_bucket(app: str) -> str:
     """The bucket of everything handlers remember."""
     return f"{app}_handlers"
+
+
+def projection_bucket(app: str) -> str:
+    """The bucket of what is known of projections, apart from their state."""
+    return f"{app}_projections"
 
 
 def escape_token(text: str) -> str:

@@ -19,7 +19,7 @@ from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.causes import current_cause
-from jetspark.app.clock import utc_now
+from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.context import Context, Dependencies, plan_arguments
 from jetspark.app.contracts import Catalogue
 from jetspark.app.dead_letters import HandlerStore, microseconds
@@ -99,7 +99,9 @@ class HandlerWorker:
             max_messages=spec.max_messages,
             max_bytes=spec.max_bytes,
         )
-        self.machine = HandlerMachine(limits, spec.retry, (rng or random.SystemRandom()).random, spec.breaker)
+        self._loop = asyncio.get_running_loop()
+        rng = rng or getattr(self._loop, "rng", None) or random.SystemRandom()
+        self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
         self._catalogue = catalogue
         self._kinds = frozenset(spec.events)
         self._function = spec.function
@@ -108,7 +110,6 @@ class HandlerWorker:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         self._clock = clock
         self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
-        self._loop = asyncio.get_running_loop()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -275,12 +276,12 @@ class HandlerWorker:
     async def _fetch(self, consumer: Consumer, credit: Credit) -> list[JetStreamMessage]:
         try:
             found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes)
-            return found or await consumer.fetch(1, timeout=IDLE_PULL_S, max_bytes=credit.bytes)
+            return found or await consumer.fetch(1, timeout=idle_s(IDLE_PULL_S), max_bytes=credit.bytes)
         except ConfigError:  # the next message is larger than what is left
             if self.machine.held:
                 await self._make_room()
                 return []
-            return await consumer.fetch(1, timeout=IDLE_PULL_S)
+            return await consumer.fetch(1, timeout=idle_s(IDLE_PULL_S))
 
     # The two pullers never ask for the same room, so together they keep to the machine's bounds.
 

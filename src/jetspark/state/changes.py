@@ -15,6 +15,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import Operation, marker_headers
 
 __all__ = [
+    "MARK_HEADER",
     "SEQUENCE_HEADER",
     "STAMP_HEADER",
     "WRITER_HEADER",
@@ -34,6 +35,7 @@ __all__ = [
 
 SEQUENCE_HEADER = "JetSpark-Sequence"
 STAMP_HEADER = "JetSpark-Batch"
+MARK_HEADER = "JetSpark-Projection"
 WRITER_HEADER = "JetSpark-Writer"
 
 
@@ -45,6 +47,8 @@ class Current(NamedTuple):
     revision: int
     stamp: str | None = None
     """What its writer noted with it (``JetSpark-Batch``)."""
+    mark: str | None = None
+    """What a projection noted with it (``JetSpark-Projection``)."""
 
 
 class Change(NamedTuple):
@@ -59,6 +63,8 @@ class Change(NamedTuple):
     """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
     stamp: str | None = None
     """A note to those who write the key next, stored as the header ``JetSpark-Batch``."""
+    mark: str | None = None
+    """What a projection says of its value, stored as the header ``JetSpark-Projection``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Stored(NamedTuple):
     sequence: int | None
     writer: str | None
     stamp: str | None = None
+    mark: str | None = None
 
 
 def newest(changes: Iterable[Change]) -> dict[str, Change]:
@@ -129,6 +136,8 @@ def header_fields(change: Change, writer: str) -> dict[str, str] | None:
         fields[SEQUENCE_HEADER] = str(change.sequence)
     if change.stamp is not None:
         fields[STAMP_HEADER] = change.stamp
+    if change.mark is not None:
+        fields[MARK_HEADER] = change.mark
     if change.revision is not None:
         fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
         if change.sequence is None:
@@ -138,7 +147,7 @@ def header_fields(change: Change, writer: str) -> dict[str, str] | None:
 
 def current_of(stored: Stored) -> Current:
     value = stored.value if stored.operation == "put" else None
-    return Current(value, stored.sequence or 0, stored.revision, stored.stamp)
+    return Current(value, stored.sequence or 0, stored.revision, stored.stamp, stored.mark)
 
 
 def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
@@ -147,7 +156,7 @@ def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
         return False
     if change.sequence is not None:
         # Who applies the same events to the same state gets the same value: then it does not matter who wrote it.
-        return stored.sequence == change.sequence
+        return stored.sequence == change.sequence and stored.mark == change.mark
     return stored.writer == writer
 
 
