@@ -8,7 +8,7 @@ counts as older than every event: sequence 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jetspark.errors import ConfigError
@@ -76,9 +76,19 @@ class Outcome:
     """Keys that had another revision than expected: nothing was written to them."""
     dropped: int = 0
     """Not written, because the bucket had newer ones, or the same."""
+    present: Mapping[str, Current] = field(default_factory=dict, compare=False)
+    """What keys in conflict have instead, according to the leader; those that have nothing are left out."""
+    revisions: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Of changes that were written, where they are known for sure."""
 
     def plus(self, other: Outcome) -> Outcome:
-        return Outcome(self.written + other.written, self.conflicts + other.conflicts, self.dropped + other.dropped)
+        return Outcome(
+            self.written + other.written,
+            self.conflicts + other.conflicts,
+            self.dropped + other.dropped,
+            {**self.present, **other.present},
+            {**self.revisions, **other.revisions},
+        )
 
 
 class Stored(NamedTuple):

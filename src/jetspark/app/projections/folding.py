@@ -135,6 +135,27 @@ class KeyState:
             return  # a key that is not there, and whose event was ignored
         self.value, self.sequence = value, sequence
 
+    def stored(self, change: Change, revision: int) -> None:
+        """The bucket has a change that was made of this; there may be events since."""
+        value = change.value if change.operation == "put" else None
+        self._loaded = Current(value, change.sequence or 0, revision, None, change.mark)
+        if self.parked is None:
+            self._was_parked = None
+            return
+        mark = mark_of(self._loaded)
+        self._was_parked = mark.parked if mark is not None else None
+        if self._was_parked is not None and self._was_parked.sequence == self.parked.sequence:
+            self.parked = self._was_parked  # with as much of the reason as a header has room for
+
+    @property
+    def loaded(self) -> Current:
+        """What the bucket has, as far as is known."""
+        return self._loaded
+
+    @property
+    def is_parked_in_bucket(self) -> bool:
+        return self._was_parked is not None
+
     def change(self, spec: ProjectionSpec, key: str) -> Change | None:
         """What has to be stored; None if the bucket has it all."""
         loaded = self._loaded
