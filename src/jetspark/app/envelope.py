@@ -52,6 +52,7 @@ __all__ = [
     "decode",
     "derived_id",
     "encode",
+    "read_data",
     "write_event",
 ]
 
@@ -254,6 +255,17 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         raise _violation(subject, envelope.type, version, error) from error
     key = contract.key_of(event)
     return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
+
+
+def read_data(reading: Decoding, data: bytes) -> Any:
+    """The event that ``decode`` has made of such data before: its upcasts are pure, and run again."""
+    contract, upcasts = reading
+    if not upcasts:
+        return contract.decode(data)
+    fields = _decode_dict(data)
+    for step in upcasts:
+        fields = step(fields)
+    return contract.convert(fields)
 
 
 def derived_id(cause_id: str, name: str, index: int) -> str:
