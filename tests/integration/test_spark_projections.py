@@ -3,6 +3,9 @@ that folds the stream from its first message to its last."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,7 @@ from support.projected import Dropped, app, folded, publish, stored
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
 from jetspark.app.letters import DeadEvent
-from jetspark.app.projections.marks import Mark
+from jetspark.app.projections.marks import Mark, position_key
 from jetspark.blocking import JetStream, connect
 from jetspark.server import NatsServer
 
@@ -162,3 +165,22 @@ def test_a_driver_that_is_killed_in_a_micro_batch_leaves_a_query_that_another_on
     stream_all(spark, server, tmp_path / "c")
     check(bank)
     assert len(letters(bank)) == 3
+
+
+@pytest.mark.slow
+def test_the_command_line_folds_on_spark_until_it_is_told_to_end(server: NatsServer, bank: JetStream) -> None:
+    publish(bank, projected.messages(500))
+    command = [sys.executable, "-m", "jetspark", "run", "support.projected:app", "--engine", "spark"]
+    process = subprocess.Popen(
+        [*command, "--servers", server.url], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while position_key() not in list(bank.kv("totals").keys()):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    check(bank)
