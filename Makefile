@@ -54,7 +54,7 @@ WITHOUT_SPARK := tests/unit tests/conformance tests/simulation tests/integration
 
 coverage: setup
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n auto -q $(WITHOUT_SPARK) -o timeout=300; status=$$?; \
+	$(BIN)/coverage run -m pytest -n auto -q $(WITHOUT_SPARK) -o timeout=600; status=$$?; \
 	$(BIN)/coverage combine -q && $(BIN)/coverage json -q -o coverage.json && $(BIN)/python tools/coverage_page.py coverage.json \
 	&& exit $$status
 

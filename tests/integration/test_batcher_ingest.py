@@ -63,7 +63,7 @@ def kill_on_the_way(server: NatsServer, enqueued: list[int], total: int) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_a_million_items_of_eight_producers_are_stored_once_while_the_server_is_killed_twice(
     server: NatsServer,
 ) -> None:
@@ -100,7 +100,7 @@ async def test_a_million_items_of_eight_producers_are_stored_once_while_the_serv
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_same_on_threads(server: NatsServer) -> None:
     per_producer = 25_000
     progress = [0]

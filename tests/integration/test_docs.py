@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tutorial import Reader
 from support.zygote import Zygote
 
 import jetspark
@@ -64,12 +65,12 @@ def zygote() -> Iterator[Zygote]:
         yield running
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in SPARK_BLOCKS])
 def test_a_block_of_the_documentation_runs_as_written(
     name: str, shared: SharedNatsServer, tmp_path: Path, zygote: Zygote
 ) -> None:
-    result = zygote.run(_at(shared.new_account_url(), BLOCKS[name]), folder=tmp_path, timeout=110)
+    result = zygote.run(_at(shared.new_account_url(), BLOCKS[name]), folder=tmp_path, timeout=550)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -85,12 +86,23 @@ def test_the_blocks_of_the_documentation_with_spark_run_as_written(tmp_path: Pat
     assert [name for name in blocks if f"{name} is done" not in shown.splitlines()] == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_tutorial_can_be_followed(shared: SharedNatsServer, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, shared.new_account_url())
+    try:
+        reader.follow((REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    finally:
+        reader.end()
+    assert reader.commands >= 10
+
+
 def _at(url: str, code: str) -> str:
     """The address is the default one in the text and a free one here; nothing else is changed."""
     return code.replace("nats://127.0.0.1:4222", url)
 
 
-@pytest.mark.timeout(240)  # two of them start a Spark
+@pytest.mark.timeout(600)  # two of them start a Spark
 @pytest.mark.parametrize(
     "example",
     [
@@ -101,7 +113,7 @@ def _at(url: str, code: str) -> str:
     ],
 )
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=230)
+    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=550)
 
 
 def _run(command: list[str], folder: Path, *, timeout: float = 110, **options: Any) -> str:

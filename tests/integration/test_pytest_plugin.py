@@ -93,7 +93,7 @@ def run_pytest(project: Path, wheel: Path, *command: str) -> subprocess.Complete
         env=environment | {"PYTHONPATH": str(wheel)},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=250,
         check=False,
     )
 

@@ -23,7 +23,7 @@ from jetspark.spark.session import _major, check_java
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 READ_AND_WRITE = """
 import json
@@ -111,7 +111,7 @@ def run(program: str, servers: str, *, finds_python: bool = False) -> str:
         [sys.executable, "-c", code, servers],
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=580,
         check=False,
         env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )

@@ -23,7 +23,7 @@ def test_users_see_the_types_they_should(path: Path, cache: Path) -> None:
     _check([path], cache)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path, cache: Path) -> None:
     blocks = tmp_path / "blocks"
     blocks.mkdir()
