@@ -401,3 +401,21 @@ async def test_a_handler_with_partitions_runs_as_one() -> None:
             await test.publish(Paid(order_id="a", number=number))
         await test.settled()
         assert [each.number for each in test.published(Billed)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["restart_server", "cut_connection", "drop"])
+async def test_an_effect_whose_record_is_not_answered_is_recorded_again_and_not_done_again(fault: str) -> None:
+    once: list[str] = []
+    async with TestApp(counting_app([], once)) as test:
+        match fault:
+            case "restart_server":
+                injected = test.restart_server(3, at="before RecordEffect")
+            case "cut_connection":
+                injected = test.cut_connection(at="before RecordEffect")
+            case _:
+                injected = test.injector.set("before RecordEffect", lambda: True, name=fault, handler=None, times=1)
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert injected.happened == 1
+        assert once == ["0"]
+        assert [each.number for each in test.published(Billed)] == [0]
