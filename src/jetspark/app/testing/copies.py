@@ -24,7 +24,8 @@ def with_specs(app: App, change: Callable[[HandlerSpec], HandlerSpec]) -> App:
 
 
 def without_partitions(app: App) -> App:
-    """A copy without partitions: the model has no streams that copy others, and one process has all of them anyway."""
+    """A copy without partitions. One process has all of them anyway, and a pin that keeps others away has to be renewed
+    all the time, which would make time expensive."""
     if all(spec.partitions is None for spec in app.handlers.values()):
         return app
     return with_specs(app, lambda spec: dataclasses.replace(spec, partitions=None))
