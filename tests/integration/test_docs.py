@@ -33,7 +33,9 @@ def _blocks() -> dict[str, str]:
         text = page.read_text(encoding="utf-8")
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text[: block.start()].count("\n") + 1
-            found[f"{page.relative_to(REPOSITORY)}:{line}"] = block[1]
+            # Those with an import of another block are a project of several files: test_pytest_plugin.py runs it.
+            if "from orders import" not in block[1]:
+                found[f"{page.relative_to(REPOSITORY)}:{line}"] = block[1]
     return found
 
 
@@ -165,9 +167,10 @@ def test_every_file_the_architecture_page_names_exists() -> None:
 
 def test_every_test_a_page_names_exists() -> None:
     tests = "".join(file.read_text(encoding="utf-8") for file in (REPOSITORY / "tests").rglob("test_*.py"))
+    fixtures = (REPOSITORY / "src" / "pytest_jetspark.py").read_text(encoding="utf-8")
     for page in PAGES:
         for name in re.findall(r"`(test_[a-z0-9_]+)`", page.read_text(encoding="utf-8")):
-            assert f"def {name}(" in tests, f"{page.name}: {name}"
+            assert f"def {name}(" in tests + fixtures, f"{page.name}: {name}"
 
 
 def test_every_requirement_has_one_row_in_a_table_and_an_answer() -> None:
