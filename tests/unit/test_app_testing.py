@@ -347,3 +347,73 @@ async def test_a_worker_says_what_it_gives_up(has_letters: bool, end: str, caplo
         "sequence 1, attempt 2: ValueError: no",
         f"sequence 1: given up after 2 attempts: {end}",
     ]
+
+
+# ---- projections and partitions --------------------------------------------------------------------------------------
+
+
+class Totals:
+    def key(self, event: Paid | Billed) -> str:
+        return event.order_id
+
+    def apply(self, state: dict[str, int] | None, event: Paid | Billed) -> dict[str, int]:
+        name = type(event).__name__
+        return {**(state or {}), name: (state or {}).get(name, 0) + 1}
+
+
+def projecting_app() -> App:
+    app = new_app({("a", 1): [OSError("bank")]}, [])
+    app.projection("totals", events=[Paid, Billed], bucket="totals")(Totals)
+    return app
+
+
+async def test_the_state_of_a_projection_is_there_when_all_is_settled() -> None:
+    async with TestApp(projecting_app()) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.publish(Paid(order_id="b.c"))
+        await test.settled()
+        assert test.state("totals") == {"a": {"Paid": 3, "Billed": 3}, "b.c": {"Paid": 1, "Billed": 1}}
+        with pytest.raises(ConfigError, match="it has totals"):
+            test.state("total")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_projections_have_each_event_once_when_workers_and_server_die(seed: int) -> None:
+    async with TestApp(projecting_app(), seed=seed) as test:
+        crash = test.crash("before Acknowledge", times=2)
+        for number in range(6):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        test.restart_server(3)
+        test.advance(10)
+        await test.publish(Paid(order_id="b"))
+        await test.settled()
+        assert crash.happened == 2
+        assert test.state("totals") == {"a": {"Paid": 6, "Billed": 6}, "b": {"Paid": 1, "Billed": 1}}
+
+
+async def test_a_day_with_projections_is_cheap() -> None:
+    async with TestApp(projecting_app()) as test:
+        assert test._virtual is not None
+        before = test._virtual.loop.rounds
+        test.advance(86400)
+        assert test._virtual.loop.rounds - before < 20_000
+
+
+async def test_an_application_of_projections_alone_runs() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    app.projection("totals", events=[Paid], bucket="totals")(Totals)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert test.state("totals") == {"a": {"Paid": 1}}
+
+
+async def test_a_handler_with_partitions_runs_as_one() -> None:
+    app = new_app({("a", 1): [OSError("bank")]}, [], partitions=4)
+    async with TestApp(app) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        assert [each.number for each in test.published(Billed)] == [0, 1, 2]
