@@ -70,7 +70,7 @@ BY_DRIVER = {"conformance/test_interrupts.py"}
 # Parts with long tests, by the beginning of their names.
 BUSY = [
     *(files[0] for files in SESSIONS),
-    "integration/test_spark_deaths.py::test_ten_deaths",
+    "integration/test_spark_deaths.py::test_deaths",
     "integration/test_spark_deaths.py",
     "integration/test_spark_setup.py",
     "integration/test_demo.py",
