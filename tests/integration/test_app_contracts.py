@@ -124,6 +124,16 @@ async def test_what_can_lose_something_needs_to_be_allowed(server: NatsServer, j
     assert (await js.stream("ORDERS")).cached_info.config.max_age_s == 600
 
 
+async def test_an_age_below_the_duplicate_window_shortens_the_window(server: NatsServer, js: JetStream) -> None:
+    await make_app(OrderPaid).apply(server.url)
+    shortest = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", max_age_s=60))
+    with pytest.raises(errors.TopologyRefused, match="ids are forgotten earlier"):
+        await shortest.apply(server.url)
+    await shortest.apply(server.url, allow=True)
+    assert (await js.stream("ORDERS")).cached_info.config.duplicate_window_s == 60
+    assert (await shortest.plan(server.url)).is_empty
+
+
 async def test_what_the_server_cannot_change_is_refused_before_anything_is_done(
     server: NatsServer, js: JetStream
 ) -> None:

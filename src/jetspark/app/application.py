@@ -6,12 +6,18 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.partitions import MAX_PARTITIONS, partition_transforms
+from jetspark.app.projections.declaring import Invariant, ProjectionSpec
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
+from jetspark.jetstream.kv import KVConfig
+
+if TYPE_CHECKING:
+    from jetspark.app.projections.live import LiveOptions
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -20,6 +26,7 @@ __all__ = ["App", "HandlerSpec", "Idempotence"]
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
 HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+_Kind = TypeVar("_Kind", bound=type[Any])
 Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
 
 
@@ -53,6 +60,10 @@ class HandlerSpec:
     """Messages held at a time: running, waiting for their turn, or for a retry."""
     max_bytes: int = 64 << 20
     """Bytes of those messages; one message is always let in."""
+    partitions: int | None = None
+    """Parts that its keys are divided into, each with one worker at a time, so that order holds across processes."""
+    takeover_s: float = 5.0
+    """With partitions: how long after a worker fell silent another one takes its partitions; 1 or more."""
     batch: int | None = None
     """Events in one call, at most; None is a handler of single events."""
     batch_wait_s: float = 0.2
@@ -72,6 +83,8 @@ class HandlerSpec:
         for name in ("timeout", "ack_wait_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+        if self.partitions is not None:
+            self._check_partitions(self.partitions)
         if self.rate is not None and not self.rate > 0:
             raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
         if self.batch is not None:
@@ -83,6 +96,21 @@ class HandlerSpec:
                 raise ConfigError("a batch handler takes in_order=False and idempotent='none'")
         if self.idempotent == "transaction" and self.bucket is None:
             raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
+
+    def _check_partitions(self, partitions: int) -> None:
+        if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+            raise ConfigError(f"partitions={partitions!r}: expected 1 to {MAX_PARTITIONS}, or None for none")
+        if not self.in_order or self.batch is not None:
+            raise ConfigError("partitions= keeps the order of keys: expected in_order=True, and no batch handler")
+        if not 1 <= self.takeover_s < math.inf:
+            raise ConfigError(f"takeover_s={self.takeover_s!r}: expected seconds, 1 or more")
+        if self.max_messages < 16 * partitions:
+            raise ConfigError(
+                f"max_messages={self.max_messages} with partitions={partitions}: expected {16 * partitions} or more, "
+                "since one worker may read all of them"
+            )
+        # Raises where the key is not in the subject: while the program starts, and not in the server.
+        partition_transforms("app", self.durable, partitions, self.events, self.key)
 
     @property
     def name(self) -> str:
@@ -152,6 +180,46 @@ class App(Declarations):
 
         return declare
 
+    def projection(
+        self,
+        name: str,
+        *,
+        events: Sequence[type],
+        bucket: KVConfig | str,
+        version: int = 1,
+        invariants: Sequence[Invariant] = (),
+    ) -> Callable[[_Kind], _Kind]:
+        """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
+
+        ``key(self, event)`` says which key an event concerns: a text, several, or None for none. ``apply(self, state,
+        event)`` is pure, and returns the new state or ``DELETE``; the state is None for a key that has none. With
+        a third parameter it is told the key. A type for ``state`` is what it is decoded into.
+
+        Args:
+            events: The types it is made of.
+            bucket: Where its state is kept, one key for each of its own.
+            version: Of the fold. Another fold is another version, and has to be rebuilt.
+            invariants: Functions of a state that return False, or raise, if it must not be.
+
+        Raises:
+            ConfigError: The class is no fold, or the bucket or the name has another use already.
+        """
+
+        def declare(kind: _Kind) -> _Kind:
+            spec = ProjectionSpec(name, kind, events=events, bucket=bucket, version=version, invariants=invariants)
+            if name in self.projections:
+                raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
+            taken = {other.bucket.bucket: other.name for other in self.projections.values()}
+            if spec.bucket.bucket in taken:
+                raise ConfigError(
+                    f"projection {name!r}: bucket {spec.bucket.bucket} is that of {taken[spec.bucket.bucket]!r}: "
+                    "expected one of its own"
+                )
+            self.projections[name] = spec
+            return kind
+
+        return declare
+
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.
 
@@ -170,16 +238,19 @@ class App(Declarations):
         only: Collection[str] = (),
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
+        live: LiveOptions | None = None,
         **options: Any,
     ) -> None:
-        """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+        """Run the handlers and projections until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
+        Projections store what they have read.
 
         Args:
-            only: Names of the handlers to run; all if there are none.
+            only: Names of the handlers and projections to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
+            live: How projections are run.
             options: Those of ``jetspark.connect``.
 
         Raises:
@@ -189,7 +260,7 @@ class App(Declarations):
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, **options)
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:
