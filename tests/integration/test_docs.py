@@ -92,7 +92,7 @@ def test_blocks_of_the_documentation_and_examples_with_spark_run_as_written(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_tutorial_can_be_followed(shared: SharedNatsServer, tmp_path: Path) -> None:
     reader = Reader(tmp_path, shared.new_account_url())
     try:
