@@ -54,11 +54,11 @@ def test_the_example_is_checked_run_and_published_to_from_the_shell(folder: Path
             assert next(entry.value for entry in balances.watch("acme")) == b"1999"
         finally:
             workers.send_signal(signal.SIGTERM)
-            assert workers.wait(30) == 0
+            assert workers.wait(120) == 0
 
 
 def _run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | variables
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
