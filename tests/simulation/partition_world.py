@@ -343,7 +343,7 @@ def seeded(rng: random.Random) -> Iterator[None]:
     token = lambda count: f"{rng.getrandbits(8 * count):0{2 * count}x}"  # noqa: E731
     with (
         mock.patch("jetspark.app.record_watch.secrets.token_hex", token),
-        mock.patch("jetspark.app.worker.random.SystemRandom", lambda: rng),
+        mock.patch("jetspark.app.worker.random.SystemRandom", return_value=rng),
     ):
         yield
 
