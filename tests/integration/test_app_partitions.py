@@ -14,6 +14,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters import HandlerStore
 from jetspark.app.redriving import LetterFilter, run_redrive
+from jetspark.core.headers import Headers
 from jetspark.errors import TopologyRefused
 from jetspark.jetstream.config import StreamConfig, StreamSource, SubjectTransform
 from jetspark.server import NatsServer
@@ -246,8 +247,6 @@ async def test_the_models_copies_are_those_of_the_server(js: JetStream) -> None:
     mine = model.messages("COPIES")
     assert [each.subject for each in real] == [each.subject for each in mine]
     for one, other in zip(real, mine, strict=True):
-        words = [
-            str((headers or {}).get("Nats-Stream-Source")).split(" ")[:5] for headers in (one.headers, other.headers)
-        ]
+        words = [Headers(each)["Nats-Stream-Source"].split(" ")[:5] for each in (one.headers, other.headers)]
         assert words[0] == words[1]
         assert one.headers.get("own") == "kept"
