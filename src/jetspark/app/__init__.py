@@ -9,11 +9,14 @@ from jetspark.app.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.events import Event, event, unchanged, upcast
 from jetspark.app.field_rules import Measure, Private, Timestamp
 from jetspark.app.golden import check_contracts
+from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.tokens import Template
 from jetspark.app.topology import TopologyPlan
+from jetspark.state.fold import DELETE
 
 __all__ = [
+    "DELETE",
     "App",
     "AppClient",
     "Breaker",
@@ -28,6 +31,7 @@ __all__ = [
     "HandlerTimeout",
     "Measure",
     "Private",
+    "ProjectionSpec",
     "Reject",
     "Retry",
     "RetryIn",

@@ -6,13 +6,18 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.partitions import MAX_PARTITIONS, partition_transforms
+from jetspark.app.projections.declaring import Invariant, ProjectionSpec
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
+from jetspark.jetstream.kv import KVConfig
+
+if TYPE_CHECKING:
+    from jetspark.app.projections.live import LiveOptions
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -21,6 +26,7 @@ __all__ = ["App", "HandlerSpec", "Idempotence"]
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
 HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+_Kind = TypeVar("_Kind", bound=type[Any])
 Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
 
 
@@ -174,6 +180,46 @@ class App(Declarations):
 
         return declare
 
+    def projection(
+        self,
+        name: str,
+        *,
+        events: Sequence[type],
+        bucket: KVConfig | str,
+        version: int = 1,
+        invariants: Sequence[Invariant] = (),
+    ) -> Callable[[_Kind], _Kind]:
+        """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
+
+        ``key(self, event)`` says which key an event concerns: a text, several, or None for none. ``apply(self, state,
+        event)`` is pure, and returns the new state or ``DELETE``; the state is None for a key that has none. With
+        a third parameter it is told the key. A type for ``state`` is what it is decoded into.
+
+        Args:
+            events: The types it is made of.
+            bucket: Where its state is kept, one key for each of its own.
+            version: Of the fold. Another fold is another version, and has to be rebuilt.
+            invariants: Functions of a state that return False, or raise, if it must not be.
+
+        Raises:
+            ConfigError: The class is no fold, or the bucket or the name has another use already.
+        """
+
+        def declare(kind: _Kind) -> _Kind:
+            spec = ProjectionSpec(name, kind, events=events, bucket=bucket, version=version, invariants=invariants)
+            if name in self.projections:
+                raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
+            taken = {other.bucket.bucket: other.name for other in self.projections.values()}
+            if spec.bucket.bucket in taken:
+                raise ConfigError(
+                    f"projection {name!r}: bucket {spec.bucket.bucket} is that of {taken[spec.bucket.bucket]!r}: "
+                    "expected one of its own"
+                )
+            self.projections[name] = spec
+            return kind
+
+        return declare
+
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.
 
@@ -192,16 +238,19 @@ class App(Declarations):
         only: Collection[str] = (),
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
+        live: LiveOptions | None = None,
         **options: Any,
     ) -> None:
-        """Run the handlers until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+        """Run the handlers and projections until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
+        Projections store what they have read.
 
         Args:
-            only: Names of the handlers to run; all if there are none.
+            only: Names of the handlers and projections to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
+            live: How projections are run.
             options: Those of ``jetspark.connect``.
 
         Raises:
@@ -211,7 +260,7 @@ class App(Declarations):
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, **options)
+        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in self.handlers:

@@ -12,9 +12,10 @@ from jetspark.app.causes import current_cause
 from jetspark.app.context import Context, Dependencies, plan_arguments
 from jetspark.app.once import EffectTransaction, OnceRecords
 from jetspark.app.retry import HandlerTimeout, Skip
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, Conflict
 
 if TYPE_CHECKING:
+    from jetspark.aio.kv import KeyValue
     from jetspark.app.application import App, HandlerSpec
     from jetspark.app.dead_letters import HandlerStore
     from jetspark.app.envelope import Decoded
@@ -24,6 +25,9 @@ __all__ = ["HandlerCalls"]
 
 # A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
 LEASE_MARGIN_S = 1.0
+# A transaction that finds its keys changed is run again at once: others were faster, and nothing has failed. This many
+# times in a row is no chance any more, and counts as one failed attempt.
+MAX_LOST_RACES = 20
 
 
 class HandlerCalls:
@@ -44,6 +48,8 @@ class HandlerCalls:
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
         if spec.batch is not None and self._wants_context:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
+        self._effects: KeyValue | None = None
+        """The bucket of the handler's transactions, when it has been looked up."""
         self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
 
     async def call(self, item: WorkItem) -> BaseException | None:
@@ -102,17 +108,23 @@ class HandlerCalls:
                 task.uncancel()
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
-        assert self._spec.bucket is not None
-        bucket = await self._js.kv(self._spec.bucket)
-        transaction = EffectTransaction(bucket, self._spec.name, decoded.id)
-        if await transaction.is_done():
-            return
-        context = self._context(item, decoded)
-        context._tx = transaction
-        result = await self._function(decoded.event, **self._named(context))
-        if result is not None:
-            await _publish(context, result)
-        await transaction.commit()
+        if self._effects is None:
+            assert self._spec.bucket is not None
+            self._effects = await self._js.kv(self._spec.bucket)
+        for lost in range(MAX_LOST_RACES):
+            transaction = EffectTransaction(self._effects, self._spec.name, decoded.id)
+            if await transaction.is_done():
+                return
+            context = self._context(item, decoded)
+            context._tx = transaction
+            result = await self._function(decoded.event, **self._named(context))
+            if result is not None:
+                await _publish(context, result)
+            try:
+                return await transaction.commit()
+            except Conflict:
+                if lost == MAX_LOST_RACES - 1:
+                    raise
 
     def _named(self, context: Context | None) -> dict[str, Any]:
         if context is None:

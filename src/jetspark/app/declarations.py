@@ -14,7 +14,14 @@ from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
 from jetspark.app.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, partition_stream, retry_stream
+from jetspark.app.names import (
+    check_app_name,
+    dead_letter_stream,
+    handler_bucket,
+    partition_stream,
+    projection_bucket,
+    retry_stream,
+)
 from jetspark.app.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.topology import OWNER, ConsumerPlace, Topology, TopologyPlan
@@ -25,6 +32,7 @@ from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
+    from jetspark.app.projections.declaring import ProjectionSpec
 
 __all__ = ["Declarations"]
 
@@ -32,6 +40,8 @@ _Kind = TypeVar("_Kind", bound=type[Any])
 
 WORKERS = 8
 """Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
+DUPLICATE_WINDOW_S = 120.0
+"""How long a stream remembers ids, by default."""
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -63,8 +73,9 @@ class Declarations:
         self.buckets = tuple(KVConfig.of(bucket) for bucket in buckets)
         self.compatibility = check_mode(compatibility)
         self.handlers: dict[str, HandlerSpec] = {}
-        self.lifespans: list[Lifespan] = []
         """By durable name."""
+        self.lifespans: list[Lifespan] = []
+        self.projections: dict[str, ProjectionSpec] = {}
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -80,13 +91,16 @@ class Declarations:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Every type of event it knows: those it was given, those its handlers take, and those they return.
+        """Every type of event it knows: those it was given, those that its handlers and
+        projections take, and those that handlers return.
 
         Raises:
             ConfigError: A handler takes something that is no event, or two classes have one type and version.
         """
         for spec in self.handlers.values():
             self._add(*spec.events, *_returned(spec.function))
+        for projection in self.projections.values():
+            self._add(*projection.events)
         return self._catalogue
 
     def _add(self, *kinds: type[Any]) -> None:
@@ -121,8 +135,14 @@ class Declarations:
         buckets = [self._owned(bucket, {}) for bucket in self._all_buckets()]
         if self.owns_stream:
             buckets.append(self._bucket(self.schema_bucket, "Contracts of events, one for each type and version."))
+        if self.projections:
+            buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
+            description = "Which buckets projections are in, leases, and replays."
+            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
+        if self.handlers or self.projections:
+            streams.append(self._dead_letters())
         if self.handlers:
-            streams += [self._dead_letters(), self._retries()]
+            streams.append(self._retries())
             buckets.append(
                 self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
             )
@@ -172,7 +192,12 @@ class Declarations:
         return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:
-        return {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        age_s = self.stream_config.max_age_s
+        if age_s and age_s < DUPLICATE_WINDOW_S:
+            # As the server does for a new stream; for one that exists it refuses the age instead.
+            defaults["duplicate_window_s"] = age_s
+        return defaults
 
     def _owned(self, config: Any, defaults: Mapping[str, Any]) -> Any:
         """A configuration with the owner in its metadata, and with what it leaves open filled in."""

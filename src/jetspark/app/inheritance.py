@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from jetspark.app.clock import idle_s
 from jetspark.errors import JetSparkError
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ async def tidy_retries(
     floors: list[tuple[float, int]] = []
     """When everything up to a sequence was found to be settled."""
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(idle_s(every_s))
         try:
             floor = (await consumer.info()).ack_floor.stream_sequence
             if not floors or floors[-1][1] < floor:

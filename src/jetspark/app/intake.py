@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.app.clock import idle_s
 from jetspark.app.dead_letters import microseconds
 from jetspark.app.envelope import Decoded, decode
 from jetspark.app.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
@@ -61,7 +62,7 @@ class Intake:
         self._stream, self.consumer, self.retry_consumer = stream, consumer, retries
         self.partition = partition
         self._group = None if partition is None else PIN_GROUP
-        self._idle_s: dict[Side, float] = {"stream": IDLE_PULL_S, "retries": IDLE_PULL_S}
+        self._idle_s: dict[Side, float] = {"stream": idle_s(IDLE_PULL_S), "retries": idle_s(IDLE_PULL_S)}
         if partition is not None:
             self._idle_s["stream"] = worker.spec.takeover_s / PULLS_IN_TAKEOVER
         self._tenure: tuple[int, str] | None = None
@@ -173,15 +174,15 @@ class Intake:
             worker.arm()
 
     async def _fetch(self, consumer: Consumer, side: Side, credit: Credit, hold: Hold) -> list[JetStreamMessage]:
-        group, idle_s = self._group if side == "stream" else None, self._idle_s[side]
+        group, wait_s = self._group if side == "stream" else None, self._idle_s[side]
         try:
             found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes, group=group)
             if found:
                 return found
             hold.resize(credit._replace(messages=1))
             began = self._loop.time()
-            found = await consumer.fetch(1, timeout=idle_s, max_bytes=credit.bytes, group=group)
-            if self.partition is not None and self._loop.time() - began > idle_s + self._spec.ack_wait_s / 2:
+            found = await consumer.fetch(1, timeout=wait_s, max_bytes=credit.bytes, group=group)
+            if self.partition is not None and self._loop.time() - began > wait_s + self._spec.ack_wait_s / 2:
                 # This process was stopped meanwhile: what came may be with another reader by now.
                 await self._return(found)
                 return []
@@ -191,7 +192,7 @@ class Intake:
                 hold.resize(credit._replace(messages=0, bytes=0))
                 await self._worker.make_room()
                 return []
-            return await consumer.fetch(1, timeout=idle_s, group=group)
+            return await consumer.fetch(1, timeout=wait_s, group=group)
 
     async def _return(self, found: Sequence[JetStreamMessage]) -> None:
         self._tenure = None

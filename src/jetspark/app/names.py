@@ -11,6 +11,7 @@ topology and the command line agree.
     <APP>_<handler>_PARTITIONS   parts.<app>.<handler>.<p>.<subject>      copies of events, with their partition
     bucket <app>_handlers                                                 parked keys, attempts, markers, redrives,
                                                                           workers of handlers with partitions
+    bucket <app>_projections                                              buckets in use, leases, records of replays
 
 ``<origin>`` is ``<stream>.<sequence>.<microseconds>``: the time the stream stored the event tells apart two streams of
 one name, of which the first was deleted.
@@ -30,6 +31,7 @@ __all__ = [
     "escape_token",
     "handler_bucket",
     "partition_stream",
+    "projection_bucket",
     "retry_stream",
 ]
 
@@ -58,6 +60,11 @@ def retry_stream(app: str) -> str:
 def handler_bucket(app: str) -> str:
     """The bucket of everything handlers remember."""
     return f"{app}_handlers"
+
+
+def projection_bucket(app: str) -> str:
+    """The bucket of what is known of projections, apart from their state."""
+    return f"{app}_projections"
 
 
 def escape_token(text: str) -> str:

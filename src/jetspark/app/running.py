@@ -1,4 +1,4 @@
-"""Running an application: connect, open the lifespans, run every handler, and end in an orderly way."""
+"""Running an application: connect, open the lifespans, run handlers and projections, and end in an orderly way."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jetspark.aio.client import connect
 from jetspark.app.context import open_lifespans
 from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.provisioning import apply_topology, check_for_drift
 from jetspark.app.worker import HandlerWorker
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.application import App, Lifespan
 
 __all__ = ["run_app"]
 
 _logger = logging.getLogger("jetspark.app")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker(Protocol):
+    """A handler, or projections, in this process."""
+
+    async def run(self) -> None: ...
+
+    async def stop(self, runners: asyncio.Task[None], timeout: float) -> None: ...
 
 
 async def run_app(
@@ -34,34 +43,47 @@ async def run_app(
     only: Collection[str],
     stop_timeout: float,
     apply: bool = False,
+    lifespans: Sequence[Lifespan] | None = None,
+    live: LiveOptions | None = None,
     **options: Any,
 ) -> None:
-    """Run the handlers of an application until cancelled, or until SIGTERM or Ctrl-C."""
-    unknown = sorted(set(only) - set(app.handlers))
+    """Run the handlers and projections of an application until cancelled, or until SIGTERM or Ctrl-C.
+
+    ``lifespans`` take the place of the application's own.
+    """
+    known = {**app.handlers, **app.projections}
+    unknown = sorted(set(only) - set(known))
     if unknown:
-        raise ConfigError(f"only={unknown}: expected some of {', '.join(sorted(app.handlers)) or 'no handlers'}")
+        raise ConfigError(f"only={unknown}: expected some of {', '.join(sorted(known)) or 'no handlers'}")
     specs = [spec for spec in app.handlers.values() if not only or spec.name in only]
-    if not specs:
-        raise ConfigError(f"app {app.name!r} has no handlers to run")
+    projections = [spec for spec in app.projections.values() if not only or spec.name in only]
+    if not specs and not projections:
+        raise ConfigError(f"app {app.name!r} has no handlers and no projections to run")
     options.setdefault("name", f"{app.name} handlers")
     catalogue = app.catalogue
     catalogue.check()
     ended = asyncio.Event()
+    yielding = app.lifespans if lifespans is None else lifespans
     # Signals count from here on, also while it starts: what a lifespan opened is closed.
-    async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
+    async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(yielding) as dependencies:
         if apply:
             await apply_topology(client.jetstream(), app)
         else:
             await check_for_drift(client.jetstream(), app)
-        workers = []
+        workers: list[Worker] = []
+        if projections:
+            workers.append(ProjectionWorker(app, projections, client.jetstream(), catalogue=catalogue, options=live))
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
             workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+        names = [*(spec.name for spec in specs), *(spec.name for spec in projections)]
+        _logger.info("app %s: running %s", app.name, ", ".join(names))
         await _run_workers(workers, stop_timeout, ended)
+        _logger.info("app %s: ended", app.name)
 
 
-async def _run_workers(workers: list[HandlerWorker], stop_timeout: float, ended: asyncio.Event) -> None:
-    tasks = {asyncio.create_task(worker.run(), name=worker.spec.name): worker for worker in workers}
+async def _run_workers(workers: list[Worker], stop_timeout: float, ended: asyncio.Event) -> None:
+    tasks = {asyncio.create_task(worker.run()): worker for worker in workers}
     waiting = asyncio.create_task(ended.wait())
     try:
         await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -76,7 +76,9 @@ class HandlerWorker:
             max_messages=spec.max_messages,
             max_bytes=spec.max_bytes,
         )
-        self.machine = HandlerMachine(limits, spec.retry, (rng or random.SystemRandom()).random, spec.breaker)
+        self._loop = asyncio.get_running_loop()
+        rng = rng or getattr(self._loop, "rng", None) or random.SystemRandom()
+        self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
         self.room = Room(self.machine)
         self.catalogue = catalogue
         self.kinds = frozenset(spec.events)
@@ -87,7 +89,6 @@ class HandlerWorker:
         self.records = RecordWatch(store, self.machine, members)
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
         self._intake: Intake | None = None
-        self._loop = asyncio.get_running_loop()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -140,7 +140,8 @@ class ProcedureRunner:
                 batch.add_many(step.items, commit=True)
         except JetSparkError as error:
             failure = self._meaning(error)
-        return IngestReport(batch.acknowledged, (*batch.gaps, *batch.doubts), tuple(batch.errors), failure)
+        missing = (*batch.gaps, *batch.doubts)
+        return IngestReport(batch.acknowledged, missing, tuple(batch.errors), failure, batch.last_sequence)
 
     def _publish_each(self, step: PublishEach) -> list[Exception | None]:
         context = self._connected

@@ -11,6 +11,7 @@ import typer
 
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
+from jetspark.errors import ConfigError
 
 __all__ = ["run_workers"]
 
@@ -24,15 +25,27 @@ def run_workers(
     stop_timeout: Annotated[
         float, typer.Option("--stop-timeout", help="Seconds that running handlers have to finish at the end.", min=0)
     ] = 30.0,
+    engine: Annotated[str, typer.Option("--engine", help="live, or spark: projections as a Spark stream.")] = "live",
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
+    ] = None,
     servers: Servers = None,
 ) -> None:
     """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
 
     Refuses to start where the server is not as the application declares: see `jetspark plan`. With `--workers` a
-    process that dies is started again; the order of keys holds across processes for handlers with partitions.
+    process that dies is started again; the order of keys holds across processes for handlers with partitions. With
+    `--engine spark` the projections are folded by a Spark stream on this machine, and no handler runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = connection_options(servers)
+    if engine == "spark":
+        from jetspark.cli.run_spark import run_on_spark
+
+        run_on_spark(app, load_app(app), only=only or (), apply=apply, checkpoint=checkpoint, options=options)
+        return
+    if engine != "live":
+        raise ConfigError(f"--engine {engine}: expected live or spark")
     if workers == 1 and not reload:
         end_with_parent()
         declared = load_app(app)

@@ -82,6 +82,11 @@ class FastBatchBase:
             raise UsageError("the batch has no final acknowledgement: it is open, empty, or was not answered")
         return self._batch.ack
 
+    @property
+    def last_sequence(self) -> int:
+        """The stream sequence of the last message stored, by the final acknowledgement; 0 while there is none."""
+        return self._batch.ack.sequence if self._batch.ack is not None else 0
+
     def _tell(self, news: list[range | Refusal]) -> None:
         for entry in news:
             if isinstance(entry, range):

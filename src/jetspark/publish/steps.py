@@ -102,6 +102,8 @@ class IngestReport:
     refusals: tuple[Refusal, ...]
     failure: JetSparkError | None = None
     """Why the batch ended before its time. What became of the messages that are not acknowledged is unknown then."""
+    last_sequence: int = 0
+    """The stream sequence of the last message that was stored, as the final acknowledgement says; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ counts as older than every event: sequence 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jetspark.core.headers import encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import Operation, marker_headers
 
 __all__ = [
+    "MARK_HEADER",
     "SEQUENCE_HEADER",
     "STAMP_HEADER",
     "WRITER_HEADER",
@@ -23,6 +25,7 @@ __all__ = [
     "Outcome",
     "Stored",
     "current_of",
+    "header_bytes",
     "header_fields",
     "is_unchanged",
     "is_written",
@@ -34,7 +37,9 @@ __all__ = [
 
 SEQUENCE_HEADER = "JetSpark-Sequence"
 STAMP_HEADER = "JetSpark-Batch"
+MARK_HEADER = "JetSpark-Projection"
 WRITER_HEADER = "JetSpark-Writer"
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Current(NamedTuple):
@@ -45,6 +50,8 @@ class Current(NamedTuple):
     revision: int
     stamp: str | None = None
     """What its writer noted with it (``JetSpark-Batch``)."""
+    mark: str | None = None
+    """What a projection noted with it (``JetSpark-Projection``)."""
 
 
 class Change(NamedTuple):
@@ -59,6 +66,8 @@ class Change(NamedTuple):
     """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
     stamp: str | None = None
     """A note to those who write the key next, stored as the header ``JetSpark-Batch``."""
+    mark: str | None = None
+    """What a projection says of its value, stored as the header ``JetSpark-Projection``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +79,19 @@ class Outcome:
     """Keys that had another revision than expected: nothing was written to them."""
     dropped: int = 0
     """Not written, because the bucket had newer ones, or the same."""
+    present: Mapping[str, Current] = field(default_factory=dict, compare=False)
+    """What keys in conflict have instead, according to the leader; those that have nothing are left out."""
+    revisions: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Of changes that were written, where they are known for sure."""
 
     def plus(self, other: Outcome) -> Outcome:
-        return Outcome(self.written + other.written, self.conflicts + other.conflicts, self.dropped + other.dropped)
+        return Outcome(
+            self.written + other.written,
+            self.conflicts + other.conflicts,
+            self.dropped + other.dropped,
+            {**self.present, **other.present},
+            {**self.revisions, **other.revisions},
+        )
 
 
 class Stored(NamedTuple):
@@ -85,6 +104,7 @@ class Stored(NamedTuple):
     sequence: int | None
     writer: str | None
     stamp: str | None = None
+    mark: str | None = None
 
 
 def newest(changes: Iterable[Change]) -> dict[str, Change]:
@@ -129,16 +149,30 @@ def header_fields(change: Change, writer: str) -> dict[str, str] | None:
         fields[SEQUENCE_HEADER] = str(change.sequence)
     if change.stamp is not None:
         fields[STAMP_HEADER] = change.stamp
+    if change.mark is not None:
+        fields[MARK_HEADER] = change.mark
     if change.revision is not None:
-        fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
+        fields[_EXPECTED] = str(change.revision)
         if change.sequence is None:
             fields[WRITER_HEADER] = writer
     return fields or None
 
 
+def header_bytes(change: Change, writer: str) -> bytes | None:
+    """The headers of a change as they stand in a frame; None when it has none."""
+    if change.operation == "put" and change.stamp is None and change.sequence is not None:
+        # A state of a projection or a fold, of which there are thousands in a batch.
+        mark = "" if change.mark is None else f"\r\n{MARK_HEADER}: {change.mark}"
+        if mark.isascii() and mark.count("\n") <= 1 and "\r" not in mark[2:]:
+            expected = "" if change.revision is None else f"\r\n{_EXPECTED}: {change.revision}"
+            return f"NATS/1.0\r\n{SEQUENCE_HEADER}: {change.sequence}{mark}{expected}\r\n\r\n".encode()
+    fields = header_fields(change, writer)
+    return None if fields is None else encode(fields)
+
+
 def current_of(stored: Stored) -> Current:
     value = stored.value if stored.operation == "put" else None
-    return Current(value, stored.sequence or 0, stored.revision, stored.stamp)
+    return Current(value, stored.sequence or 0, stored.revision, stored.stamp, stored.mark)
 
 
 def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
@@ -147,7 +181,7 @@ def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
         return False
     if change.sequence is not None:
         # Who applies the same events to the same state gets the same value: then it does not matter who wrote it.
-        return stored.sequence == change.sequence
+        return stored.sequence == change.sequence and stored.mark == change.mark
     return stored.writer == writer
 
 

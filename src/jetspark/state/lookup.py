@@ -10,7 +10,14 @@ from jetspark.errors import JetStreamUnavailable, ProtocolError, ServerError
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import operation_of
 from jetspark.jetstream.operations import Request
-from jetspark.state.changes import SEQUENCE_HEADER, STAMP_HEADER, WRITER_HEADER, Stored, stored_sequence
+from jetspark.state.changes import (
+    MARK_HEADER,
+    SEQUENCE_HEADER,
+    STAMP_HEADER,
+    WRITER_HEADER,
+    Stored,
+    stored_sequence,
+)
 
 __all__ = ["Lookup", "lookup_requests", "stored_of"]
 
@@ -99,6 +106,7 @@ def stored_of(message: StoredMessage) -> Stored:
         stored_sequence(headers.get(SEQUENCE_HEADER)),
         headers.get(WRITER_HEADER),
         headers.get(STAMP_HEADER),
+        headers.get(MARK_HEADER),
     )
 
 
@@ -115,6 +123,7 @@ def _stored(raw: bytes, message: CoreMessage) -> Stored:
         stored_sequence(_field(raw, SEQUENCE_HEADER.encode())),
         _field(raw, WRITER_HEADER.encode()),
         _field(raw, STAMP_HEADER.encode()),
+        _field(raw, MARK_HEADER.encode()),
     )
 
 

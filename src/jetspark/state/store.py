@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from jetspark.errors import (
@@ -33,7 +34,7 @@ from jetspark.errors import (
     ServerError,
     WrongLastSequence,
 )
-from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, check_bucket, check_key, subject_of
 from jetspark.jetstream.operations import Api, message_query
 from jetspark.publish.outgoing import Item
@@ -44,6 +45,7 @@ from jetspark.state.changes import (
     Outcome,
     Stored,
     current_of,
+    header_bytes,
     header_fields,
     is_unchanged,
     is_written,
@@ -53,7 +55,7 @@ from jetspark.state.changes import (
 from jetspark.state.lookup import Lookup, lookup_requests, stored_of
 from jetspark.state.patience import Persistence
 
-__all__ = ["PATIENCE_S", "load", "store", "store_newest"]
+__all__ = ["PATIENCE_S", "StateBucket", "load", "open_bucket", "store", "store_newest"]
 
 MAX_FRUITLESS_REQUESTS = 3
 # A fast batch has no bound; this is for the reports of refusals, and for what has to be sent again when it is lost.
@@ -100,15 +102,20 @@ def store(
     persistence = Persistence(patience_s)
     yield from persistence.progress()
     target = yield from persistence.attempt(lambda: _open(bucket, for_writing=True))
-    seen: set[str] = set()
-    total = Outcome()
-    for batch in _batches(changes, BATCH_CHANGES):
-        for change in batch:
-            _check(change, seen, writer)
-        persistence = Persistence(patience_s)
-        yield from persistence.progress()
-        total = total.plus((yield from target.store(batch, writer, persistence)))
-    return total
+    return (yield from target.store_all(changes, writer=writer, patience_s=patience_s))
+
+
+def open_bucket(bucket: str, *, patience_s: float = PATIENCE_S) -> Procedure[StateBucket]:
+    """A bucket to load from and store to again and again, without asking each time what it is like.
+
+    Raises:
+        ConfigError: It cannot be written.
+        StreamNotFound: There is no such bucket.
+        JetSparkError: Nobody has answered for ``patience_s`` seconds.
+    """
+    persistence = Persistence(patience_s)
+    yield from persistence.progress()
+    return (yield from persistence.attempt(lambda: _open(bucket, for_writing=True)))
 
 
 def store_newest(
@@ -163,25 +170,39 @@ class _Sent:
     unknown: list[Change] = field(default_factory=list)
     """Nobody knows whether they are stored."""
     reason: Exception | None = None
+    revisions: dict[str, int] = field(default_factory=dict)
 
 
-def _open(bucket: str, *, for_writing: bool = False) -> Procedure[_Target]:
+def _open(bucket: str, *, for_writing: bool = False) -> Procedure[StateBucket]:
     """Asking what the bucket is like is a request as any other: the server may be away."""
     api: Api = yield Connect()
     info = yield from api.stream_info(f"KV_{check_bucket(bucket)}")
-    target = _Target(api, info.config)
+    target = StateBucket(api, info)
     if for_writing:
         target.check_may_write()
     return target
 
 
-class _Target:
-    """A bucket to load from and store to."""
+class StateBucket:
+    """A bucket to load from and store to; make one with :func:`open_bucket`."""
 
-    def __init__(self, api: Api, config: StreamConfig) -> None:
-        self._api, self._config = api, config
-        self._bucket = Bucket.of(api, config)
+    def __init__(self, api: Api, info: StreamInfo) -> None:
+        self._api, self._config = api, info.config
+        self.created = info.created
+        """When the stream behind it was made: another time is another bucket."""
+        self._bucket = Bucket.of(api, info.config)
         self._prefix_length = len(subject_of(self._bucket.origin, ""))
+        self._last_sequence = info.state.last_sequence
+        """One that the bucket has given out before the next batch is sent."""
+
+    @property
+    def name(self) -> str:
+        return self._bucket.name
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether a load may be a moment behind."""
+        return (self._config.replicas or 1) > 1
 
     def check_may_write(self) -> None:
         name, origin = self._bucket.name, self._bucket.origin
@@ -191,6 +212,37 @@ class _Target:
     def load(self, keys: Sequence[str], persistence: Persistence) -> Procedure[dict[str, Current]]:
         found = yield from persistence.attempt(lambda: self._last_messages(keys))
         return {key: current_of(stored) for key, stored in found.items()}
+
+    def load_all(self, keys: Sequence[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
+        """As :func:`load`."""
+        persistence = Persistence(patience_s)
+        yield from persistence.progress()
+        return (yield from self.load(keys, persistence))
+
+    def load_from_leader(self, keys: Iterable[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
+        """What some keys have, not a moment ago but now; a request for each of them."""
+        found: dict[str, Current] = {}
+        persistence = Persistence(patience_s)
+        yield from persistence.progress()
+        for key in keys:
+            stored = yield from persistence.attempt(partial(self._from_leader, key))
+            if stored is not None:
+                found[key] = current_of(stored)
+        return found
+
+    def store_all(
+        self, changes: Iterable[Change], *, writer: str = "", patience_s: float = PATIENCE_S
+    ) -> Procedure[Outcome]:
+        """As :func:`store`."""
+        seen: set[str] = set()
+        total = Outcome()
+        for batch in _batches(changes, BATCH_CHANGES):
+            for change in batch:
+                _check(change, seen, writer)
+            persistence = Persistence(patience_s)
+            yield from persistence.progress()
+            total = total.plus((yield from self.store(batch, writer, persistence)))
+        return total
 
     def _last_messages(self, keys: Iterable[str]) -> Procedure[dict[str, Stored]]:
         config = self._config
@@ -222,10 +274,13 @@ class _Target:
         """Until nothing is unknown."""
         written = 0
         conflicts: list[str] = []
+        found: dict[str, Current] = {}
+        revisions: dict[str, int] = {}
         left = list(changes)
         while left:
             sent = yield from self._send(left, writer)
             written += sent.written
+            revisions |= sent.revisions
             left = sent.unknown
             reason = sent.reason or BatchInDoubt("", "messages were lost", 0)
             if sent.refused:
@@ -245,13 +300,15 @@ class _Target:
                             left.append(change)
                         else:
                             conflicts.append(change.key)
+                            if stored is not None:
+                                found[change.key] = current_of(stored)
             if left:
                 if len(left) < len(changes):
                     changes = left
                     yield from persistence.progress()
                 _logger.debug("%s: %d changes are sent again: %s", self._bucket.name, len(left), reason)
                 yield from persistence.pause(reason)
-        return Outcome(written, tuple(conflicts))
+        return Outcome(written, tuple(conflicts), 0, found, revisions)
 
     def _present(self, refused: Sequence[Change]) -> Procedure[dict[str, Stored]]:
         """What the bucket has instead of what was expected."""
@@ -260,25 +317,32 @@ class _Target:
             known = present.get(change.key)
             if change.revision is not None and (0 if known is None else known.revision) < change.revision:
                 # A replica that is behind, or a revision that never was one; the leader knows.
-                query = message_query(last_for=subject_of(self._bucket.origin, change.key))
-                try:
-                    last = yield from self._api.get_message(self._config.name, query, direct=False)
-                except MessageNotFound:
+                last = yield from self._from_leader(change.key)
+                if last is None:
                     present.pop(change.key, None)
                 else:
-                    present[change.key] = stored_of(last)
+                    present[change.key] = last
         return present
+
+    def _from_leader(self, key: str) -> Procedure[Stored | None]:
+        query = message_query(last_for=subject_of(self._bucket.origin, check_key(key)))
+        try:
+            return stored_of((yield from self._api.get_message(self._config.name, query, direct=False)))
+        except MessageNotFound:
+            return None
 
     def _send(self, changes: Sequence[Change], writer: str) -> Procedure[_Sent]:
         address = self._bucket.write_subject
-        items: Iterator[Item] = (
-            (address(change.key), change.value, header_fields(change, writer)) for change in changes
-        )
+        items: Iterator[Item]
         try:
             self._api = yield Connect()
             if self._config.allow_batched:
+                items = (_item(address(change.key), change, writer) for change in changes)
                 report: IngestReport = yield IngestAll(items)
-                return _of_batch(changes, report)
+                sent = _of_batch(changes, report)
+                sent.revisions = self._revisions(changes, report)
+                return sent
+            items = ((address(change.key), change.value, header_fields(change, writer)) for change in changes)
             errors: list[Exception | None] = yield PublishEach(items)
             return _of_each(changes, errors)
         except PayloadTooLarge as error:
@@ -289,8 +353,26 @@ class _Target:
                 raise
             return _Sent(unknown=list(changes), reason=error)
 
+    def _revisions(self, changes: Sequence[Change], report: IngestReport) -> dict[str, int]:
+        """Those of a batch of which everything was stored, and between whose messages nobody else wrote.
+
+        The server says the sequence of the last message only. If it is as far from one that we had before as there are
+        messages in the batch, then all sequences between the two are of this batch.
+        """
+        before, last = self._last_sequence, report.last_sequence
+        self._last_sequence = last or before
+        is_whole = report.failure is None and not report.missing and not report.refusals
+        if not is_whole or last != before + len(changes):
+            return {}
+        return {change.key: sequence for sequence, change in enumerate(changes, start=before + 1)}
+
 
 # ---- deciding --------------------------------------------------------------------------------------------------------
+
+
+def _item(subject: str, change: Change, writer: str) -> Item:
+    block = header_bytes(change, writer)
+    return (subject, change.value) if block is None else (subject, change.value, block)
 
 
 def _check(change: Change, seen: set[str], writer: str) -> None:
@@ -313,6 +395,9 @@ def _of_batch(changes: Sequence[Change], report: IngestReport) -> _Sent:
     if failure is not None and not failure.may_pass:
         raise failure
     sent = _Sent(reason=failure)
+    if failure is None and not report.missing and not report.refusals:
+        sent.written = len(changes)
+        return sent
     open_ended = [range(report.acknowledged + 1, len(changes) + 1)] if failure is not None else []
     unknown = {number for missing in [*report.missing, *open_ended] for number in missing}
     errors = {refusal.sequence: refusal.error for refusal in report.refusals}

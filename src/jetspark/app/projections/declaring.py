@@ -1,0 +1,152 @@
+"""What a projection is: which events it takes, under which key, and what they make of its state. Pure.
+
+State is bytes between two events: it is decoded for ``apply``, and what ``apply`` returns is encoded before the next
+event is looked at. So ``apply`` cannot tell where a micro-batch of its engine began, it can change the state it is
+given in place, and there is one form of the bytes: JSON with sorted keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from jetspark.app.contracts import contract_of
+from jetspark.app.names import check_app_name
+from jetspark.app.tokens import escape, text_of
+from jetspark.errors import ConfigError
+from jetspark.jetstream.kv import KVConfig
+from jetspark.state.fold import DELETE
+
+__all__ = ["Invariant", "ProjectionSpec"]
+
+Invariant: TypeAlias = Callable[[Any], object]
+"""Takes a state; returns False, or raises, if it must not be."""
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class BrokenInvariant(Exception):
+    """A state that must not be."""
+
+
+class ProjectionSpec:
+    """One projection as it was declared; see ``App.projection``."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: type[Any],
+        *,
+        events: Sequence[type[Any]],
+        bucket: KVConfig | str,
+        version: int = 1,
+        invariants: Sequence[Invariant] = (),
+    ) -> None:
+        self.name = check_app_name(name)
+        self.events = tuple(events)
+        if not self.events:
+            raise ConfigError(f"projection {name!r}: events=[]: expected at least one type of event")
+        for event in self.events:
+            contract_of(event)
+        self.bucket = KVConfig.of(bucket)
+        if self.bucket.ttl_s:
+            raise ConfigError(
+                f"projection {name!r}: ttl_s={self.bucket.ttl_s} of bucket {self.bucket.bucket}: expected none, since "
+                "a state that is gone would be folded again from the middle; return DELETE when a key ends"
+            )
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ConfigError(f"projection {name!r}: version={version!r}: expected a whole number, 1 or more")
+        self.version = version
+        self.plain_mark = str(version)
+        """The mark of a state that is not parked."""
+        self.invariants = tuple(invariants)
+        self.kind = kind
+        self._fold = kind()
+        self._key_of = _method(name, self._fold, "key", "event")
+        self._apply = _method(name, self._fold, "apply", "state", "event")
+        self._wants_key = len(inspect.signature(self._apply).parameters) > 2
+        self._decode = msgspec.json.Decoder(_state_type(kind)).decode
+
+    def keys_of(self, event: Any) -> tuple[str, ...]:
+        """The keys in the bucket that an event concerns, each once; the values of ``key`` as tokens.
+
+        Raises:
+            ConfigError: ``key`` returned something with no single spelling, such as a float.
+            Exception: Whatever ``key`` raises.
+        """
+        found = self._key_of(event)
+        if found.__class__ is str:
+            return (escape(found),)
+        if found is None:
+            return ()
+        if isinstance(found, list | tuple):
+            return tuple(dict.fromkeys(escape(text_of(each)) for each in found))
+        return (escape(text_of(found)),)
+
+    def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
+        """What an event makes of the state of a key: canonical JSON, or None for a key that has none.
+
+        Args:
+            key: As the bucket has it.
+
+        Raises:
+            Exception: Whatever ``apply`` or an invariant raises; the state is as it was.
+        """
+        state = None if value is None else self._decode(value)
+        new = self._apply(state, event, key) if self._wants_key else self._apply(state, event)
+        if new is DELETE:
+            return None
+        if new is None:
+            if value is not None:
+                raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
+            return None
+        encoded = _encode(new)
+        for invariant in self.invariants:
+            if invariant(new) is False:
+                raise BrokenInvariant(f"{getattr(invariant, '__name__', invariant)} is not true of {encoded[:200]!r}")
+        return encoded
+
+    def decode_state(self, value: bytes) -> Any:
+        """A state as ``apply`` gets it."""
+        return self._decode(value)
+
+    @property
+    def bucket_config(self) -> KVConfig:
+        """Its bucket as it has to be: fast ingest is what stores many keys at once."""
+        return dataclasses.replace(self.bucket, allow_batched=True)
+
+    def __repr__(self) -> str:
+        return f"<Projection {self.name} version {self.version}: bucket {self.bucket.bucket}>"
+
+
+def _method(name: str, fold: object, method: str, *parameters: str) -> Callable[..., Any]:
+    found = getattr(fold, method, None)
+    wanted = f"def {method}(self, {', '.join(parameters)})"
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise ConfigError(f"projection {name!r}: expected `{wanted}`, a plain function without I/O")
+    try:
+        inspect.signature(found).bind(*parameters)
+    except TypeError:
+        try:
+            inspect.signature(found).bind(*parameters, "key")
+        except TypeError:
+            raise ConfigError(f"projection {name!r}: expected `{wanted}`, got {inspect.signature(found)}") from None
+    return typing.cast("Callable[..., Any]", found)
+
+
+def _state_type(kind: type[Any]) -> Any:
+    """What ``apply`` says its state is, without None; anything, if it says nothing."""
+    try:
+        hint = typing.get_type_hints(kind.apply).get("state", Any)
+    except (NameError, TypeError):
+        return Any  # a type that only exists for type checkers
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        alternatives = [each for each in typing.get_args(hint) if each is not type(None)]
+        hint = alternatives[0] if len(alternatives) == 1 else typing.Union[tuple(alternatives)]  # noqa: UP007
+    return hint

@@ -1,0 +1,205 @@
+"""What the messages of a stream do to the keys of projections. Pure: every engine folds with this.
+
+A :class:`Router` makes rows of a message: which projections it concerns, and which keys. A :class:`KeyState` takes the
+rows of one key by ascending sequence, beginning at or before the first that it has not, and without leaving one out.
+Then, whatever an engine does twice or somebody else has done already, the bytes are the same:
+
+* an event at or below the sequence of the state is in it, and changes nothing;
+* an event that ``apply`` or an invariant refuses parks its key: the state stays as it was, and later events wait;
+* what is stored is stored by compare-and-set on the revision it was folded from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from jetspark.app.contracts import Catalogue, contract_of
+from jetspark.app.envelope import Decoded, RawHeaders, decode, decode_event
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.errors import ContractViolation, UsageError
+from jetspark.state.changes import Change, Current
+
+__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row"]
+
+
+class Recorded(NamedTuple):
+    """A message as the stream has it."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    headers: RawHeaders
+    time_us: int
+    """When it was stored, in microseconds: what every engine can see of it."""
+
+
+class Row(NamedTuple):
+    """An event on its way to one key of one projection."""
+
+    projection: str
+    key: str
+    """As the bucket has it."""
+    sequence: int
+    event: Any
+
+
+KeyRow: TypeAlias = tuple[str, int, Any]
+"""Key, sequence and event of a row: what is left when the projection is known."""
+
+
+class Failure(NamedTuple):
+    """A message that no key can be parked for, because it cannot be read, or its key cannot be told."""
+
+    projections: tuple[str, ...]
+    sequence: int
+    error: Exception
+
+
+class Routing(NamedTuple):
+    """Where a message goes."""
+
+    rows: list[Row]
+    failures: list[Failure]
+    decoded: Decoded | None = None
+    """What was read; None if it could not be."""
+
+
+class Router:
+    """Knows which events concern which projections."""
+
+    def __init__(self, specs: Iterable[ProjectionSpec], catalogue: Catalogue) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self._catalogue = catalogue
+        self._of_kind: dict[type[Any], list[ProjectionSpec]] = {}
+        for spec in self.specs.values():
+            for kind in spec.events:
+                self._of_kind.setdefault(kind, []).append(spec)
+
+    @property
+    def filters(self) -> list[str]:
+        """What has to be read: the subjects of all events."""
+        return list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+
+    def route(self, message: Recorded) -> Routing:
+        """The rows of a message. One that no projection asked for has none."""
+        try:
+            decoded = decode(message.subject, message.data, message.headers, self._catalogue)
+        except ContractViolation as error:
+            return Routing([], [Failure(tuple(self.specs), message.sequence, error)])
+        event = decoded.event
+        rows: list[Row] = []
+        failures: list[Failure] = []
+        for spec in self._of_kind.get(type(event), ()):
+            try:
+                rows += [Row(spec.name, key, message.sequence, event) for key in spec.keys_of(event)]
+            except Exception as error:
+                failures.append(Failure((spec.name,), message.sequence, error))
+        return Routing(rows, failures, decoded)
+
+    def sort(
+        self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]
+    ) -> list[tuple[Recorded, list[Failure]]]:
+        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read.
+
+        As :meth:`route` does, in half the time.
+        """
+        failed: list[tuple[Recorded, list[Failure]]] = []
+        of_kind, catalogue = self._of_kind, self._catalogue
+        for message in messages:
+            sequence, subject, data, headers, _ = message
+            try:
+                event = decode_event(subject, data, headers, catalogue)
+            except ContractViolation as error:
+                failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
+                continue
+            failures = []
+            for spec in of_kind.get(type(event), ()):
+                try:
+                    keys = spec.keys_of(event)
+                except Exception as error:
+                    failures.append(Failure((spec.name,), sequence, error))
+                    continue
+                mine = rows[spec.name]
+                for key in keys:
+                    mine.append((key, sequence, event))
+            if failures:
+                failed.append((message, failures))
+        return failed
+
+
+class KeyState:
+    """One key in hand: as the bucket had it, and with the events since."""
+
+    __slots__ = ("_loaded", "_was_parked", "applied", "known", "parked", "sequence", "value", "waiting")
+
+    def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
+        """
+        Raises:
+            UsageError: The bucket has a state that another version of the projection has made.
+        """
+        mark = mark_of(loaded)
+        if mark is not None and mark.version != spec.version:
+            raise UsageError(
+                f"key {key!r} of projection {spec.name!r} was made by its version {mark.version}, and this is version "
+                f"{spec.version}: rebuild it (jetspark rebuild), or run the version that made it"
+            )
+        self._loaded = loaded
+        self.value = loaded.value
+        self.sequence = loaded.sequence
+        self.parked = self._was_parked = mark.parked if mark is not None else FOREIGN if loaded.revision else None
+        self.applied = self.known = self.waiting = 0
+
+    def apply(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
+        """Take the next event of the key."""
+        if sequence <= self.sequence:
+            self.known += 1
+        elif self.parked is not None:
+            self.waiting += 1
+        else:
+            self.fold(spec, key, sequence, event)
+
+    def fold(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
+        """Take an event that is new, of a key that is not parked."""
+        had = self.value
+        try:
+            value = spec.fold(key, had, event)
+        except Exception as error:
+            self.parked = Parked(sequence, f"{type(error).__name__}: {error}")
+            return
+        self.applied += 1
+        if value is None and had is None:
+            return  # a key that is not there, and whose event was ignored
+        self.value, self.sequence = value, sequence
+
+    def stored(self, change: Change, revision: int) -> None:
+        """The bucket has a change that was made of this; there may be events since."""
+        value = change.value if change.operation == "put" else None
+        self._loaded = Current(value, change.sequence or 0, revision, None, change.mark)
+        if self.parked is None:
+            self._was_parked = None
+            return
+        mark = mark_of(self._loaded)
+        self._was_parked = mark.parked if mark is not None else None
+        if self._was_parked is not None and self._was_parked.sequence == self.parked.sequence:
+            self.parked = self._was_parked  # with as much of the reason as a header has room for
+
+    @property
+    def loaded(self) -> Current:
+        """What the bucket has, as far as is known."""
+        return self._loaded
+
+    @property
+    def is_parked_in_bucket(self) -> bool:
+        return self._was_parked is not None
+
+    def change(self, spec: ProjectionSpec, key: str) -> Change | None:
+        """What has to be stored; None if the bucket has it all."""
+        loaded = self._loaded
+        if self.sequence == loaded.sequence and self.parked == self._was_parked:
+            return None
+        mark = spec.plain_mark if self.parked is None else str(Mark(spec.version, self.parked))
+        if self.value is None:
+            return Change(key, b"", "delete", self.sequence, loaded.revision, mark=mark)
+        return Change(key, self.value, "put", self.sequence, loaded.revision, mark=mark)

@@ -1,0 +1,70 @@
+"""What a projected value says of itself besides its bytes. Pure.
+
+A key of a projection's bucket has the state as canonical JSON, and two headers: ``JetSpark-Sequence``, the sequence of
+the last event in it, and ``JetSpark-Projection``, its mark: the version of the projection that made it, and where the
+key cannot go on, at which event and why. A deleted key keeps both, so that an old event cannot raise the dead.
+
+A value without a mark was written by somebody else. It is never overwritten: nobody knows which events are in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jetspark.app.letters import escape_line, unescape_line
+from jetspark.state.changes import Current
+
+__all__ = ["FOREIGN", "Mark", "Parked", "position_key"]
+
+# A header is a line, and the whole story is in the log of the engine that met it.
+_MAX_REASON = 300
+
+
+class Parked(NamedTuple):
+    """Why a key does not go on."""
+
+    sequence: int
+    """Of the event that could not be applied; 0 if it was not an event."""
+    reason: str
+
+
+FOREIGN = Parked(0, "the value was written by another program, which does not say what events are in it")
+
+
+class Mark(NamedTuple):
+    """The header ``JetSpark-Projection``."""
+
+    version: int
+    parked: Parked | None = None
+
+    def __str__(self) -> str:
+        if self.parked is None:
+            return str(self.version)
+        return f"{self.version} parked {self.parked.sequence} {escape_line(self.parked.reason[:_MAX_REASON])}"
+
+    @classmethod
+    def read(cls, text: str | None) -> Mark | None:
+        """None for what is none of ours."""
+        version, _, rest = (text or "").partition(" ")
+        if not (version.isascii() and version.isdecimal()):
+            return None
+        if not rest:
+            return cls(int(version))
+        word, _, rest = rest.partition(" ")
+        sequence, _, reason = rest.partition(" ")
+        if word != "parked" or not (sequence.isascii() and sequence.isdecimal()):
+            return None
+        return cls(int(version), Parked(int(sequence), unescape_line(reason)))
+
+
+def position_key(part: str = "") -> str:
+    """The key under which a reader keeps how far it is, in the bucket itself: a position must not outlive its state.
+
+    It has two tokens, and no key of an event begins with the first of them and has such a second one.
+    """
+    return f"_jetspark.position{f'.{part}' if part else ''}"
+
+
+def mark_of(current: Current) -> Mark | None:
+    """The mark of what a bucket has for a key; None for a key that has nothing, or something foreign."""
+    return Mark.read(current.mark)

@@ -1,0 +1,86 @@
+"""How far a live engine is. Pure.
+
+A bucket has the position of its reader under ``_jetspark.position``: JSON with the stream, when it was created, and
+a sequence. Every event at or below that sequence is stored, or parks its key, or has a letter. It is written by
+compare-and-set, and not after every batch: what was read once more changes nothing.
+
+A position is moved back by one thing only, the repair of a parked key. An engine passes by the events of such a key, so
+a repaired state is right only together with a position at or below its sequence. Whoever repairs a key writes both in
+one atomic batch, key and position by their revisions, and counts the repair in ``repairs`` (:meth:`Position.repaired`).
+Then an engine that begins later reads again what the state has not; and one that runs finds its own next position
+refused, sees that there was a repair, and begins anew from the position it finds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import NamedTuple
+
+from jetspark.app.projections.marks import position_key
+from jetspark.errors import ProtocolError, UsageError
+from jetspark.state.changes import Change
+
+__all__ = ["Position", "position_change", "start_of"]
+
+
+class Position(NamedTuple):
+    """A place in a stream."""
+
+    stream: str
+    created: str
+    """When the stream was made: another one of the same name has other events under the same sequences."""
+    sequence: int
+    repairs: int = 0
+    """How many keys were repaired so far."""
+
+    def repaired(self, sequence: int) -> Position:
+        """What goes with a repaired state that has the events up to ``sequence``."""
+        return self._replace(sequence=min(self.sequence, sequence), repairs=self.repairs + 1)
+
+    def encode(self) -> bytes:
+        return json.dumps(self._asdict(), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Position:
+        """
+        Raises:
+            ProtocolError: It is none.
+        """
+        try:
+            fields = json.loads(value)
+            stream, created = str(fields["stream"]), str(fields["created"])
+            found = cls(stream, created, int(fields["sequence"]), int(fields.get("repairs", 0)))
+        except (ValueError, KeyError, TypeError):
+            raise ProtocolError(f"the position of a projection is not readable: {value[:200]!r}") from None
+        return found
+
+    @classmethod
+    def beginning(cls, stream: str, created: datetime.datetime | None) -> Position:
+        return cls(stream, "" if created is None else created.isoformat(), 0)
+
+
+def start_of(stored: Position | None, beginning: Position, *, projection: str, bucket: str) -> Position:
+    """Where a reader of the stream begins.
+
+    Args:
+        stored: What the bucket has; None for a new one.
+        beginning: That of the stream as it is now.
+
+    Raises:
+        UsageError: The position is one of another stream.
+    """
+    if stored is None:
+        return beginning
+    if (stored.stream, stored.created) != (beginning.stream, beginning.created):
+        raise UsageError(
+            f"projection {projection!r} (bucket {bucket}) was made of stream {stored.stream!r} as it was created at "
+            f"{stored.created}, and stream {beginning.stream!r} was created at {beginning.created}: its position means "
+            "nothing there. Rebuild it (jetspark rebuild), or delete the bucket to begin anew"
+        )
+    return stored
+
+
+def position_change(position: Position, revision: int) -> Change:
+    """The write of a position, if the record still has this revision; 0 if there is none."""
+    return Change(position_key(), position.encode(), "put", position.sequence, revision)

@@ -1,0 +1,253 @@
+"""The states of one projection in a live engine: a bounded cache, and what of it is not stored yet. Pure.
+
+Events are folded as they come; what they made is stored meanwhile, as much at a time as there is::
+
+    clean ──apply()──> dirty ──take()──> sent ──settle()──> clean, or dirty if there were events since
+                         ^                │
+                         └── conflict ────┘  folded again, on what the bucket has
+
+A key keeps the events that are not stored yet, so that a conflict can be settled without reading them again: what the
+bucket has has all events up to its sequence, and those behind it are in hand. If the bucket is behind what it had
+before, its state was removed by somebody else, and the events in hand are not all of them: :class:`StateGone`.
+
+A revision that is not known for sure is never guessed: the key is loaded again before it is stored the next time.
+
+Keys that are parked are never dropped from the cache. Whoever repairs such a key writes it together with a position
+(see ``positions``); until an engine has noticed that, it must not fold an event onto a repaired state, because
+it may have passed by others before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import KeyRow, KeyState
+from jetspark.app.projections.marks import Mark, Parked, mark_of
+from jetspark.jetstream.kv import Operation
+from jetspark.state.changes import Change, Current, Outcome
+
+__all__ = ["CacheLimits", "LiveStates", "StateGone"]
+
+NOTHING = Current(None, 0, 0)
+GONE = "its state was removed from the bucket, or replaced by an older one"
+# What an entry of the cache takes besides its value and its key, roughly.
+ENTRY_BYTES = 600
+
+
+class CacheLimits(NamedTuple):
+    """How many states are kept in memory; those that have to be stored, or are parked, are kept anyway."""
+
+    keys: int
+    bytes: int
+
+
+class StateGone(Exception):
+    """The bucket has lost states that it had."""
+
+    def __init__(self, projection: str, changes: list[Change]) -> None:
+        super().__init__(projection, changes)
+        self.projection, self.changes = projection, changes
+        """What parks these keys: they can only be rebuilt."""
+
+
+class _Key:
+    """A key in hand."""
+
+    __slots__ = ("is_sure", "rows", "sent", "sent_rows", "size", "state")
+
+    def __init__(self, state: KeyState) -> None:
+        self.state = state
+        self.rows: list[tuple[int, Any]] = []
+        """Events that are not stored, and not sent either."""
+        self.sent_rows: list[tuple[int, Any]] = []
+        self.sent: Change | None = None
+        self.is_sure = True
+        """The revision is known."""
+        self.size = 0
+
+
+class LiveStates:
+    """See the module."""
+
+    def __init__(self, spec: ProjectionSpec, limits: CacheLimits) -> None:
+        self.spec = spec
+        self._limits = limits
+        self._keys: dict[str, _Key] = {}
+        self._dirty: dict[str, _Key] = {}
+        self._size = 0
+        self.applied = self.known = self.waiting = 0
+        self.parked: dict[str, Parked] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._dirty)
+
+    # ---- folding -----------------------------------------------------------------------------------------------
+
+    def missing(self, rows: Iterable[KeyRow]) -> list[str]:
+        """Keys that have to be loaded before the rows can be applied."""
+        known = self._keys
+        return list({row[0]: None for row in rows if row[0] not in known})
+
+    def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        """
+        Raises:
+            UsageError: Another version of the projection has made a state.
+        """
+        for key in keys:
+            entry = _Key(KeyState(self.spec, key, loaded.get(key, NOTHING)))
+            self._keys[key] = entry
+            self._measure(key, entry)
+            self._note_parked(key, entry)
+
+    def apply(self, rows: Iterable[KeyRow]) -> None:
+        """Take rows of keys that are here, by ascending sequence."""
+        spec, keys, dirty = self.spec, self._keys, self._dirty
+        is_crowded = 2 * len(keys) > self._limits.keys
+        for key, sequence, event in rows:
+            entry = keys[key]
+            state = entry.state
+            if sequence <= state.sequence:
+                self.known += 1
+                continue
+            if state.parked is not None:
+                self.waiting += 1
+                if state.is_parked_in_bucket:
+                    continue
+            else:
+                state.fold(spec, key, sequence, event)
+            entry.rows.append((sequence, event))
+            dirty[key] = entry
+            if is_crowded:
+                keys[key] = keys.pop(key)  # to the end, as the one used last
+
+    # ---- storing -----------------------------------------------------------------------------------------------
+
+    def unsure(self) -> list[str]:
+        """Keys that have to be loaded again before :meth:`take`."""
+        return [key for key, entry in self._dirty.items() if not entry.is_sure]
+
+    def unchecked(self) -> list[str]:
+        """Keys of which an event was ignored because they have no state.
+
+        Nothing is stored for that, so nothing compares: if it was a replica that said so, the leader has to be asked.
+        """
+        spec = self.spec
+        return [
+            key
+            for key, entry in self._dirty.items()
+            if entry.state.value is None and entry.state.change(spec, key) is None
+        ]
+
+    def behind(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> list[str]:
+        """Those of which the bucket seems to have less than it had: a replica may be behind, the leader knows."""
+        return [key for key in keys if loaded.get(key, NOTHING).sequence < self._keys[key].state.loaded.sequence]
+
+    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        """What the bucket has for keys of which that was not sure.
+
+        Raises:
+            StateGone: It has less than it had.
+        """
+        self._rebase({key: loaded.get(key, NOTHING) for key in keys})
+
+    def take(self) -> list[Change]:
+        """Everything that has to be stored. What comes meanwhile is stored the next time."""
+        spec, changes = self.spec, []
+        for key, entry in self._dirty.items():
+            change = entry.state.change(spec, key)
+            if change is not None:
+                entry.sent, entry.sent_rows = change, entry.rows
+                changes.append(change)
+            entry.rows = []
+        self._dirty = {}
+        return changes
+
+    def settle(self, changes: Iterable[Change], outcome: Outcome) -> None:
+        """What became of the changes. Those in conflict are dirty again.
+
+        Raises:
+            StateGone: The bucket has less of some keys than it had.
+        """
+        conflicts = set(outcome.conflicts)
+        revisions, present = outcome.revisions, {}
+        for change in changes:
+            key = change.key
+            entry = self._keys[key]
+            if key in conflicts:
+                entry.rows = entry.sent_rows + entry.rows
+                present[key] = outcome.present.get(key, NOTHING)
+            else:
+                revision = revisions.get(key)
+                entry.is_sure = revision is not None
+                entry.state.stored(change, revision or 0)
+                self.applied += len(entry.sent_rows)
+                if entry.state.is_parked_in_bucket:
+                    entry.rows = []
+                self._note_parked(key, entry)
+            entry.sent, entry.sent_rows = None, []
+            self._measure(key, entry)
+        self._rebase(present)
+
+    def _rebase(self, present: Mapping[str, Current]) -> None:
+        """Fold the events in hand onto what the bucket has by now."""
+        gone = []
+        for key, found in present.items():
+            entry = self._keys[key]
+            had = entry.state.loaded
+            is_foreign = found.revision > 0 and mark_of(found) is None
+            if found.sequence < had.sequence and not is_foreign:
+                if had.value is not None or found.value is not None:
+                    gone.append(self._parking(key, found))
+                    continue
+                found = found._replace(sequence=had.sequence)  # the mark of its end was tidied away
+            rows, entry.rows = entry.rows, []
+            entry.state, entry.is_sure = KeyState(self.spec, key, found), True
+            self._dirty.pop(key, None)
+            for sequence, event in rows:
+                if sequence > entry.state.sequence:
+                    entry.state.apply(self.spec, key, sequence, event)
+                    entry.rows.append((sequence, event))
+            if entry.state.is_parked_in_bucket:
+                self.waiting += len(entry.rows)
+                entry.rows = []
+            if entry.rows:
+                self._dirty[key] = entry
+            self._note_parked(key, entry)
+        if gone:
+            raise StateGone(self.spec.name, gone)
+
+    def _parking(self, key: str, found: Current) -> Change:
+        mark = str(Mark(self.spec.version, Parked(0, GONE)))
+        operation: Operation = "delete" if found.value is None else "put"
+        return Change(key, found.value or b"", operation, found.sequence, found.revision, mark=mark)
+
+    # ---- the cache ---------------------------------------------------------------------------------------------
+
+    def shrink(self) -> None:
+        """Drop the states used longest ago, as far as there are too many."""
+        limits = self._limits
+        if len(self._keys) <= limits.keys and self._size <= limits.bytes:
+            return
+        for key, entry in list(self._keys.items()):
+            if len(self._keys) <= limits.keys * 7 // 8 and self._size <= limits.bytes * 7 // 8:
+                return
+            if key not in self._dirty and entry.sent is None and key not in self.parked:
+                del self._keys[key]
+                self._size -= entry.size
+
+    def _measure(self, key: str, entry: _Key) -> None:
+        size = ENTRY_BYTES + len(key) + 2 * len(entry.state.value or b"")
+        self._size += size - entry.size
+        entry.size = size
+
+    def _note_parked(self, key: str, entry: _Key) -> None:
+        if entry.state.parked is not None:
+            self.parked[key] = entry.state.parked
+        else:
+            self.parked.pop(key, None)

@@ -1,0 +1,49 @@
+"""Letters for messages that no projection can read: nothing can be parked for them, and they are never skipped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.app.clock import utc_now
+from jetspark.app.dead_letters import microseconds
+from jetspark.app.letters import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.projections.folding import Failure
+from jetspark.errors import PayloadTooLarge, WrongLastSequence
+from jetspark.jetstream.publishing import Expect
+
+__all__ = ["HANDLER", "write_unreadable"]
+
+HANDLER = "projections"
+"""Under this name the letters of all projections are listed."""
+
+
+async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, failures: Sequence[Failure]) -> None:
+    """Store the one letter of a message, unless it is there."""
+    metadata = message.metadata
+    origin = Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
+    cause = FailureCause.of(failures[0].error, is_transient=False)
+    names = ", ".join(sorted({name for failure in failures for name in failure.projections}))
+    letter = DeadEvent(
+        handler=HANDLER,
+        key=None,
+        origin=origin,
+        subject=message.subject,
+        data=message.data,
+        headers=message.headers,
+        attempts=1,
+        status="open",
+        cause=dataclasses.replace(cause, message=f"{names}: {cause.message}"),
+        failed=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    )
+    subject = letter_subject(app, HANDLER, None, origin)
+    for each in (letter, dataclasses.replace(letter, data=b"", is_body_omitted=True)):
+        try:
+            await js.publish(subject, each.data, headers=each.to_headers(), expect=Expect(last_subject_sequence=0))
+        except PayloadTooLarge:
+            continue
+        except WrongLastSequence:
+            pass  # it was written before
+        return

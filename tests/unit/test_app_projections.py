@@ -1,0 +1,229 @@
+"""Projections, as far as they are pure: declarations, routes, and what events do to a key."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from jetspark.app import DELETE, App, Event, encode
+from jetspark.app.clock import utc_now
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import KeyState, Recorded, Router
+from jetspark.app.projections.marks import FOREIGN, Mark, Parked
+from jetspark.errors import ConfigError, UsageError
+from jetspark.jetstream.kv import KVConfig
+from jetspark.state.changes import Change, Current
+
+
+class Opened(Event, type="account.opened", version=1, key="account", subject="accounts.{account}.opened"):
+    account: str
+
+
+class Moved(Event, type="account.moved", version=1, key="source", subject="accounts.{source}.moved"):
+    source: str
+    target: str
+    cents: int
+
+
+class Closed(Event, type="account.closed", version=1, key="account", subject="accounts.{account}.closed"):
+    account: str
+
+
+class Account(msgspec.Struct):
+    cents: int = 0
+
+
+class Balances:
+    def key(self, event: Opened | Moved | Closed) -> Any:
+        return [event.source, event.target] if isinstance(event, Moved) else event.account
+
+    def apply(self, state: Account | None, event: Opened | Moved | Closed, key: str) -> Any:
+        match event:
+            case Opened():
+                return Account()
+            case Closed():
+                return DELETE
+            case Moved():
+                if state is None:
+                    return None
+                state.cents += event.cents if key == event.target else -event.cents
+                return state
+
+
+def balances(**options: Any) -> ProjectionSpec:
+    return ProjectionSpec("balances", Balances, events=[Opened, Moved, Closed], bucket="balances", **options)
+
+
+NOTHING = Current(None, 0, 0)
+
+
+def fold(spec: ProjectionSpec, key: str, events: list[tuple[int, Event]], start: Current = NOTHING) -> KeyState:
+    state = KeyState(spec, key, start)
+    for sequence, event in events:
+        if key in spec.keys_of(event):
+            state.apply(spec, key, sequence, event)
+    return state
+
+
+def stored(change: Change, revision: int) -> Current:
+    value = change.value if change.operation == "put" else None
+    return Current(value, change.sequence or 0, revision, mark=change.mark)
+
+
+HISTORY: list[tuple[int, Event]] = [
+    (1, Opened(account="a")),
+    (2, Opened(account="b")),
+    (4, Moved(source="a", target="b", cents=5)),
+    (7, Closed(account="a")),
+    (8, Moved(source="b", target="a", cents=1)),
+]
+
+
+def test_an_event_goes_to_each_of_its_keys_and_says_so_to_apply() -> None:
+    spec = balances()
+    assert fold(spec, "a", HISTORY[:3]).value == b'{"cents":-5}'
+    assert fold(spec, "b", HISTORY[1:3]).value == b'{"cents":5}'
+
+
+def test_a_deleted_key_keeps_its_sequence_and_an_old_event_does_not_raise_it() -> None:
+    spec = balances()
+    state = fold(spec, "a", HISTORY[:4])
+    change = state.change(spec, "a")
+    assert change is not None
+    assert (change.operation, change.sequence, change.mark) == ("delete", 7, "1")
+    again = fold(spec, "a", HISTORY[:4], stored(change, 9))
+    assert again.change(spec, "a") is None
+    assert (again.known, again.applied) == (3, 0)
+
+
+def test_an_ignored_event_of_a_key_that_is_not_there_stores_nothing() -> None:
+    spec = balances()
+    assert fold(spec, "c", [(3, Moved(source="c", target="d", cents=1))]).change(spec, "c") is None
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_cut_into_batches_and_any_repetition_gives_the_same_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    spec = balances()
+    whole = fold(spec, "b", HISTORY[1:]).change(spec, "b")
+    assert whole is not None
+    current, at, revision = NOTHING, 0, 0
+    events = HISTORY[1:]
+    while at < len(events):
+        begin, at = rng.randrange(at + 1), rng.randint(at + 1, len(events))
+        change = fold(spec, "b", events[begin:at], current).change(spec, "b")
+        if change is not None:
+            assert change.revision == current.revision
+            revision += 1
+            current = stored(change, revision)
+    assert (current.value, current.sequence, current.mark) == (whole.value, whole.sequence, whole.mark)
+
+
+def test_an_event_that_cannot_be_applied_parks_its_key_and_later_ones_wait() -> None:
+    spec = balances(invariants=[lambda state: state.cents >= 0])
+    state = fold(spec, "a", HISTORY[:4])
+    change = state.change(spec, "a")
+    assert change is not None
+    mark = Mark.read(change.mark)
+    assert mark is not None
+    assert mark.parked is not None
+    assert (mark.parked.sequence, state.waiting) == (4, 1)
+    assert "is not true" in mark.parked.reason
+    assert (change.value, change.sequence) == (b'{"cents":0}', 1)
+    later = fold(spec, "a", HISTORY, stored(change, 3))
+    assert later.change(spec, "a") is None
+    assert later.waiting == 3  # 4, 7 and 8
+
+
+def test_a_key_whose_first_event_cannot_be_applied_is_parked_as_well() -> None:
+    spec = balances(invariants=[lambda state: False])
+    change = fold(spec, "a", HISTORY[:1]).change(spec, "a")
+    assert change is not None
+    assert (change.operation, change.sequence, change.revision) == ("delete", 0, 0)
+    assert fold(spec, "a", HISTORY, stored(change, 1)).change(spec, "a") is None
+
+
+def test_a_value_of_another_program_is_left_alone() -> None:
+    spec = balances()
+    state = fold(spec, "a", HISTORY, Current(b"{}", 0, 5))
+    assert state.parked is FOREIGN
+    assert state.change(spec, "a") is None
+
+
+def test_a_state_of_another_version_is_not_folded_further() -> None:
+    change = fold(balances(), "a", HISTORY[:1]).change(balances(), "a")
+    assert change is not None
+    with pytest.raises(UsageError, match="version 1, and this is version 2: rebuild"):
+        KeyState(balances(version=2), "a", stored(change, 1))
+
+
+def test_apply_that_forgets_to_return_parks_the_key() -> None:
+    class Forgets:
+        def key(self, event: Opened) -> str:
+            return event.account
+
+        def apply(self, state: dict[str, int] | None, event: Opened) -> Any:
+            if state is None:
+                return {"n": 1}
+            state["n"] += 1
+
+    spec = ProjectionSpec("forgets", Forgets, events=[Opened], bucket="forgets")
+    state = fold(spec, "a", [(1, Opened(account="a")), (2, Opened(account="a"))])
+    assert state.value == b'{"n":1}'
+    assert state.parked is not None
+    assert "return the new state, or DELETE" in state.parked.reason
+
+
+@pytest.mark.parametrize("mark", [Mark(1), Mark(12, Parked(34, "a\nb  c ä")), Mark(2, Parked(0, ""))])
+def test_a_mark_is_read_back_as_it_was_written(mark: Mark) -> None:
+    assert Mark.read(str(mark)) == mark
+
+
+@pytest.mark.parametrize("text", [None, "", "x", "1 other", "1 parked", "1 parked x why", "²"])
+def test_what_is_no_mark_is_foreign(text: str | None) -> None:
+    assert Mark.read(text) is None
+
+
+def test_a_router_tells_rows_from_what_cannot_be_read() -> None:
+    spec = balances()
+    app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
+    router = Router([spec], app.catalogue)
+    assert router.filters == ["accounts.*.opened", "accounts.*.moved", "accounts.*.closed"]
+    encoded = encode(Moved(source="a.b", target="b", cents=1), id="1", source="/bank", time=utc_now())
+    routing = router.route(Recorded(5, encoded.subject, encoded.data, encoded.headers, 0))
+    assert [(row.key, row.sequence) for row in routing.rows] == [("a=2Eb", 5), ("b", 5)]
+    bad = router.route(Recorded(6, "accounts.a.opened", b"{", None, 0))
+    assert not bad.rows
+    assert [(failure.projections, failure.sequence) for failure in bad.failures] == [(("balances",), 6)]
+
+
+def test_an_application_declares_the_buckets_of_its_projections() -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"])
+    app.projection("balances", events=[Opened, Moved, Closed], bucket="balances")(Balances)
+    topology = app.topology()
+    assert {bucket.bucket for bucket in topology.buckets} == {"balances", "bank_projections", "bank_schemas"}
+    assert {stream.name for stream in topology.streams} == {"BANK", "BANK_DLQ"}
+    with pytest.raises(ConfigError, match="a name of its own"):
+        app.projection("balances", events=[Opened], bucket="other")(Balances)
+    with pytest.raises(ConfigError, match="one of its own"):
+        app.projection("other", events=[Opened], bucket="balances")(Balances)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"events": []}, "at least one type"),
+        ({"events": [dict]}, "no type of event"),
+        ({"version": 0}, "version=0"),
+        ({"bucket": KVConfig(bucket="b", ttl_s=5)}, "ttl_s=5"),
+        ({"kind": dict}, "def key"),
+        ({"name": "a b"}, "name='a b'"),
+    ],
+)
+def test_a_declaration_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"name": "x", "kind": Balances, "events": [Opened], "bucket": "x", **change}
+    with pytest.raises(ConfigError, match=message):
+        ProjectionSpec(arguments.pop("name"), arguments.pop("kind"), **arguments)
