@@ -250,3 +250,34 @@ async def test_the_models_copies_are_those_of_the_server(js: JetStream) -> None:
         words = [Headers(each)["Nats-Stream-Source"].split(" ")[:5] for each in (one.headers, other.headers)]
         assert words[0] == words[1]
         assert one.headers.get("own") == "kept"
+
+
+@pytest.mark.parametrize("partitions", [None, 4])
+async def test_what_is_given_back_before_it_began_is_no_attempt(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    app = App("moving", stream="MOVING", subjects=["moves.>"])
+    done: list[str] = []
+
+    @app.handler(
+        Moved,
+        durable="m",
+        partitions=partitions,
+        takeover_s=1.0,
+        ack_wait_s=2.0,
+        concurrency=1,
+        retry=Retry(attempts=1),
+    )
+    async def move(event: Moved) -> None:
+        await asyncio.sleep(0.3)
+        done.append(event.name)
+
+    await set_up(js, app)
+    await publish(js, app, *(Moved(name=f"k{number}") for number in range(6)))
+    async with running(app, server.url):
+        await until(lambda: len(done) == 2)
+    async with running(app, server.url):
+        await until(lambda: are_done(js, app, "m"))
+    assert sorted(done) == [f"k{number}" for number in range(6)]
+    store = await HandlerStore.open(js, app.name, "m")
+    assert [each async for each in store.all_letters()] == []

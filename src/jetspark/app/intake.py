@@ -24,7 +24,7 @@ from jetspark.app.inheritance import expect_inherited, follow_advisories, settle
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.partitions import PIN_GROUP, copied_from
-from jetspark.app.settling import bury_lost
+from jetspark.app.settling import WriteAttempts, bury_lost
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     ConfigError,
@@ -70,6 +70,7 @@ class Intake:
         self.expected: dict[int, int] = {}
         """What was delivered to others and is not settled: where it was published -> in the consumer's stream."""
         self._settling: asyncio.Task[None] | None = None
+        self._has_ended = False
         self._pullers: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -104,6 +105,7 @@ class Intake:
 
     async def end(self) -> None:
         """Stop what runs beside the pulling."""
+        self._has_ended = True
         running = [*self._others, *([self._settling] if self._settling is not None else [])]
         for task in running:
             task.cancel()
@@ -121,12 +123,14 @@ class Intake:
             for consumer in (self.consumer, self.retry_consumer):
                 await consumer.close()
                 await consumer.info()
-            for item in self._machine.items:
-                if item.intake is not self or (item.is_taken and not running):
-                    continue
-                if not running:
+            items = [item for item in self._machine.items if item.intake is self and (running or not item.is_taken)]
+            if not running:
+                # All at once: while one is given back, a runner could take the next.
+                for item in items:
                     self._let_go(item)
+            for item in items:
                 if not item.message.is_answered:
+                    await self._note_not_begun(item)
                     await item.message.nak()
             for sequence in list(self.expected):
                 self._machine.lanes.gone(sequence)
@@ -137,6 +141,11 @@ class Intake:
             await self._worker.client.flush()
         except JetSparkError as error:  # disconnected: they come after their ack_wait
             self._log.warning("giving back: %s", error)
+
+    async def _note_not_begun(self, item: WorkItem) -> None:
+        """Where one attempt is all there is: else the next delivery counts this one, which may have begun."""
+        if self._spec.retry.attempts == 1 and item.attempts == 0 and item.source == "stream":
+            await self._worker.store.perform(WriteAttempts(item, None))
 
     def _let_go(self, item: WorkItem) -> None:
         if item.source != "stream":
@@ -252,8 +261,10 @@ class Intake:
             self._worker.room.count_retry(item, -1)
 
     def expect_again(self, item: WorkItem) -> None:
-        """The item is not held any more, and its key waits for it."""
-        if item.key is not None:
+        """The item is not held any more, and its key waits for it, unless another reader looks after the key."""
+        if self._has_ended:
+            self._machine.lanes.gone(item.sequence)
+        elif item.key is not None:
             self.expected[item.sequence] = item.message.metadata.stream_sequence
             self.settle_expected()
 
