@@ -179,7 +179,7 @@ async def test_every_event_ends_once_and_no_key_is_out_of_order(tmp_path: Path) 
 
 @pytest.mark.slow
 async def test_a_process_that_was_stopped_comes_back_to_what_others_have_taken_over(tmp_path: Path) -> None:
-    events = 300
+    events = 150
     environment = {**os.environ, "JETSPARK_MANY": str(tmp_path), "PYTHONPATH": str(SOURCES)}
     with NatsServer() as server:
         command = [sys.executable, "-m", "jetspark", "run", "integration.app_many:app", "--servers", server.url]
