@@ -8,6 +8,7 @@ given in place, and there is one form of the bytes: JSON with sorted keys.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import types
 import typing
@@ -18,6 +19,7 @@ import msgspec
 
 from jetspark.app.contracts import contract_of
 from jetspark.app.names import check_app_name
+from jetspark.app.projections.windows import Window
 from jetspark.app.tokens import escape, text_of
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -47,6 +49,7 @@ class ProjectionSpec:
         bucket: KVConfig | str,
         version: int = 1,
         invariants: Sequence[Invariant] = (),
+        window: Window | None = None,
     ) -> None:
         self.name = check_app_name(name)
         self.events = tuple(events)
@@ -66,6 +69,9 @@ class ProjectionSpec:
         self.plain_mark = str(version)
         """The mark of a state that is not parked."""
         self.invariants = tuple(invariants)
+        if window is not None and not isinstance(window, Window):
+            raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
+        self.window = window
         self.kind = kind
         self._fold = kind()
         self._key_of = _method(name, self._fold, "key", "event")
@@ -88,6 +94,14 @@ class ProjectionSpec:
         if isinstance(found, list | tuple):
             return tuple(dict.fromkeys(escape(text_of(each)) for each in found))
         return (escape(text_of(found)),)
+
+    def windowed_keys_of(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
+        """The keys with their windows, where the projection has windows; see :class:`Window`."""
+        keys = self.keys_of(event)
+        if self.window is None or not keys:
+            return keys
+        parts = self.window.parts(event, sent, stored_us)
+        return tuple(f"{key}.{part}" for key in keys for part in parts)
 
     def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
         """What an event makes of the state of a key: canonical JSON, or None for a key that has none.
