@@ -33,8 +33,16 @@ Invariant: TypeAlias = Callable[[Any], object]
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
+# What servers accept by default, with room for headers.
+MAX_STATE_BYTES = (1 << 20) - 4096
+
+
 class BrokenInvariant(Exception):
     """A state that must not be."""
+
+
+class StateTooLarge(Exception):
+    """A state that the bucket would not take."""
 
 
 class ProjectionSpec:
@@ -72,6 +80,8 @@ class ProjectionSpec:
         if window is not None and not isinstance(window, Window):
             raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
         self.window = window
+        limit = self.bucket.max_value_bytes or 0
+        self.max_state_bytes = max(limit - 1024, limit // 2) if limit > 0 else MAX_STATE_BYTES
         self.kind = kind
         self._fold = kind()
         self._key_of = _method(name, self._fold, "key", "event")
@@ -121,6 +131,8 @@ class ProjectionSpec:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
         encoded = _encode(new)
+        if len(encoded) > self.max_state_bytes:
+            raise StateTooLarge(f"the state has {len(encoded)} bytes, and at most {self.max_state_bytes} can be stored")
         for invariant in self.invariants:
             if invariant(new) is False:
                 raise BrokenInvariant(f"{getattr(invariant, '__name__', invariant)} is not true of {encoded[:200]!r}")
