@@ -154,7 +154,7 @@ def test_a_state_that_no_server_takes_parks_its_key() -> None:
         def apply(self, state: list[str] | None, event: Opened) -> list[str]:
             return [*(state or []), event.account]
 
-    events = [(1, Opened(account="a")), (2, Opened(account="b" * (1 << 20)))]
+    events: list[tuple[int, Event]] = [(1, Opened(account="a")), (2, Opened(account="b" * (1 << 20)))]
     spec = ProjectionSpec("grows", Grows, events=[Opened], bucket="grows")
     state = fold(spec, "all", events)
     assert state.value == b'["a"]'
