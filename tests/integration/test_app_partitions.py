@@ -196,3 +196,19 @@ async def test_a_handler_that_had_no_partitions_is_not_given_any(server: NatsSer
     await set_up(js, app_of(None)[0])
     with pytest.raises(TopologyRefused, match="until now the handler read consumer m of MOVING, without partitions"):
         await set_up(js, app_of(4)[0])
+
+
+async def test_an_orderly_end_does_not_wait_for_a_server_that_is_gone() -> None:
+    app, done = app_of(8)
+    with NatsServer() as server:
+        async with jetspark.connect(server.url) as client:
+            js = client.jetstream()
+            await set_up(js, app)
+            await publish(js, app, Moved(name="a"))
+            task = asyncio.create_task(app.run(server.url, stop_timeout=0.5))
+            await until(lambda: done)
+        server.pause()
+        task.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([task])
+        server.resume()

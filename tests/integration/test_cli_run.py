@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jetspark.cli.supervising import MAX_FAILURES, STEADY_S, Slot, Supervisor, source_files
+from jetspark.cli.supervising import MAX_REFUSALS, STEADY_S, Slot, Supervisor, source_files
 from jetspark.core.backoff import Backoff
 from jetspark.server import NatsServer
 
@@ -129,10 +129,11 @@ def test_changed_sources_restart_the_workers(folder: Path, start: Callable[..., 
 def test_the_wait_for_a_replacement_doubles_until_one_has_lived() -> None:
     slot, waits = Slot(), []
     for _ in range(3):
-        slot.note_end(slot.started_at + 1.0)
+        slot.note_end(-9, slot.started_at + 1.0)
         waits.append(slot.start_at - slot.started_at - 1.0)
     assert waits == pytest.approx([0.2, 0.4, 0.8])
-    slot.note_end(slot.started_at + STEADY_S)
+    assert slot.refusals == 0  # killed, not failed: it is not given up
+    slot.note_end(-9, slot.started_at + STEADY_S)
     assert slot.failures == 0
 
 
@@ -141,7 +142,7 @@ def test_a_program_that_cannot_start_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("jetspark.cli.supervising.RESTART_PAUSE", Backoff(first_s=0.0, max_s=0.0))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     assert supervisor.run() == 3
-    assert supervisor._slots[0].failures == MAX_FAILURES
+    assert supervisor._slots[0].refusals == MAX_REFUSALS
 
 
 def test_sources_are_those_below_the_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jetspark.core.headers import encode
+from jetspark.core.headers import decode, encode
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, ConnectionLost, ConsumerNotFound, RequestTimeout, WrongLastSequence
@@ -165,7 +165,11 @@ class MemoryBucket(MemoryServer):
         end = f"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: {before}\r\n\r\n" if before else None
         yield CoreMessage("_INBOX", b"", None, (end or "NATS/1.0 404 No Results\r\n\r\n").encode(), None)
 
-    def _store(self, subject: str, value: bytes, headers: dict[str, str] | None) -> WrongLastSequence | None:
+    def _store(
+        self, subject: str, value: bytes, headers: bytes | dict[str, str] | None = None
+    ) -> WrongLastSequence | None:
+        if isinstance(headers, bytes):
+            headers = dict(decode(headers).items())
         expected = (headers or {}).get("Nats-Expected-Last-Subject-Sequence")
         if expected is not None and int(expected) != self.last(subject):
             return WrongLastSequence(400, 10071, f"wrong last sequence: {self.last(subject)}")
@@ -194,7 +198,8 @@ class MemoryBucket(MemoryServer):
             elif (error := self._store(*item)) is not None and number <= acknowledged:
                 refusals.append(Refusal(number, error))
         failure = None if arrived == len(items) else BatchInDoubt("", "the connection was lost", acknowledged)
-        return IngestReport(acknowledged, tuple(missing), tuple(refusals), failure)
+        last = 0 if failure is not None else len(self.log)
+        return IngestReport(acknowledged, tuple(missing), tuple(refusals), failure, last)
 
 
 def _base64(data: bytes) -> str:

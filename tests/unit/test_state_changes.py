@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from jetspark.core.headers import decode
 from jetspark.errors import ConfigError
 from jetspark.state.changes import (
     Change,
     Current,
     Outcome,
     Stored,
+    header_bytes,
     header_fields,
     is_unchanged,
     is_written,
@@ -84,3 +86,21 @@ def test_a_key_that_looks_as_expected_is_unchanged() -> None:
 
 def test_outcomes_add_up() -> None:
     assert Outcome(1, ("a",), 2).plus(Outcome(3, ("b",), 4)) == Outcome(4, ("a", "b"), 6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change("a"),
+        Change("a", b"1", sequence=5, revision=0),
+        Change("a", b"1", sequence=5, mark="1"),
+        Change("a", b"1", sequence=5, revision=7, mark="1 parked 4 why\\n not"),
+        Change("a", b"", "delete", 5, 7, mark="1"),
+        Change("a", b"", "purge"),
+        Change("a", b"1", sequence=5, revision=7, stamp="q:1:2", mark="1"),
+        Change("a", b"1", revision=7),
+    ],
+)
+def test_headers_as_bytes_are_the_same_as_those_in_fields(change: Change) -> None:
+    fields, block = header_fields(change, "w"), header_bytes(change, "w")
+    assert (None if block is None else dict(decode(block).items())) == fields

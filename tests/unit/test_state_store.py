@@ -30,7 +30,7 @@ from jetspark.state.apply import MAX_ROUNDS, Folding, fold_into, store_values
 from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.fold import Applied, Piece
 from jetspark.state.lookup import Lookup
-from jetspark.state.store import load, store, store_newest
+from jetspark.state.store import load, open_bucket, store, store_newest
 
 SEEDS = range(200)
 
@@ -56,6 +56,23 @@ def test_what_is_stored_is_loaded_with_its_sequence_revision_and_stamp() -> None
     assert bucket.run(store("b", changes)) == Outcome(written=2)
     found = bucket.run(load("b", ["a", "never", "b"]))
     assert found == {"a": Current(b"1", 5, 1, "q:0:1:5"), "b": Current(None, 6, 2)}
+
+
+def test_the_revisions_of_a_whole_batch_are_known_unless_somebody_else_wrote_meanwhile() -> None:
+    bucket = MemoryBucket()
+    target = bucket.run(open_bucket("b"))
+    first = bucket.run(target.store_all([Change(key, b"1", sequence=1, revision=0) for key in "abc"]))
+    assert first.revisions == {"a": 1, "b": 2, "c": 3}
+    bucket.put("x", b"of another")
+    second = bucket.run(
+        target.store_all([Change(key, b"2", sequence=2, revision=first.revisions[key]) for key in "ab"])
+    )
+    assert (second.written, second.revisions) == (2, {})
+    third = bucket.run(target.store_all([Change("c", b"2", sequence=2, revision=3)]))
+    assert third.revisions == {"c": 7}
+    conflict = bucket.run(target.store_all([Change("c", b"3", sequence=3, revision=3)]))
+    assert conflict.conflicts == ("c",)
+    assert conflict.present["c"][:3] == (b"2", 2, 7)
 
 
 def test_no_keys_and_no_changes_are_no_requests_but_for_the_bucket() -> None:

@@ -1,17 +1,17 @@
 """The same service on a real nats-server, which the fixture `nats_url` of JetSpark's pytest plugin starts."""
 
-import asyncio
-
 from billing.events import InvoiceDue
+from billing.outside import Mailer, Provider
 from billing.service import app
+
+import jetspark
+from jetspark.app.testing import TestApp
 
 
 async def test_balances_are_the_sum_of_what_was_paid(nats_url: str) -> None:
-    await app.apply(nats_url)
-    workers = asyncio.create_task(app.run(nats_url))
-    async with app.connect(nats_url) as billing, asyncio.timeout(30):
+    async with TestApp(app, server=nats_url, dependencies=[Provider(), Mailer()]) as test:
         for number in range(10):
-            await billing.publish(
+            await test.publish(
                 InvoiceDue(
                     customer=f"c-{number % 2}",
                     invoice=f"i-{number}",
@@ -20,10 +20,7 @@ async def test_balances_are_the_sum_of_what_was_paid(nats_url: str) -> None:
                     email="somebody@example.org",
                 )
             )
-        balances = await billing.js.kv("balances")
-        for customer, total in (("c-0", 520), ("c-1", 525)):
-            async for entry in balances.watch(customer):
-                if int(entry.value) == total:
-                    break
-    workers.cancel()
-    await asyncio.wait([workers])
+        await test.settled()
+    async with jetspark.connect(nats_url) as nc:
+        balances = await nc.jetstream().kv("balances")
+        assert [(await balances.get(customer)).value for customer in ("c-0", "c-1")] == [b"520", b"525"]

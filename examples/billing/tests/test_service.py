@@ -1,13 +1,13 @@
-"""The service on a model of the server, in virtual time: nobody waits for a retry."""
+"""The service on a model of the server, in virtual time: hours of retries take milliseconds."""
 
 from pathlib import Path
 
 from billing.events import InvoiceDue, InvoicePaid, PaymentDeclined
 from billing.outside import CardDeclined, Mailer, Provider, UnknownCustomer
-from billing.service import app
+from billing.service import app, charge
 
 from jetspark.app import check_contracts
-from jetspark.app.testing import TestApp
+from jetspark.app.testing import TestApp, run_handler
 
 
 class FakeProvider(Provider):
@@ -66,7 +66,7 @@ async def test_an_outage_delays_invoices_and_keeps_their_order() -> None:
             await test.publish(due(f"i-{number}"))
         await test.settled()  # longer waits than ten seconds are stored in the server, and nothing is busy meanwhile
         assert test.published(InvoicePaid) == []
-        test.advance(60)
+        test.advance(6 * 3600)
         await test.settled()
         assert [each.invoice for each in test.published(InvoicePaid)] == ["i-0", "i-1", "i-2"]
         assert test.dead_letters == []
@@ -96,6 +96,26 @@ async def test_a_foreign_currency_is_not_tried_twice() -> None:
         assert letter.attempts == 1
         assert letter.cause is not None
         assert letter.cause.message == "no account in USD"
+
+
+async def test_a_worker_that_dies_after_the_charge_takes_no_money_twice() -> None:
+    provider = FakeProvider()
+    async with TestApp(app, dependencies=[provider, Mailer()]) as test:
+        crash = test.crash_after_effect(handler="charge")
+        await test.publish(due("i-1"))
+        await test.settled()
+        assert crash.happened == 1
+        assert len(provider.receipts) == 1
+        assert [each.receipt for each in test.published(InvoicePaid)] == ["receipt 1"]
+
+
+async def test_a_charge_that_was_recorded_is_not_repeated() -> None:
+    """One handler alone, as it would run again after its worker died: the fastest kind of test."""
+    provider = FakeProvider(ConnectionError("must not be asked"))
+    again = await run_handler(charge, due("i-1"), provider, app=app, attempt=2, recorded={"charge": "receipt 7"})
+    assert again.outcome == "done"
+    assert [each.receipt for each in again.published] == ["receipt 7"]
+    assert again.effects == []
 
 
 def test_what_was_promised_can_still_be_read() -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "Envelope",
     "RawHeaders",
     "decode",
+    "decode_event",
     "derived_id",
     "encode",
     "read_data",
@@ -238,6 +239,17 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         MissingField, WrongFieldType, BrokenRule: The data breaks its contract; ``field`` and ``rule`` say how.
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
+    envelope, contract, event = _read(subject, data, headers, catalogue)
+    key = contract.key_of(event)
+    return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
+
+
+def decode_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> Any:
+    """The event alone, for those who read many and look at nothing else; raises as :func:`decode`."""
+    return _read(subject, data, headers, catalogue)[2]
+
+
+def _read(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:
     try:
         envelope = _decode(data)
         if not envelope.data:
@@ -253,8 +265,7 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         event = _upcast(subject, envelope, reading) if upcasts else contract.decode(envelope.data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _violation(subject, envelope.type, version, error) from error
-    key = contract.key_of(event)
-    return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
+    return envelope, contract, event
 
 
 def read_data(reading: Decoding, data: bytes) -> Any:

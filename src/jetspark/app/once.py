@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import os
@@ -38,7 +37,6 @@ T = TypeVar("T")
 
 # No event is delivered or redriven as the same attempt after this time; a redrive of an older one repeats its effects.
 RECORD_TTL_S = 7 * 86400.0
-_OWNER = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class OnceRecords:
@@ -49,8 +47,7 @@ class OnceRecords:
 
     def __init__(self, records: KeyValue, handler: str, *, lease_s: float) -> None:
         self._records, self._handler, self._lease_s = records, handler, lease_s
-        # In virtual time one process of the system may be several.
-        self._owner = f"{_OWNER}{getattr(asyncio.get_running_loop(), 'process_name', '')}"
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
     async def run(
         self,

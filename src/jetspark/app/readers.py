@@ -77,8 +77,7 @@ class PartitionReaders:
     async def leave(self) -> None:
         """Let others take over everything: what has not begun is given back, what runs is finished here."""
         self.end()
-        for partition in list(self._readers):
-            await self._hand_on(partition)
+        await asyncio.gather(*(self._hand_on(partition) for partition in list(self._readers)))
         await self._members.leave()
 
     def end(self) -> None:
@@ -98,8 +97,7 @@ class PartitionReaders:
     async def _rebalance(self, tasks: asyncio.TaskGroup) -> None:
         # This worker counts, even where its record has run out because it was away for a moment.
         wanted = set(assign({*self._members.alive, self._members.id}, self._partitions)[self._members.id])
-        for partition in [each for each in self._readers if each not in wanted]:
-            await self._hand_on(partition)
+        await asyncio.gather(*(self._hand_on(each) for each in list(self._readers) if each not in wanted))
         for partition in sorted(wanted - self._readers.keys()):
             reader = Intake(self._worker, self._stream, self._consumers[partition], self._retries[partition], partition)
             self._readers[partition] = reader

@@ -7,7 +7,7 @@ import datetime
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ __all__ = ["HandlerWorker"]
 
 # A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
+# How long an orderly end waits for the server, besides the time that handlers have to finish.
+GIVE_BACK_S = 5.0
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
 
@@ -133,8 +135,7 @@ class HandlerWorker:
         for intake in intakes:
             await intake.stop_pulling()
         if self._readers is not None:
-            with suppress(JetSparkError):
-                await self._readers.leave()
+            await self._within_bound(self._readers.leave())
         self.wake_idle(len(self._idle))
         done, _ = await asyncio.wait([runners], timeout=timeout)
         if not done:
@@ -142,8 +143,18 @@ class HandlerWorker:
             await asyncio.wait([runners])
         if self._timer is not None:
             self._timer.cancel()
-        for intake in intakes:
-            await intake.give_back(running=True)
+        await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
+
+    async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
+        """Do what an orderly end needs of the server, if that answers: without, events come after their ack_wait."""
+        tasks = [asyncio.ensure_future(each) for each in work]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=GIVE_BACK_S if self._connection.is_connected else 0.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if late:
+                self.log.warning("giving back: the server did not answer in time")
 
     @property
     def intakes(self) -> list[Intake]:

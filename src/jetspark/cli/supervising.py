@@ -35,7 +35,7 @@ RELOAD_POLL_S = 0.5
 STEADY_S = 5.0
 RESTART_PAUSE = Backoff(first_s=0.2, max_s=30.0)
 # A program that cannot start at all does not get better by itself.
-MAX_FAILURES = 5
+MAX_REFUSALS = 5
 # How long after their own time to finish children are ended the hard way.
 GRACE_S = 10.0
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
@@ -49,11 +49,15 @@ class Slot:
     started_at: float = 0.0
     failures: int = 0
     """Children in a row that ended soon after their start."""
+    refusals: int = 0
+    """Those of them in a row that ended by themselves, with an error. What is killed may well do better."""
     start_at: float = 0.0
 
-    def note_end(self, now: float) -> None:
+    def note_end(self, code: int, now: float) -> None:
         """The child has died; the next one starts after a wait that doubles with each early death."""
-        self.failures = 0 if now - self.started_at >= STEADY_S else self.failures + 1
+        is_early = now - self.started_at < STEADY_S
+        self.failures = self.failures + 1 if is_early else 0
+        self.refusals = self.refusals + 1 if is_early and code > 0 else 0
         self.process = None
         self.start_at = now + RESTART_PAUSE.wait_s(max(1, self.failures))
 
@@ -104,10 +108,10 @@ class Supervisor:
         """Look after every child once; returns the exit code to give up with."""
         for place, slot in enumerate(self._slots, 1):
             if slot.process is not None and (code := slot.process.poll()) is not None:
-                slot.note_end(now)
-                if slot.failures >= MAX_FAILURES and self.folder is None:
-                    _logger.error("worker %d ended with code %d, %d times in a row", place, code, slot.failures)
-                    return code if code > 0 else 1
+                slot.note_end(code, now)
+                if slot.refusals >= MAX_REFUSALS and self.folder is None:
+                    _logger.error("worker %d ended with code %d, %d times in a row", place, code, slot.refusals)
+                    return code
                 wait_s = slot.start_at - now
                 _logger.warning("worker %d ended with code %d; another one starts in %.1f s", place, code, wait_s)
             if slot.process is None and now >= slot.start_at:
@@ -123,7 +127,7 @@ class Supervisor:
         _logger.info("%s has changed: restarting the workers", path)
         self._end_all()
         for slot in self._slots:
-            slot.process, slot.failures, slot.start_at = None, 0, 0.0
+            slot.process, slot.failures, slot.refusals, slot.start_at = None, 0, 0, 0.0
 
     def _end_all(self) -> None:
         """Ask every child to end, and wait until it has; those that do not end in time are killed."""

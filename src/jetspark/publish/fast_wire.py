@@ -82,6 +82,7 @@ class FastFrames:
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: One cannot be sent; those before it are ready.
         """
         heads, max_payload = self.heads, self.max_payload_bytes
+        reply, address = self._reply, self._machine.address
         known, head = None, None
         for item in items:
             sequence += 1
@@ -89,7 +90,23 @@ class FastFrames:
             if subject is not known:  # most go where the one before went
                 known, head = subject, heads.get(subject)
             frame = None
-            if head is not None and type(data) is bytes:
+            if head is None:
+                # Headers that are encoded, and a subject of its own for each message: a state for each key. A head that
+                # is used once is not worth learning.
+                if len(item) == 3 and type(data) is bytes and type(block := item[2]) is bytes and block:
+                    size = len(block) + len(data)
+                    if size <= max_payload:
+                        place = address(subject)
+                        frame = b"HPUB %b %b%d.1.$FI %d %d\r\n%b%b\r\n" % (
+                            place,
+                            reply,
+                            sequence,
+                            len(block),
+                            size,
+                            block,
+                            data,
+                        )
+            elif type(data) is bytes:
                 # The common cases, without a call: no headers, or headers that are encoded already.
                 if len(item) == 2:
                     if (size := len(data)) <= max_payload:

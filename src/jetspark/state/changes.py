@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jetspark.core.headers import encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import Operation, marker_headers
 
@@ -24,6 +25,7 @@ __all__ = [
     "Outcome",
     "Stored",
     "current_of",
+    "header_bytes",
     "header_fields",
     "is_unchanged",
     "is_written",
@@ -37,6 +39,7 @@ SEQUENCE_HEADER = "JetSpark-Sequence"
 STAMP_HEADER = "JetSpark-Batch"
 MARK_HEADER = "JetSpark-Projection"
 WRITER_HEADER = "JetSpark-Writer"
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Current(NamedTuple):
@@ -149,10 +152,22 @@ def header_fields(change: Change, writer: str) -> dict[str, str] | None:
     if change.mark is not None:
         fields[MARK_HEADER] = change.mark
     if change.revision is not None:
-        fields["Nats-Expected-Last-Subject-Sequence"] = str(change.revision)
+        fields[_EXPECTED] = str(change.revision)
         if change.sequence is None:
             fields[WRITER_HEADER] = writer
     return fields or None
+
+
+def header_bytes(change: Change, writer: str) -> bytes | None:
+    """The headers of a change as they stand in a frame; None when it has none."""
+    if change.operation == "put" and change.stamp is None and change.sequence is not None:
+        # A state of a projection or a fold, of which there are thousands in a batch.
+        mark = "" if change.mark is None else f"\r\n{MARK_HEADER}: {change.mark}"
+        if mark.isascii() and mark.count("\n") <= 1 and "\r" not in mark[2:]:
+            expected = "" if change.revision is None else f"\r\n{_EXPECTED}: {change.revision}"
+            return f"NATS/1.0\r\n{SEQUENCE_HEADER}: {change.sequence}{mark}{expected}\r\n\r\n".encode()
+    fields = header_fields(change, writer)
+    return None if fields is None else encode(fields)
 
 
 def current_of(stored: Stored) -> Current:

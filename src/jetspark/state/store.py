@@ -16,7 +16,6 @@ does not allow that is written message by message: the same guarantees, at about
 
 from __future__ import annotations
 
-import datetime
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from jetspark.errors import (
     ServerError,
     WrongLastSequence,
 )
-from jetspark.jetstream.config import StreamConfig
+from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, check_bucket, check_key, subject_of
 from jetspark.jetstream.operations import Api, message_query
 from jetspark.publish.outgoing import Item
@@ -46,6 +45,7 @@ from jetspark.state.changes import (
     Outcome,
     Stored,
     current_of,
+    header_bytes,
     header_fields,
     is_unchanged,
     is_written,
@@ -177,7 +177,7 @@ def _open(bucket: str, *, for_writing: bool = False) -> Procedure[StateBucket]:
     """Asking what the bucket is like is a request as any other: the server may be away."""
     api: Api = yield Connect()
     info = yield from api.stream_info(f"KV_{check_bucket(bucket)}")
-    target = StateBucket(api, info.config, info.created)
+    target = StateBucket(api, info)
     if for_writing:
         target.check_may_write()
     return target
@@ -186,14 +186,14 @@ def _open(bucket: str, *, for_writing: bool = False) -> Procedure[StateBucket]:
 class StateBucket:
     """A bucket to load from and store to; make one with :func:`open_bucket`."""
 
-    def __init__(self, api: Api, config: StreamConfig, created: datetime.datetime | None) -> None:
-        self._api, self._config = api, config
-        self.created = created
+    def __init__(self, api: Api, info: StreamInfo) -> None:
+        self._api, self._config = api, info.config
+        self.created = info.created
         """When the stream behind it was made: another time is another bucket."""
-        self._bucket = Bucket.of(api, config)
+        self._bucket = Bucket.of(api, info.config)
         self._prefix_length = len(subject_of(self._bucket.origin, ""))
-        self._last_sequence = 0
-        """One that the bucket has given to a message of ours; 0 if none is known."""
+        self._last_sequence = info.state.last_sequence
+        """One that the bucket has given out before the next batch is sent."""
 
     @property
     def name(self) -> str:
@@ -333,16 +333,16 @@ class StateBucket:
 
     def _send(self, changes: Sequence[Change], writer: str) -> Procedure[_Sent]:
         address = self._bucket.write_subject
-        items: Iterator[Item] = (
-            (address(change.key), change.value, header_fields(change, writer)) for change in changes
-        )
+        items: Iterator[Item]
         try:
             self._api = yield Connect()
             if self._config.allow_batched:
+                items = (_item(address(change.key), change, writer) for change in changes)
                 report: IngestReport = yield IngestAll(items)
                 sent = _of_batch(changes, report)
                 sent.revisions = self._revisions(changes, report)
                 return sent
+            items = ((address(change.key), change.value, header_fields(change, writer)) for change in changes)
             errors: list[Exception | None] = yield PublishEach(items)
             return _of_each(changes, errors)
         except PayloadTooLarge as error:
@@ -362,12 +362,17 @@ class StateBucket:
         before, last = self._last_sequence, report.last_sequence
         self._last_sequence = last or before
         is_whole = report.failure is None and not report.missing and not report.refusals
-        if not is_whole or not before or last != before + len(changes):
+        if not is_whole or last != before + len(changes):
             return {}
         return {change.key: sequence for sequence, change in enumerate(changes, start=before + 1)}
 
 
 # ---- deciding --------------------------------------------------------------------------------------------------------
+
+
+def _item(subject: str, change: Change, writer: str) -> Item:
+    block = header_bytes(change, writer)
+    return (subject, change.value) if block is None else (subject, change.value, block)
 
 
 def _check(change: Change, seen: set[str], writer: str) -> None:
@@ -390,6 +395,9 @@ def _of_batch(changes: Sequence[Change], report: IngestReport) -> _Sent:
     if failure is not None and not failure.may_pass:
         raise failure
     sent = _Sent(reason=failure)
+    if failure is None and not report.missing and not report.refusals:
+        sent.written = len(changes)
+        return sent
     open_ended = [range(report.acknowledged + 1, len(changes) + 1)] if failure is not None else []
     unknown = {number for missing in [*report.missing, *open_ended] for number in missing}
     errors = {refusal.sequence: refusal.error for refusal in report.refusals}

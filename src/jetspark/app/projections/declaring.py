@@ -63,6 +63,8 @@ class ProjectionSpec:
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise ConfigError(f"projection {name!r}: version={version!r}: expected a whole number, 1 or more")
         self.version = version
+        self.plain_mark = str(version)
+        """The mark of a state that is not parked."""
         self.invariants = tuple(invariants)
         self.kind = kind
         self._fold = kind()

@@ -11,17 +11,17 @@ Then, whatever an engine does twice or somebody else has done already, the bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import Decoded, RawHeaders, decode
+from jetspark.app.envelope import Decoded, RawHeaders, decode, decode_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
-__all__ = ["Failure", "KeyState", "Recorded", "Router", "Routing", "Row"]
+__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row"]
 
 
 class Recorded(NamedTuple):
@@ -43,6 +43,10 @@ class Row(NamedTuple):
     """As the bucket has it."""
     sequence: int
     event: Any
+
+
+KeyRow: TypeAlias = tuple[str, int, Any]
+"""Key, sequence and event of a row: what is left when the projection is known."""
 
 
 class Failure(NamedTuple):
@@ -94,6 +98,36 @@ class Router:
                 failures.append(Failure((spec.name,), message.sequence, error))
         return Routing(rows, failures, decoded)
 
+    def sort(
+        self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]
+    ) -> list[tuple[Recorded, list[Failure]]]:
+        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read.
+
+        As :meth:`route` does, in half the time.
+        """
+        failed: list[tuple[Recorded, list[Failure]]] = []
+        of_kind, catalogue = self._of_kind, self._catalogue
+        for message in messages:
+            sequence, subject, data, headers, _ = message
+            try:
+                event = decode_event(subject, data, headers, catalogue)
+            except ContractViolation as error:
+                failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
+                continue
+            failures = []
+            for spec in of_kind.get(type(event), ()):
+                try:
+                    keys = spec.keys_of(event)
+                except Exception as error:
+                    failures.append(Failure((spec.name,), sequence, error))
+                    continue
+                mine = rows[spec.name]
+                for key in keys:
+                    mine.append((key, sequence, event))
+            if failures:
+                failed.append((message, failures))
+        return failed
+
 
 class KeyState:
     """One key in hand: as the bucket had it, and with the events since."""
@@ -124,9 +158,10 @@ class KeyState:
         elif self.parked is not None:
             self.waiting += 1
         else:
-            self._fold(spec, key, sequence, event)
+            self.fold(spec, key, sequence, event)
 
-    def _fold(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
+    def fold(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
+        """Take an event that is new, of a key that is not parked."""
         had = self.value
         try:
             value = spec.fold(key, had, event)
@@ -164,7 +199,7 @@ class KeyState:
         loaded = self._loaded
         if self.sequence == loaded.sequence and self.parked == self._was_parked:
             return None
-        mark = str(Mark(spec.version, self.parked))
+        mark = spec.plain_mark if self.parked is None else str(Mark(spec.version, self.parked))
         if self.value is None:
             return Change(key, b"", "delete", self.sequence, loaded.revision, mark=mark)
         return Change(key, self.value, "put", self.sequence, loaded.revision, mark=mark)

@@ -27,10 +27,11 @@ from jetspark.aio.ordered import Reading
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts import Catalogue
+from jetspark.app.dead_letters import microseconds
 from jetspark.app.names import escape_token
 from jetspark.app.projections.buckets import Place, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import Failure, Recorded, Router, Row
+from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.marks import Parked, position_key
 from jetspark.app.projections.positions import Position, position_change, start_of
@@ -60,7 +61,7 @@ PAUSE = Backoff(first_s=0.1, max_s=5.0)
 class LiveOptions:
     """How a live engine works."""
 
-    batch: int = 50_000
+    batch: int = 100_000
     """Events that are folded and not stored yet, at most."""
     batch_wait_s: float = 0.002
     """How long a batch waits for more events before it is stored."""
@@ -129,7 +130,7 @@ class _Place:
         self.revision = current.revision if current is not None else 0
         return None if current is None or current.value is None else Position.decode(current.value)
 
-    async def load(self, rows: Sequence[Row]) -> None:
+    async def load(self, rows: Sequence[KeyRow]) -> None:
         """Have the states of these rows at hand."""
         missing = self.states.missing(rows)
         if missing:
@@ -214,6 +215,8 @@ class _Engine:
         self._read = 0
         """Everything up to here is folded, or has a letter."""
         self._folded = self._stored_events = 0
+        self._pending = 0
+        """Events that wait in the stream, as the last one has said."""
         self._through = 0
         """Everything up to here is stored."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
@@ -283,26 +286,21 @@ class _Engine:
 
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
         places = self._places
-        rows: dict[str, list[Row]] = {name: [] for name in places}
-        failed: list[tuple[JetStreamMessage, list[Failure]]] = []
-        sequence = self._read
-        for message in messages:
-            recorded = recorded_of(message)
-            sequence = recorded.sequence
-            routing = self._router.route(recorded)
-            for row in routing.rows:
-                rows[row.projection].append(row)
-            if routing.failures:
-                failed.append((message, routing.failures))
+        rows: dict[str, list[KeyRow]] = {name: [] for name in places}
+        failed = self._router.sort([recorded_of(message) for message in messages], rows)
+        sequence = sequence_of(messages[-1])
         for name, place in places.items():
-            if rows[name] and sequence > place.start:
-                mine = [row for row in rows[name] if row.sequence > place.start]
+            mine = rows[name]
+            if self._read < place.start:  # this one is further than others
+                mine = [row for row in mine if row[1] > place.start]
+            if mine:
                 await place.load(mine)
                 place.states.apply(mine)
                 place.states.shrink()
-        for message, failures in failed:
+        for recorded, failures in failed:
+            [message] = [each for each in messages if sequence_of(each) == recorded.sequence]
             await self._write_letter(message, failures)
-        self._read = sequence
+        self._read, self._pending = sequence, messages[-1].metadata.pending
         self._folded += len(messages)
         self.counts.events += len(messages)
         self._work.set()
@@ -342,12 +340,22 @@ class _Engine:
                 async with asyncio.timeout(options.position_every_s):
                     await self._work.wait()
             self._work.clear()
-            if not self._is_ending and self._folded - self._stored_events < options.batch // 2:
+            if not self._is_ending and not self._is_full():
                 await asyncio.sleep(options.batch_wait_s)
+                while not self._is_ending and not self._is_full() and self._is_far_behind():
+                    await self._work.wait()
+                    self._work.clear()
             await self._store()
             if self._is_ending and self._reader is not None and self._reader.done():
                 await self._store()
                 return
+
+    def _is_full(self) -> bool:
+        return 2 * (self._folded - self._stored_events) >= self._options.batch
+
+    def _is_far_behind(self) -> bool:
+        """Whether what waits in the stream fills a batch: then nobody waits for the first of it."""
+        return 2 * (self._folded - self._stored_events + self._pending) >= self._options.batch
 
     async def _store(self) -> None:
         while True:
@@ -422,7 +430,7 @@ class ProjectionWorker:
             StreamRecreated, StreamWentBack, StreamNotFound: The stream is not what it was.
             JetSparkError: The server refuses something for good.
         """
-        records = await open_records(self._js, self.app.name)
+        records = await self._open_records()
         key = f"lease.{escape_token(self.name)}"
         lease = Lease(records, key, self._owner, lease_s=self._options.lease_s)
         while not self._is_stopping:
@@ -435,6 +443,18 @@ class ProjectionWorker:
             finally:
                 self.is_active = False
                 await lease.release()
+
+    async def _open_records(self) -> KeyValue:
+        attempt = 0
+        while True:
+            try:
+                return await open_records(self._js, self.app.name)
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                attempt += 1
+                _logger.warning("app %s: projections: %s", self.app.name, error)
+                await asyncio.sleep(PAUSE.wait_s(attempt))
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Read no more, and store what was read, for at most ``timeout`` seconds.
@@ -497,15 +517,23 @@ class ProjectionWorker:
         await asyncio.Event().wait()  # the connection is closed: the reader says so
 
 
+_new = tuple.__new__
+
+
 def recorded_of(message: JetStreamMessage) -> Recorded:
     """What projections see of a message."""
     tokens = (message.raw_reply or b"").split(b".")
-    if len(tokens) == 9:
-        sequence, time_us = int(tokens[5]), int(tokens[7]) // 1000
-    else:
+    if len(tokens) != 9:
         metadata = message.metadata
-        sequence, time_us = metadata.stream_sequence, round(metadata.timestamp.timestamp() * 1e6)
-    return Recorded(sequence, message.subject, message.data, message.raw_headers, time_us)
+        sequence, time_us = metadata.stream_sequence, microseconds(metadata.timestamp)
+    else:
+        sequence, time_us = int(tokens[5]), int(tokens[7]) // 1000
+    # What the constructor of a named tuple does, in half the time.
+    return _new(Recorded, (sequence, message.subject, message.data, message.raw_headers, time_us))
+
+
+def sequence_of(message: JetStreamMessage) -> int:
+    return message.metadata.stream_sequence
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import KeyState, Row
+from jetspark.app.projections.folding import KeyRow, KeyState
 from jetspark.app.projections.marks import Mark, Parked, mark_of
 from jetspark.jetstream.kv import Operation
 from jetspark.state.changes import Change, Current, Outcome
@@ -89,10 +89,10 @@ class LiveStates:
 
     # ---- folding -----------------------------------------------------------------------------------------------
 
-    def missing(self, rows: Iterable[Row]) -> list[str]:
+    def missing(self, rows: Iterable[KeyRow]) -> list[str]:
         """Keys that have to be loaded before the rows can be applied."""
         known = self._keys
-        return list({row.key: None for row in rows if row.key not in known})
+        return list({row[0]: None for row in rows if row[0] not in known})
 
     def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """
@@ -105,11 +105,11 @@ class LiveStates:
             self._measure(key, entry)
             self._note_parked(key, entry)
 
-    def apply(self, rows: Iterable[Row]) -> None:
+    def apply(self, rows: Iterable[KeyRow]) -> None:
         """Take rows of keys that are here, by ascending sequence."""
         spec, keys, dirty = self.spec, self._keys, self._dirty
         is_crowded = 2 * len(keys) > self._limits.keys
-        for _, key, sequence, event in rows:
+        for key, sequence, event in rows:
             entry = keys[key]
             state = entry.state
             if sequence <= state.sequence:
@@ -120,7 +120,7 @@ class LiveStates:
                 if state.is_parked_in_bucket:
                     continue
             else:
-                state.apply(spec, key, sequence, event)
+                state.fold(spec, key, sequence, event)
             entry.rows.append((sequence, event))
             dirty[key] = entry
             if is_crowded:
@@ -175,12 +175,13 @@ class LiveStates:
             StateGone: The bucket has less of some keys than it had.
         """
         conflicts = set(outcome.conflicts)
-        revisions = outcome.revisions
+        revisions, present = outcome.revisions, {}
         for change in changes:
             key = change.key
             entry = self._keys[key]
             if key in conflicts:
                 entry.rows = entry.sent_rows + entry.rows
+                present[key] = outcome.present.get(key, NOTHING)
             else:
                 revision = revisions.get(key)
                 entry.is_sure = revision is not None
@@ -191,7 +192,7 @@ class LiveStates:
                 self._note_parked(key, entry)
             entry.sent, entry.sent_rows = None, []
             self._measure(key, entry)
-        self._rebase({key: outcome.present.get(key, NOTHING) for key in conflicts})
+        self._rebase(present)
 
     def _rebase(self, present: Mapping[str, Current]) -> None:
         """Fold the events in hand onto what the bucket has by now."""

@@ -2,8 +2,28 @@
 
 from jetspark.app.golden import check_contracts
 from jetspark.app.testing.alone import EffectCall, HandlerRun, run_handler
+from jetspark.app.testing.failures import FAILURES
 from jetspark.app.testing.injecting import InjectedFault
 from jetspark.app.testing.kit import TestApp
+from jetspark.app.testing.reliability import (
+    ReliabilityReport,
+    ReliabilityRow,
+    UnreliableHandler,
+    check_reliability,
+)
 from jetspark.app.testing.steps import STEPS
 
-__all__ = ["STEPS", "EffectCall", "HandlerRun", "InjectedFault", "TestApp", "check_contracts", "run_handler"]
+__all__ = [
+    "FAILURES",
+    "STEPS",
+    "EffectCall",
+    "HandlerRun",
+    "InjectedFault",
+    "ReliabilityReport",
+    "ReliabilityRow",
+    "TestApp",
+    "UnreliableHandler",
+    "check_contracts",
+    "check_reliability",
+    "run_handler",
+]

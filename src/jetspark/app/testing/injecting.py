@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,9 @@ class Injector:
 
     def __init__(self, app: App, front: Front, is_worker: Callable[[int], bool]) -> None:
         self.observers: list[Callable[[StepMoment, SeenStep, Any], None]] = []
-        """Each is told of every step, with the message, or of ``RunHandler`` the event."""
+        """Each is told of every step, with the message; with ``RunHandler`` it is the event."""
+        self.run_hooks: list[Callable[[StepMoment, str, Any], Awaitable[None]]] = []
+        """Each is awaited before and after the handler's own code, as a part of it: it may raise, and take its time."""
         self._front, self._is_worker = front, is_worker
         self._reader = StepReader(app)
         self._traps: list[_Trap] = []
@@ -58,6 +60,8 @@ class Injector:
         """A worker comes to the handler's own code, or from it."""
         if self._spring(when, SeenStep("RunHandler", handler), event):
             await asyncio.get_running_loop().create_future()  # it died here
+        for hook in self.run_hooks:
+            await hook(when, handler, event)
 
     def _on_message(self, message: Publication) -> bool:
         if not self._is_worker(message.client):

@@ -75,7 +75,8 @@ class TestApp:
         self._dependencies = None if dependencies is None else tuple(dependencies)
         self._virtual = VirtualStage(seed) if server is None else None
         self._real = RealStage(server) if server is not None else None
-        self._injector: Injector
+        self.injector: Injector
+        """Sees every step of the workers, in virtual time."""
         self._consumers: Sequence[ConsumerPlace] = ()
         self._client: AppClient
         self._connection: Client
@@ -104,6 +105,10 @@ class TestApp:
     async def publish(self, event: Any, **options: Any) -> PubAck:
         """Publish an event, as ``AppClient.publish`` does."""
         return await self._stage.run(self._client.publish(event, **options))
+
+    async def publish_raw(self, subject: str, data: bytes, **options: Any) -> PubAck:
+        """Publish bytes that need not be an event, as ``JetStream.publish`` does."""
+        return await self._stage.run(self._client.js.publish(subject, data, **options))
 
     async def settled(self, timeout: float | None = None) -> None:
         """Return when handlers have nothing to do: every event is handled, given up, or waits for a later time.
@@ -174,7 +179,7 @@ class TestApp:
 
         Args:
             at: ``before`` or ``after`` a step, such as ``before Acknowledge`` or ``after RunHandler``; the steps are in
-                :data:`jetspark.app.testing.STEPS`.
+                ``jetspark.app.testing.STEPS``.
             handler: Only at a step of this one. All handlers die, since they share a process.
             times: How often.
         """
@@ -231,7 +236,7 @@ class TestApp:
         if at is None:
             act()
             return InjectedFault(name=name, happened=1)
-        return self._injector.set(at, act, name=name, handler=handler, times=times)
+        return self.injector.set(at, act, name=name, handler=handler, times=times)
 
     def _done(self, act: Callable[..., None], *arguments: Any) -> bool:
         act(*arguments)
@@ -263,7 +268,7 @@ class TestApp:
         self._consumers = self.app.topology().consumers
         self._client = await self._exits.enter_async_context(self.app.connect(stage.url, **stage.connect_options))
         if self._virtual is not None:
-            self._injector = Injector(
+            self.injector = Injector(
                 self.app,
                 self._virtual.network.front,
                 lambda client: self._process is not None and self._process.owns(client),
@@ -275,7 +280,7 @@ class TestApp:
         if not self.app.handlers:
             return
         stage = self._stage
-        app = self.app if self._virtual is None else watched_app(self.app, self._injector.at_run)
+        app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
         lifespans = None if self._dependencies is None else [self._instead_of_lifespans]
         work = run_app(
             app, stage.url, only=(), stop_timeout=STOP_TIMEOUT_S, lifespans=lifespans, **stage.connect_options

@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.application import App
 from jetspark.app.letters import PREFIX
-from jetspark.core.subjects import matches
 from jetspark.errors import ConfigError
 from jetspark.testing.network import Publication
 
@@ -72,7 +71,6 @@ class StepReader:
     """Knows the steps of an application's handlers by their subjects."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
         self._handlers = {
             (place.stream, place.name): (place.config.metadata or {}).get("jetspark-handler")
             for place in app.topology().consumers
@@ -98,9 +96,8 @@ class StepReader:
         for prefix, handler in self._transactions.items():
             if subject.startswith(prefix) and _header(message, "Nats-Batch-Commit"):
                 return SeenStep("Commit", handler)
-        if any(matches(each, subject) for each in self._app.subjects):
-            return SeenStep("Publish", None)
-        return None
+        is_event = not subject.startswith(("$", "_")) and _header(message, "Nats-Msg-Id") is not None
+        return SeenStep("Publish", None) if is_event else None
 
     def _ack(self, tokens: list[str], data: bytes) -> SeenStep | None:
         name = _ACKS.get(data)

@@ -1,0 +1,141 @@
+"""Do live projections keep their promises when workers, servers and connections die? A seed is a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from simulation.projection_world import world_of
+from support import seeds
+
+from jetspark.app.projections import live, states
+from jetspark.app.projections.folding import KeyState
+from jetspark.state.changes import Change
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Thousands of lines about what was broken on purpose."""
+    logger = logging.getLogger("jetspark")
+    level, logger.level = logger.level, logging.CRITICAL
+    yield
+    logger.level = level
+
+
+@pytest.mark.parametrize("seed", seeds.given() or [*range(25), *seeds.fresh(5)])
+def test_every_state_is_what_a_plain_loop_makes_whatever_dies(seed: int) -> None:
+    world_of(seed).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_every_state_is_right_for_many_more_seeds(block: int) -> None:
+    for seed in seeds.given() or range(1000 + 20 * block, 1020 + 20 * block):
+        try:
+            world_of(seed).run()
+        except BaseException as error:
+            raise AssertionError(seeds.again(seed)) from error
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    worlds = [world_of(seed) for seed in range(100, 112)]
+    for world in worlds:
+        world.run()
+    assert sum(world.kills for world in worlds) > 10
+    assert sum(world.conflicts for world in worlds) > 5
+    assert sum(world.looks for world in worlds) > 100
+
+
+# ---- engines that are wrong, each in one way -------------------------------------------------------------------------
+
+
+def _applies_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes an event that the state has already."""
+
+    def apply(self: states.LiveStates, rows: Any) -> None:
+        for key, sequence, event in rows:
+            entry = self._keys[key]
+            if entry.state.parked is None:
+                entry.state.fold(self.spec, key, sequence, event)
+                entry.rows.append((sequence, event))
+                self._dirty[key] = entry
+
+    monkeypatch.setattr(states.LiveStates, "apply", apply)
+
+
+def _moves_the_position_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says that events are stored that were only read: after a crash they are skipped."""
+    store = live._Engine._store_in
+
+    async def store_in(self: live._Engine, place: Any, with_position: bool) -> bool:
+        self._through = self._read
+        return await store(self, place, with_position)
+
+    monkeypatch.setattr(live._Engine, "_store_in", store_in)
+
+
+def _forgets_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps no sequence of a deleted key."""
+    change = KeyState.change
+
+    def forgetful(self: KeyState, spec: Any, key: str) -> Change | None:
+        found = change(self, spec, key)
+        return found if found is None or found.operation == "put" else found._replace(sequence=0)
+
+    monkeypatch.setattr(KeyState, "change", forgetful)
+
+
+def _writes_without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores whatever is there."""
+    take = states.LiveStates.take
+
+    def careless(self: states.LiveStates) -> list[Change]:
+        return [change._replace(revision=None) for change in take(self)]
+
+    monkeypatch.setattr(states.LiveStates, "take", careless)
+
+
+def _drops_rows_in_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes what others wrote for all there is."""
+    rebase = states.LiveStates._rebase
+
+    def dropping(self: states.LiveStates, present: Any) -> None:
+        for key in present:
+            self._keys[key].rows = []
+        rebase(self, present)
+
+    monkeypatch.setattr(states.LiveStates, "_rebase", dropping)
+
+
+def _skips_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def skip(*args: Any) -> None:
+        pass
+
+    monkeypatch.setattr(live._Engine, "_write_letter", skip)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "first"),
+    [
+        (_applies_twice, 0),
+        (_moves_the_position_first, 55),  # it takes a look between two moments
+        (_forgets_tombstones, 0),
+        (_writes_without_looking, 0),
+        (_drops_rows_in_conflict, 0),
+        (_skips_what_it_cannot_read, 0),
+    ],
+)
+def test_an_engine_that_is_wrong_is_caught(
+    mistake: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    for seed in range(first, first + 60):
+        world = world_of(seed)
+        world.patience_s = 30.0
+        try:
+            world.run()
+        except (AssertionError, TimeoutError):
+            return
+    pytest.fail("no checker has noticed")
