@@ -18,6 +18,7 @@ from support import projected
 from support.projected import app, folded, publish, stored
 
 from jetspark.app.letters import DeadEvent
+from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import Position, position_change
 from jetspark.blocking import JetStream
@@ -198,7 +199,7 @@ def bank_limit(js: JetStream) -> int:
 def live(server: NatsServer) -> Iterator[None]:
     """The live engine, in a thread."""
     loop = asyncio.new_event_loop()
-    running = loop.create_task(app.run(server.url))
+    running = loop.create_task(app.run(server.url, live=LiveOptions(position_every_s=0.05)))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([running])))
     thread.start()
     try:
