@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from jetspark.aio.client import connect
 from jetspark.app import App
 from jetspark.app.provisioning import check_for_drift
 from jetspark.core.auth import Credentials, Token, UserPassword
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, UsageError
 
 __all__ = ["run_on_spark"]
 
@@ -43,10 +44,16 @@ def run_on_spark(
             pass
         if is_over.is_set():
             query.stop()
-        else:
-            query.awaitTermination()  # raises why it has ended
+        elif (failure := query.exception()) is not None:
+            raise _meaning(str(failure)) from failure
     finally:
         spark.stop()
+
+
+def _meaning(text: str) -> UsageError:
+    """What a worker of Spark has raised, without the traces of all that was around it."""
+    found = re.findall(r"jetspark\.errors\.\w+: (.+)", text)
+    return UsageError(found[-1] if found else text)
 
 
 async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:

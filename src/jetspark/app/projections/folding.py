@@ -11,17 +11,17 @@ Then, whatever an engine does twice or somebody else has done already, the bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import Decoded, RawHeaders, decode, decode_event
+from jetspark.app.envelope import Envelope, RawHeaders, decode_event, read_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
-__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row"]
+__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row", "Spread"]
 
 
 class Recorded(NamedTuple):
@@ -49,6 +49,10 @@ KeyRow: TypeAlias = tuple[str, int, Any]
 """Key, sequence and event of a row: what is left when the projection is known."""
 
 
+Spread: TypeAlias = "tuple[Recorded, Envelope | None, list[tuple[str, tuple[str, ...]]], list[Failure]]"
+"""A message, what it says of itself, its keys by projection, and why others have none."""
+
+
 class Failure(NamedTuple):
     """A message that no key can be parked for, because it cannot be read, or its key cannot be told."""
 
@@ -62,8 +66,6 @@ class Routing(NamedTuple):
 
     rows: list[Row]
     failures: list[Failure]
-    decoded: Decoded | None = None
-    """What was read; None if it could not be."""
 
 
 class Router:
@@ -85,10 +87,9 @@ class Router:
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
         try:
-            decoded = decode(message.subject, message.data, message.headers, self._catalogue)
+            event = decode_event(message.subject, message.data, message.headers, self._catalogue)
         except ContractViolation as error:
             return Routing([], [Failure(tuple(self.specs), message.sequence, error)])
-        event = decoded.event
         rows: list[Row] = []
         failures: list[Failure] = []
         for spec in self._of_kind.get(type(event), ()):
@@ -96,7 +97,7 @@ class Router:
                 rows += [Row(spec.name, key, message.sequence, event) for key in spec.keys_of(event)]
             except Exception as error:
                 failures.append(Failure((spec.name,), message.sequence, error))
-        return Routing(rows, failures, decoded)
+        return Routing(rows, failures)
 
     def sort(
         self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]
@@ -127,6 +128,24 @@ class Router:
             if failures:
                 failed.append((message, failures))
         return failed
+
+    def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:
+        """The keys of each of many messages, as :meth:`route`, for engines whose events are decoded elsewhere."""
+        of_kind, catalogue, nothing = self._of_kind, self._catalogue, list[Failure]()
+        for message in messages:
+            sequence, subject, data, headers, _ = message
+            try:
+                envelope, _, event = read_event(subject, data, headers, catalogue)
+            except ContractViolation as error:
+                yield message, None, [], [Failure(tuple(self.specs), sequence, error)]
+                continue
+            found, failures = [], nothing
+            for spec in of_kind.get(type(event), ()):
+                try:
+                    found.append((spec.name, spec.keys_of(event)))
+                except Exception as error:
+                    failures = [*failures, Failure((spec.name,), sequence, error)]
+            yield message, envelope, found, failures
 
 
 class KeyState:
