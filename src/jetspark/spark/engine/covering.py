@@ -11,10 +11,12 @@ has moved the position back and counted itself, so a position with another count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jetspark.app.projections.positions import Position
 from jetspark.errors import UsageError
+
+if TYPE_CHECKING:
+    from jetspark.app.projections.positions import Position
 
 __all__ = ["Covered", "advance", "check_reach", "merge"]
 
@@ -67,6 +69,9 @@ def advance(known: Position, stored: Position, whole: Covered) -> Position | Non
         known: What it was before anything was loaded.
         stored: What it is now.
     """
+    # Not above: most of Spark's processes plan and do without it, and what it imports.
+    from jetspark.app.projections.positions import Position
+
     is_reached = whole.is_earliest or stored.sequence >= whole.start - 1
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
         return None
