@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -29,13 +30,20 @@ def run_on_spark(
     name: str, app: App, *, only: Sequence[str], apply: bool, checkpoint: str | None, options: dict[str, Any]
 ) -> None:
     """Fold until SIGTERM or Ctrl-C; then end with code 0. What is folded twice after that changes nothing."""
-    from jetspark.spark import run, session  # says which extra is missing, if it is
+    import jetspark.spark  # noqa: F401 - says which extra is missing, if it is
 
     asyncio.run(_prepare(app, options, apply=apply))
     given = _spark_options(options)
+    with tempfile.TemporaryDirectory(prefix="jetspark-") as folder:
+        _fold(name, app, only, {"checkpoint": checkpoint or folder, **given})
+
+
+def _fold(name: str, app: App, only: Sequence[str], options: dict[str, Any]) -> None:
+    from jetspark.spark import run, session
+
     spark = session(f"jetspark-{app.name}")
     try:
-        query = run(name, spark, projections=only, checkpoint=checkpoint, **given)
+        query = run(name, spark, projections=only, **options)
         is_over = threading.Event()
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda *_: is_over.set())

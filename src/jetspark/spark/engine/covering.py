@@ -53,7 +53,7 @@ def check_reach(bucket: str, position: Position, start: int, *, is_earliest: boo
         UsageError: Something between the two is missing.
     """
     have = position.sequence
-    if is_earliest or have >= start - 1:
+    if _is_reached(have, start, is_earliest):
         return
     raise UsageError(
         f"bucket {bucket} has everything up to sequence {have}, and this begins at {start}: folding it would leave out "
@@ -72,7 +72,15 @@ def advance(known: Position, stored: Position, whole: Covered) -> Position | Non
     # Not above: most of Spark's processes plan and do without it, and what it imports.
     from jetspark.app.projections.positions import Position
 
-    is_reached = whole.is_earliest or stored.sequence >= whole.start - 1
+    is_reached = _is_reached(stored.sequence, whole.start, whole.is_earliest)
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
         return None
     return Position(stored.stream, stored.created, whole.end - 1, stored.repairs)
+
+
+def _is_reached(have: int, start: int, is_earliest: bool) -> bool:
+    """Whether a bucket with everything up to ``have`` has everything before ``start``.
+
+    An empty one does if the stream begins there. One that is not has lost what the stream has removed since.
+    """
+    return have >= start - 1 or (is_earliest and have == 0)
