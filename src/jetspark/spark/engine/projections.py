@@ -263,7 +263,7 @@ class _Plan:
         return "earliest" if lowest == 0 else str(lowest + 1)
 
     def bounds(self, first: int | None, last: int | None) -> tuple[str, int, int]:
-        """Where a range begins, in the words of the source; and its first and last sequence, of those that there are."""
+        """Where a range begins, in the words of the source; and its first and last sequence, as far as there are."""
         if first is not None and (first < 1 or (last is not None and last < first)):
             raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences from 1 on, in this order")
         [head] = patiently(self.connecting, lambda js: heads_of(js, [self.app.stream]), is_first_contact=True)
