@@ -29,13 +29,14 @@ from jetspark.app.envelope import decode
 from jetspark.app.letters import DeadEvent
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
+from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.running import run_app
 from jetspark.errors import ContractViolation, RequestTimeout
 from jetspark.jetstream.info import PubAck
 from jetspark.testing.network import Network
 from jetspark.testing.virtual_loop import VirtualLoop, model_network
 
-__all__ = ["TestApp"]
+__all__ = ["NotReplayable", "TestApp", "check_replay"]
 
 T = TypeVar("T")
 E = TypeVar("E")
