@@ -37,7 +37,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.projections.leases import Lease, LeaseLost
-from jetspark.app.replay import read_records, rebuild, repair_keys, verify
+from jetspark.app.replay import read_records, rebuild, repair_keys, run_replay, verify
 from jetspark.errors import ConfigError, StreamNotFound, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.store import load
@@ -189,17 +189,15 @@ async def main():
     async with jetspark.connect({url!r}) as client:
         def tell(record):
             print(record.id, record.at, flush=True)
-        await rebuild(client.jetstream(), bank(), "balances", rate=400, on_progress=tell)
+        await {work}(client.jetstream(), bank(), "balances", rate=400, on_progress=tell)
 
 asyncio.run(main())
 """
 
 
-async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer, js: JetStream) -> None:
-    app = bank()
-    await set_up(js, app)
-    await publish(js, app, *some_events(random.Random(7), 1200, 50))
-    script = APP.format(path=[str(Path(__file__).parents[1])], url=server.url)
+async def killed(url: str, work: str) -> tuple[str, int]:
+    """The id of something that was killed in the middle, and how far it was."""
+    script = APP.format(path=[str(Path(__file__).parents[1])], url=url, work=work)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
     assert process.stdout is not None
     id, at = "", 0
@@ -208,15 +206,42 @@ async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer,
         at = int(text)
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
+    return id, at
+
+
+async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 1200, 50))
+    id, at = await killed(server.url, "rebuild")
     assert 0 < at < 1200
     [record] = await read_records(await open_records(js, "bank"), "balances")
     assert (record.status, record.id) == ("running", id)
     with pytest.raises(ConfigError, match="no record of it"):
         await rebuild(js, app, "balances", resume="r0")
-    built = await rebuild(js, app, "balances", resume=id, check=True)
-    assert built.record.events < 2 * 1200  # not from the beginning
+    seen: list[int] = []
+    built = await rebuild(js, app, "balances", resume=id, check=True, on_progress=lambda record: seen.append(record.at))
+    assert min(seen) >= at  # not from the beginning
     assert await is_folded(js, app, "bank_balances_v1")
     assert json.loads(json.dumps(built.to_dict()))["swapped"] is False
+
+
+async def test_a_replay_that_is_killed_goes_on_with_the_range_it_was_frozen_at(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 800, 50))
+    id, at = await killed(server.url, "run_replay")
+    assert 0 < at <= 800
+    assert (await in_buckets(js, app))["balances"] == {}
+    await publish(js, app, *some_events(random.Random(8), 50, 50))
+    done = await run_replay(js, app, "balances", resume=id)
+    assert (done.id, done.last, done.status) == (id, 800, "done")
+    expected, _ = folded(app, (await in_stream(js, app))[:800])
+    assert (await in_buckets(js, app))["balances"] == expected["balances"]
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
 
 
 async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: NatsServer, js: JetStream) -> None:

@@ -200,6 +200,15 @@ def test_a_mended_key_expects_what_was_there() -> None:
     assert Mark.read(parked.mark) == Mark(1, Parked(4, "why"))
 
 
+def test_the_marker_of_a_deleted_key_is_written_where_an_engine_has_not_been() -> None:
+    deleted = KeyContent(None, 7)
+    assert change_to(spec(), "k", deleted, NOTHING, position=7) is None
+    change = change_to(spec(), "k", deleted, NOTHING, position=6)
+    assert change is not None
+    assert (change.operation, change.sequence, change.revision, change.mark) == ("delete", 7, 0, "1")
+    assert change_to(spec(), "k", KeyContent(None, 0), NOTHING) is None
+
+
 def test_a_key_is_compared_as_far_as_it_shows_traces_of() -> None:
     found = {
         "behind": current(b"1", 3),

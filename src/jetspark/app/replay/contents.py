@@ -135,9 +135,17 @@ def compare(key: str, expected: KeyContent, found: Current, version: int) -> Dif
     return None if kind is None else Difference(key, kind, str(expected), str(content))
 
 
-def change_to(spec: ProjectionSpec, key: str, wanted: KeyContent, current: Current) -> Change | None:
-    """The write that makes a key hold what is wanted; None if it does."""
-    if compare(key, wanted, current, spec.version) is None:
+def change_to(
+    spec: ProjectionSpec, key: str, wanted: KeyContent, current: Current, *, position: int = 0
+) -> Change | None:
+    """The write that makes a key hold what is wanted; None if it does.
+
+    Args:
+        position: How far the engine of the bucket is. The marker of a deleted key that it is beyond may have been
+            tidied away, and is not needed any more; with one before it, the engine would fold old events on nothing.
+    """
+    is_marker_missing = not current.revision and not wanted.is_held and wanted.sequence > position
+    if compare(key, wanted, current, spec.version) is None and not is_marker_missing:
         return None
     mark = str(Mark(spec.version, wanted.parked))
     if wanted.value is None:

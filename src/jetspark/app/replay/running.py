@@ -241,6 +241,7 @@ async def _survey(
                     f"{plan.extent} concern over {MAX_KEYS} keys: replay a smaller range, or rebuild the projection"
                 )
             await on_events(events)
+    position = (await read_position(js, plan.bucket)).sequence or 0
     current = await ProcedureRunner(js).run(load(plan.bucket, plan.last_of))
     suspects: dict[str, Current] = {}
     for key, last in plan.last_of.items():
@@ -257,7 +258,7 @@ async def _survey(
         await fold.advance(history, plan.extent, plan.extent.last, pace=pace, on_events=on_events)
     for key, state in suspects.items():
         # A key without a state may have ignored its last events: then there is nothing to write.
-        if change_to(spec, key, fold.content(key), state) is not None:
+        if change_to(spec, key, fold.content(key), state, position=position) is not None:
             plan.behind[key] = state
         else:
             fold.forget(key)
@@ -376,7 +377,10 @@ class _KeyRepair:
             keys = tuple(key for key in keys if key not in parked)
         last = max(fold.reached, noted.sequence or 0)
         await fold.advance(self._history, self._extent, last, reaches(current, last))
-        wanted = (change_to(self._spec, key, fold.content(key), current.get(key, NOTHING)) for key in keys)
+        passed = noted.sequence or 0
+        wanted = (
+            change_to(self._spec, key, fold.content(key), current.get(key, NOTHING), position=passed) for key in keys
+        )
         changes = [change for change in wanted if change is not None]
         if not is_repair:
             conflicts = (await self._runner.run(store(self._bucket, changes))).conflicts
