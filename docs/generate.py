@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import jetspark
 import jetspark.app
+import jetspark.app.testing
 import jetspark.batcher
 import jetspark.spark
 from jetspark.cli.commands import app
@@ -83,6 +84,11 @@ def name_reference() -> str:
         "They need the extra `app`. The guide is [Contracts](contracts.md).",
         *_names(jetspark.app),
         "",
+        "# Names of jetspark.app.testing",
+        "",
+        "They need the extra `app`. The guide is [Testing applications](testing-apps.md).",
+        *_names(jetspark.app.testing),
+        "",
         "# Names of jetspark.spark",
         "",
         "They need the extra `spark`. The options of the formats are in [Spark](spark.md) and the pages it links.",
@@ -145,7 +151,8 @@ def _signature(name: str, function: Callable[..., object]) -> list[str]:
     is_keyword_only = False
     for each in signature.parameters.values():
         if each.kind is each.KEYWORD_ONLY and not is_keyword_only:
-            arguments.append("*")
+            if not arguments or not arguments[-1].startswith("*"):
+                arguments.append("*")
             is_keyword_only = True
         if each.name != "self":
             arguments.append(_argument(each, function.__module__))

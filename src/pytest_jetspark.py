@@ -13,6 +13,7 @@ fixture                     scope    what a test gets
 ``blocking_nats_client``    function  the same, blocking
 ``blocking_jetstream``      function  the ``JetStream`` of ``blocking_nats_client``
 ``new_nats_server``         function  a function that starts a server for this test alone, to be killed or configured
+``test_app``                function  an async function that starts an application in a ``TestApp`` and ends it
 ``unique_name``             function  a function that returns a new name for a stream, bucket or consumer
 =========================== ======== ===================================================================================
 """
@@ -100,6 +101,19 @@ async def nats_client(nats_url: str) -> AsyncIterator[jetspark.Client]:
 
     async with jetspark.connect(nats_url) as client:
         yield client
+
+
+@asyncio_fixture
+async def test_app() -> AsyncIterator[Callable[..., Any]]:
+    """Starts a ``TestApp`` that ends with the test: ``test = await test_app(app)``. It takes the same options."""
+    from jetspark.app.testing import TestApp
+
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(app: Any, **options: Any) -> TestApp:
+            return await stack.enter_async_context(TestApp(app, **options))
+
+        yield start
 
 
 @asyncio_fixture

@@ -5,8 +5,10 @@ removed at the end, unless ``--keep`` is given.
 """
 
 import argparse
+import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -19,12 +21,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import jetspark.blocking as jetspark
-from jetspark import JetSparkError, KVConfig, StreamConfig
+from jetspark import JetSparkError
 from jetspark.server import NatsServer
-from jetspark.spark import session
-from orders import check, pipeline
-from orders.events import events
-from orders.pipeline import Place
+from jetspark.spark import backfill, session
+from jetspark.spark import run as run_on_spark
+
+# Before the application is imported, here and by Spark's workers: it takes its names from it.
+os.environ.setdefault("ORDERS_RUN", secrets.token_hex(4))
+from orders import check
+from orders.app import app
+from orders.events import history
 
 console = Console()
 
@@ -53,55 +59,40 @@ def main() -> int:
 
 def run(count: int, servers: str | None, *, is_kept: bool) -> int:
     with contextlib.ExitStack() as stack:
-        place = Place(servers or stack.enter_context(NatsServer()).url, secrets.token_hex(4))
-        nc = stack.enter_context(jetspark.connect(place.servers))
+        url = servers or stack.enter_context(NatsServer()).url
+        nc = stack.enter_context(jetspark.connect(url))
         js = nc.jetstream(timeout=30)
         if servers and not is_kept:
-            stack.callback(clean_up, js, place)
-        set_up(js, place)
+            stack.callback(clean_up, js)
+        asyncio.run(app.apply(url))
         checkpoint = stack.enter_context(tempfile.TemporaryDirectory(prefix="jetspark-demo-"))
         with progress() as bars:
-            published = publish(js, place, count, bars)
+            published = publish(js, count, bars)
             spark = start_spark(bars)
             stack.callback(spark.stop)
-            folded = process(spark, place, checkpoint, count, bars)
-        is_right = report(js, place, count, published, folded)
-        is_stable = nothing_changes(js, spark, place, count, checkpoint)
+            folded = process(spark, url, checkpoint, count, bars)
+        is_right = report(js, count, published, folded)
+        is_stable = nothing_changes(js, spark, url, count, checkpoint)
         if is_kept:
-            keep(place)
+            keep(url)
     return 0 if is_right and is_stable else 1
 
 
-def set_up(js: jetspark.JetStream, place: Place) -> None:
-    """The streams and buckets of this run."""
-    orders = StreamConfig(name=place.stream, subjects=[f"{place.subjects}.>"], allow_batched=True, allow_direct=True)
-    dead = StreamConfig(
-        name=place.dead_letters,
-        subjects=[f"{place.dead_subjects}.>"],
-        allow_batched=True,
-        allow_direct=True,
-        duplicate_window_s=86_400,  # as long as somebody may want to process the same part of history again
-    )
-    js.create_stream(orders)
-    js.create_stream(dead)
-    for bucket in (place.order_state, place.daily_revenue):
-        js.create_kv(KVConfig(bucket=bucket))
-
-
-def clean_up(js: jetspark.JetStream, place: Place) -> None:
+def clean_up(js: jetspark.JetStream) -> None:
     """Remove what this run made, as far as it got."""
-    for name in (place.stream, place.dead_letters, f"KV_{place.order_state}", f"KV_{place.daily_revenue}"):
+    topology = app.topology()
+    for name in [stream.name for stream in topology.streams] + [f"KV_{each.bucket}" for each in topology.buckets]:
         with contextlib.suppress(JetSparkError):
             js.delete_stream(name)
 
 
-def publish(js: jetspark.JetStream, place: Place, count: int, bars: Progress) -> float:
+def publish(js: jetspark.JetStream, count: int, bars: Progress) -> float:
     """All events, by fast ingest; returns how many a second."""
     bar = bars.add_task("publish", total=count)
 
     def shown() -> Iterator[tuple[str, bytes]]:
-        for number, event in enumerate(events(count, place.subjects), 1):
-            yield event
+        for number, message in enumerate(history(count), 1):
+            yield message.subject, message.data
             if number % 1000 == 0:
                 bars.update(bar, completed=number)
 
@@ -122,36 +113,37 @@ class Folded:
 
 def start_spark(bars: Progress) -> SparkSession:
     starting = bars.add_task("start Spark", total=1)
-    spark = session("orders")
+    spark = session("orders", is_short=True)
     bars.update(starting, completed=1)
     return spark
 
 
-def process(spark: SparkSession, place: Place, checkpoint: str, count: int, bars: Progress) -> Folded:
+def process(spark: SparkSession, url: str, checkpoint: str, count: int, bars: Progress) -> Folded:
     """Run the query over everything there is."""
     folded = Folded()
     bar = bars.add_task("fold", total=count)
     started = time.perf_counter()
-    query(spark, place, checkpoint, folded, count, lambda: bars.update(bar, completed=folded.rows))
+    query(spark, url, checkpoint, folded, count, lambda: bars.update(bar, completed=folded.rows))
     folded.rate = folded.rows / (time.perf_counter() - started)
     return folded
 
 
-def query(
-    spark: SparkSession, place: Place, checkpoint: str, folded: Folded, count: int, show: Callable[[], None]
-) -> None:
-    running = pipeline.stream(spark, place, checkpoint, per_batch=max(1, count // 4))
+def query(spark: SparkSession, url: str, checkpoint: str, folded: Folded, count: int, show: Callable[[], None]) -> None:
+    per_batch = max(1, count // 4)
+    running = run_on_spark(
+        app, spark, url, checkpoint=checkpoint, until_now=True, query_name="orders", maxOffsetsPerTrigger=per_batch
+    )
     is_over = False
     while not is_over:
         is_over = bool(running.awaitTermination(0.3))  # type: ignore[arg-type]  # Spark takes fractions
-        folded.rows = sum(progress.numInputRows for progress in running.recentProgress)
+        folded.rows = min(count, per_batch * sum(progress.numInputRows > 0 for progress in running.recentProgress))
         show()
 
 
-def report(js: jetspark.JetStream, place: Place, count: int, published: float, folded: Folded) -> bool:
+def report(js: jetspark.JetStream, count: int, published: float, folded: Folded) -> bool:
     """Print what came out, next to what should have."""
-    wanted, found = check.expected(count), check.stored(js, place)
-    lag = js.stream(place.stream).info().state.last_sequence - folded.rows
+    wanted, found = check.expected(count), check.stored(js)
+    lag = js.stream(app.stream).info().state.last_sequence - folded.rows
     paid = sum(orders for orders, _ in found.revenue.values())
     console.print(f"published {count:,} events, {published:,.0f}/s")
     console.print(f"folded {folded.rows:,} events, {folded.rate:,.0f}/s; lag {lag:,}")
@@ -164,23 +156,24 @@ def report(js: jetspark.JetStream, place: Place, count: int, published: float, f
     return is_right
 
 
-def nothing_changes(js: jetspark.JetStream, spark: SparkSession, place: Place, count: int, checkpoint: str) -> bool:
+def nothing_changes(js: jetspark.JetStream, spark: SparkSession, url: str, count: int, checkpoint: str) -> bool:
     """A second run finds nothing to do, and a replay of a part of history nothing to change."""
-    before = check.writes(js, place)
-    query(spark, place, checkpoint, Folded(), count, lambda: None)
-    first, end = count // 4 + 1, count // 2 + 1
-    pipeline.replay(spark, place, first, end)
-    is_same = check.writes(js, place) == before
+    before = check.writes(js)
+    query(spark, url, checkpoint, Folded(), count, lambda: None)
+    first, last = count // 4 + 1, count // 2
+    if first <= last:
+        backfill(app, spark, url, from_sequence=first, to_sequence=last)
+    is_same = check.writes(js) == before
     verdict = "changed nothing" if is_same else "[red]changed something[/red]"
-    console.print(f"a second run, and a replay of events {first:,} to {end - 1:,}, {verdict}")
+    console.print(f"a second run, and a replay of events {first:,} to {last:,}, {verdict}")
     return is_same
 
 
-def keep(place: Place) -> None:
-    console.print(f"\nNATS is at {place.servers}, the events in the stream {place.stream}. To look at the result:")
+def keep(url: str) -> None:
+    console.print(f"\nNATS is at {url}, the events in the stream {app.stream}. To look at the result:")
     console.print(
-        f"  python -c \"import jetspark.blocking as j; nc = j.connect('{place.servers}'); "
-        f"print(nc.jetstream().kv('{place.daily_revenue}').get('2026-03-20').value)\"",
+        f"  python -c \"import jetspark.blocking as j; nc = j.connect('{url}'); "
+        f"print(nc.jetstream().kv('{check.bucket_of('daily_revenue')}').get('2026-03-20').value)\"",
         soft_wrap=True,
     )
     console.print("Press Enter to end it.")

@@ -4,9 +4,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from jetspark.app.letters import DeadEvent
 from jetspark.blocking import JetStream
-from orders.events import MALFORMED, events
-from orders.pipeline import Place
+from orders.app import STATUS, OrderPaid, app
+from orders.events import history
 
 
 @dataclass
@@ -26,46 +27,50 @@ class Result:
 def expected(count: int) -> Result:
     """From the events themselves; sequences count from 1."""
     result = Result()
-    reasons = {data: reason for reason, data in MALFORMED}
     seen = set()
-    for sequence, (_, data) in enumerate(events(count), 1):
-        if data in reasons:
-            result.dead[sequence] = reasons[data]
+    for sequence, message in enumerate(history(count), 1):
+        event = message.event
+        if event is None:
+            result.dead[sequence] = str(message.reason)
             continue
-        event = json.loads(data)
-        if event["event_id"] in seen:
+        if message.data in seen:
             continue
-        seen.add(event["event_id"])
-        kind = event["type"].removeprefix("order.")
-        result.orders[event["order_id"]] = (kind, event["amount_cents"])
-        if kind == "paid":
-            day = event["at"][:10]
+        seen.add(message.data)
+        result.orders[event.order_id] = (STATUS[type(event)], event.amount_cents)
+        if isinstance(event, OrderPaid):
+            day = f"{event.at:%Y-%m-%d}"
             orders, cents = result.revenue.get(day, (0, 0))
-            result.revenue[day] = (orders + 1, cents + event["amount_cents"])
+            result.revenue[day] = (orders + 1, cents + event.amount_cents)
     return result
 
 
-def stored(js: JetStream, place: Place) -> Result:
+def stored(js: JetStream) -> Result:
     """What the pipeline has left behind."""
     result = Result()
-    for key, state in _latest(js, place.order_state).items():
+    for key, state in _latest(js, "order_state").items():
         result.orders[key] = (state["status"], state["amount_cents"])
-    for key, state in _latest(js, place.daily_revenue).items():
+    for key, state in _latest(js, "daily_revenue").items():
         result.revenue[key] = (state["orders"], state["revenue_cents"])
-    for message in js.stream(place.dead_letters).get_messages():
-        sequence = int(message.headers["Origin-Sequence"])
-        assert sequence not in result.dead, f"event {sequence} was put aside twice"
-        result.dead[sequence] = message.headers["Reason"]
+    for message in js.stream(app.dead_letter_stream).get_messages():
+        letter = DeadEvent.of(message.headers, message.data)
+        assert letter.origin.sequence not in result.dead, f"event {letter.origin.sequence} has two letters"
+        result.dead[letter.origin.sequence] = letter.cause.error.rpartition(".")[2] if letter.cause else ""
     return result
 
 
-def writes(js: JetStream, place: Place) -> list[int]:
+def bucket_of(projection: str) -> str:
+    return app.projections[projection].bucket.bucket
+
+
+def writes(js: JetStream) -> list[int]:
     """The last sequence of everything the pipeline writes to: equal before and after means that nothing was written."""
-    names = [f"KV_{place.order_state}", f"KV_{place.daily_revenue}", place.dead_letters]
+    names = [f"KV_{bucket_of(name)}" for name in app.projections] + [app.dead_letter_stream]
     return [js.stream(name).info().state.last_sequence for name in names]
 
 
-def _latest(js: JetStream, bucket: str) -> dict[str, Any]:
-    stream = js.stream(f"KV_{bucket}")
+def _latest(js: JetStream, projection: str) -> dict[str, Any]:
+    bucket = bucket_of(projection)
     skip = len(f"$KV.{bucket}.")
-    return {message.subject[skip:]: json.loads(message.data) for message in stream.get_messages()}
+    messages = js.stream(f"KV_{bucket}").get_messages()
+    found = {message.subject[skip:]: json.loads(message.data) for message in messages}
+    return {key: value for key, value in found.items() if not key.startswith("_jetspark.")}

@@ -19,13 +19,20 @@ from jetspark import Expect, StreamConfig
 from jetspark.server import NatsCluster, NatsServer
 
 MAX_INFLIGHT = 5
-LIMITS = f'max_inflight_per_stream: {MAX_INFLIGHT}, max_msgs: 20, timeout: "1s"'
+LIMITS = f'max_inflight_per_stream: {MAX_INFLIGHT}, max_msgs: 20, timeout: "%s"'
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """One that allows few and small batches, and not for long."""
-    with server_with_batch_limits(tmp_path_factory.mktemp("limited"), LIMITS) as server:
+    with server_with_batch_limits(tmp_path_factory.mktemp("limited"), LIMITS % "1s") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One that allows few batches, for longer than any test takes: a place is free only when its batch is over."""
+    with server_with_batch_limits(tmp_path_factory.mktemp("patient"), LIMITS % "5m") as server:
         yield server
 
 
@@ -206,7 +213,7 @@ async def test_every_message_is_checked_for_the_level_it_requires(driver: Driver
         with pytest.raises(jetspark.ServerError) as refused:
             await batch.add(f"{name}.a", b"2", headers={"Nats-Required-Api-Level": "99"})
         assert (refused.value.err_code, batch.outcome) == (10185, "not stored")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             advisory = await reading
         assert (advisory.batch, advisory.reason) == (batch.id, "unsupported")
         assert await _count(stream) == 0
@@ -272,11 +279,11 @@ async def test_what_cannot_be_checked_is_refused_before_it_is_sent_and_the_batch
 
 @on_both_drivers
 async def test_a_message_too_large_for_the_stream_ends_the_batch_and_frees_its_place(
-    driver: Driver, limited: NatsServer
+    driver: Driver, patient: NatsServer
 ) -> None:
-    async with _stream(driver, limited, max_message_bytes=300) as (js, stream, name):
+    async with _stream(driver, patient, max_message_bytes=300) as (js, stream, name):
         for _ in range(MAX_INFLIGHT + 2):
-            batch = await entered(js.atomic_batch(ack_every=1, timeout=0.5))
+            batch = await entered(js.atomic_batch(ack_every=1, timeout=20))
             await batch.add(f"{name}.a", b"1")
             with pytest.raises(jetspark.ServerError) as refused:
                 await batch.add(f"{name}.a", b"x" * 400)
@@ -305,7 +312,7 @@ async def test_a_batch_idle_for_too_long_is_abandoned_with_an_advisory(driver: D
         batch = await entered(js.atomic_batch())
         reading = asyncio.ensure_future(anext(advisories))
         await batch.add(f"{name}.a", b"1")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             advisory = await reading
         assert (advisory.stream, advisory.batch, advisory.reason) == (name, batch.id, "timeout")
         assert advisory.id
@@ -332,15 +339,15 @@ async def test_a_batch_may_have_as_many_messages_as_the_server_is_configured_for
                         await batch.add(f"{name}.a", b"")
             assert (large.value.limit, batch.outcome) == (20, "not stored")
         assert await _count(stream) == 20
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await reading).reason == "large"
 
 
 @on_both_drivers
 async def test_only_so_many_batches_are_open_at_a_time_and_a_new_one_waits_for_its_turn(
-    driver: Driver, limited: NatsServer
+    driver: Driver, patient: NatsServer
 ) -> None:
-    async with _stream(driver, limited) as (js, stream, name):
+    async with _stream(driver, patient) as (js, stream, name):
         open_ones = [await entered(js.atomic_batch()) for _ in range(MAX_INFLIGHT)]
         for batch in open_ones:
             await batch.add(f"{name}.a", b"")
@@ -349,7 +356,7 @@ async def test_only_so_many_batches_are_open_at_a_time_and_a_new_one_waits_for_i
             with pytest.raises(jetspark.TooManyBatches) as refused:
                 await (batch.commit if is_commit else batch.add)(f"{name}.b", b"")
             assert (refused.value.code, batch.outcome) == (429, "not stored")
-        waiting = asyncio.ensure_future((await entered(js.atomic_batch(timeout=10))).commit(f"{name}.b", b""))
+        waiting = asyncio.ensure_future((await entered(js.atomic_batch(timeout=60))).commit(f"{name}.b", b""))
         await asyncio.sleep(0.05)
         await open_ones[0].discard()
         assert (await waiting).batch_size == 1
@@ -402,20 +409,25 @@ async def test_batches_beside_one_another_and_beside_single_messages_stay_in_one
 
 @on_both_drivers
 async def test_leaving_by_an_exception_stores_nothing_and_frees_the_place_at_once(
-    driver: Driver, limited: NatsServer
+    driver: Driver, limited: NatsServer, patient: NatsServer
 ) -> None:
-    async with _stream(driver, limited) as (js, stream, name):
-        advisories = js.batch_advisories(name)
-        reading = asyncio.ensure_future(anext(advisories))
-        for _ in range(2 * MAX_INFLIGHT):
-            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is the batch
-                async with js.atomic_batch(timeout=0.3) as batch:
-                    await batch.add(f"{name}.a", b"")
-                    await batch.add(f"{name}.b", b"")
-                    raise ZeroDivisionError
-            assert batch.outcome == "not stored"
-            with pytest.raises(jetspark.UsageError, match="left by an exception"):
+    async def leave_one(js: jetspark.JetStream, name: str) -> None:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is the batch
+            async with js.atomic_batch(timeout=20) as batch:
                 await batch.add(f"{name}.a", b"")
+                await batch.add(f"{name}.b", b"")
+                raise ZeroDivisionError
+        assert batch.outcome == "not stored"
+        with pytest.raises(jetspark.UsageError, match="left by an exception"):
+            await batch.add(f"{name}.a", b"")
+
+    async with _stream(driver, patient) as (js, stream, name):
+        for _ in range(2 * MAX_INFLIGHT):
+            await leave_one(js, name)
+        assert await _count(stream) == 0
+    async with _stream(driver, limited) as (js, stream, name):
+        reading = asyncio.ensure_future(anext(js.batch_advisories(name)))
+        await leave_one(js, name)
         await asyncio.sleep(1.3)  # longer than the server would have kept them
         assert not reading.done()
         assert await _count(stream) == 0
@@ -667,7 +679,7 @@ async def test_the_end_of_the_connection_leaves_a_commit_in_doubt(driver: Driver
         await batch.add(f"{name}.a", b"1")
         proxy.lose_from(b"Nats-Batch-Commit", "to_client")
         committing = asyncio.ensure_future(batch.commit())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await _count(stream):  # noqa: ASYNC110 - the server gives no signal
                 await asyncio.sleep(0.01)
         closing = asyncio.ensure_future(nc.close(timeout=0.2))
@@ -693,7 +705,7 @@ async def test_advisories_end_with_the_connection(driver: Driver, shared: NatsSe
     reading = asyncio.ensure_future(anext(advisories, None))
     await nc.flush()
     await nc.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await reading is None
 
 
@@ -727,7 +739,7 @@ async def test_another_client_reads_what_a_batch_stored(driver: Driver, shared: 
         theirs = await nats.connect(shared.url)
         try:
             subscription = await theirs.jetstream().pull_subscribe(f"{name}.>", stream=name)
-            messages = await subscription.fetch(2, timeout=5)
+            messages = await subscription.fetch(2, timeout=30)
             assert [message.data for message in messages] == [b"1", b"2"]
             headers = [message.headers or {} for message in messages]
             assert headers[0]["X"] == "y"
@@ -762,7 +774,7 @@ async def _until_resolved(batch: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
 @on_both_drivers
 async def test_every_batch_is_whole_or_absent_and_known_to_be_when_leaders_go(driver: Driver) -> None:

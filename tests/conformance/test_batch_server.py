@@ -22,7 +22,7 @@ from jetspark import RequestTimeout, ServerError, StreamConfig
 from jetspark.server import NatsCluster, NatsServer
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 Headers = Mapping[str, str]
 Stored = tuple[int, str, bytes, dict[str, str]]

@@ -70,7 +70,7 @@ async def test_a_named_consumer_may_filter_by_any_pattern(
                 consumer = await stream.create_consumer(config)
                 assert consumer.cached_info.config.filter_subject == filter_subject
                 assert consumer.cached_info.pending == count
-                assert len(await consumer.fetch(count, timeout=5)) == count
+                assert len(await consumer.fetch(count, timeout=30)) == count
         # From one pattern to another, to several, and to none but the first again.
         one = ConsumerConfig(durable_name="moving", filter_subject=f"{root}.*")
         several = ConsumerConfig(durable_name="moving", filter_subjects=[f"{root}.*", f"{root}.*.c.>"])

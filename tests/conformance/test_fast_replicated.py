@@ -15,7 +15,7 @@ import jetspark
 from jetspark import StreamConfig
 from jetspark.server import NatsCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Sent at full speed, which takes some seconds: the first faults come meanwhile.
 MESSAGES = 30_000

@@ -36,9 +36,9 @@ from jetspark.server import NatsServer
 
 RUNS = int(os.environ.get("JETSPARK_FUZZ_RUNS", "2"))
 SEEDS = seeds.given() or list(range(RUNS))
-SETTLES_WITHIN_S = 5.0
+SETTLES_WITHIN_S = 30.0
 # A run that is stopped at a bytecode is traced, and takes a second where it reads hundreds of answers.
-pytestmark = pytest.mark.timeout(60 + 5 * len(SEEDS))
+pytestmark = pytest.mark.timeout(300 + 5 * len(SEEDS))
 
 # What a connection's thread holds until it has something else to hold, which is what it handed out last; and what a
 # session has, which is another one when an interruption had to end the first.
@@ -164,7 +164,7 @@ async def _check_connection(world: World) -> None:
     async with await world.nc.subscribe(f"probe.{world.name}") as probe:
         await world.nc.publish(f"probe.{world.name}", b"%d" % world.number)
         await world.nc.flush()
-        assert (await probe.next(5)).data == b"%d" % world.number
+        assert (await probe.next(30)).data == b"%d" % world.number
 
 
 async def _check_nothing_is_left(world: World, row: Row, baseline: Counter[str]) -> None:

@@ -365,7 +365,7 @@ async def test_no_call_outlasts_its_time_out_on_a_server_that_does_not_answer(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # on a busy machine
+@pytest.mark.timeout(600)  # on a busy machine
 @on_both_drivers
 async def test_no_call_believes_an_answer_before_tls(
     driver: Driver, own: NatsServer, certificates: Certificates, tmp_path: Path

@@ -342,7 +342,7 @@ async def test_one_readers_mistake_does_not_end_the_connection_of_the_others(
             await nc.publish("news", b"%d" % number)
         await nc.flush()
         for number in range(3):
-            assert (await good.next(timeout=5)).data == b"%d" % number
+            assert (await good.next(30)).data == b"%d" % number
         client._link.report(jetspark.JetSparkError("something else"))
         assert not events.of(Disconnected)
         assert {str(event.error) for event in events.of(jetspark.ErrorReported)} == {"a mistake", "something else"}

@@ -298,7 +298,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_random_programs_say_the_same_on_both(url: str) -> None:
     def run(seed: int) -> None:
         for attempt in range(ATTEMPTS):

@@ -518,7 +518,7 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(dr
 
         async def until_some_are_stored() -> None:
             for _ in range(20):  # a subscriber sees a message when the stream does
-                await stored.next(20.0)
+                await stored.next(30)
             await (await other.jetstream().stream("OBJ_files")).info()
 
         def crash() -> None:
@@ -571,7 +571,7 @@ async def test_what_a_killed_process_has_put_is_invisible_and_can_be_removed(dri
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", _PUT_WITHOUT_END, url)
         try:
             for _ in range(100):
-                await stored.next(20.0)
+                await stored.next(30)
         finally:
             process.kill()
             await process.wait()

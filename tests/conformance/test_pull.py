@@ -104,7 +104,7 @@ async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, share
         assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
         await first.ack()
         await second.ack()
-        assert numbers(await consumer.fetch(2, timeout=5)) == [2, 3]
+        assert numbers(await consumer.fetch(2, timeout=30)) == [2, 3]
 
 
 @on_both_drivers
@@ -139,7 +139,7 @@ async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Dri
             publishing = asyncio.ensure_future(_publish_later(nc, stream.name, number, 0.02 + number / 1000))
             found = await consumer.fetch(1, timeout=0.04)
             await publishing
-            found = found or await consumer.fetch(1, timeout=5)
+            found = found or await consumer.fetch(1, timeout=30)
             assert numbers(found) == [number]
             assert found[0].metadata.delivered == 1
             await found[0].ack()
@@ -261,15 +261,15 @@ async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
-async def test_not_one_of_a_thousand_messages_is_kept_waiting_by_an_earlier_fetch(
+async def test_not_one_of_hundreds_of_messages_is_kept_waiting_by_an_earlier_fetch(
     driver: Driver, shared: NatsServer, distance_s: float
 ) -> None:
     # Eight at once, each with a connection and a stream of its own: almost all of the time is spent waiting.
-    polls = (poll_with_short_timeouts(driver, shared, 125, distance_s, seed) for seed in range(8))
+    polls = (poll_with_short_timeouts(driver, shared, 50, distance_s, seed) for seed in range(8))
     await asyncio.gather(*polls)
 
 
@@ -286,11 +286,11 @@ async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver,
         await consumer.close()
         await consumer.close()
         other = await stream.consumer("c")
-        again = await other.fetch(5, timeout=5)
+        again = await other.fetch(5, timeout=30)
         assert sorted(numbers(again)) == [0, 1, 2, 3, 4]
         assert [message.metadata.delivered for message in again] == [2] * 5
         await nc.publish(f"{stream.name}.x", b"5")
-        assert numbers(await consumer.fetch(1, timeout=5)) == [5]  # a closed one may be used again
+        assert numbers(await consumer.fetch(1, timeout=30)) == [5]  # a closed one may be used again
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
@@ -315,16 +315,16 @@ async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, sh
 @on_both_drivers
 async def test_limits_of_the_consumer_are_named(driver: Driver, shared: NatsServer) -> None:
     async with driver.connect(shared.url) as nc:
-        consumer = await consumer_of(await stream_of(nc, 5), max_batch=2, max_expires_s=1.0, max_batch_bytes=1000)
+        consumer = await consumer_of(await stream_of(nc, 5), max_batch=2, max_expires_s=20.0, max_batch_bytes=1000)
         started = time.monotonic()
         with pytest.raises(jetspark.ConfigError, match="MaxRequestBatch of 2"):
-            await consumer.fetch(3, timeout=1)
-        with pytest.raises(jetspark.ConfigError, match="MaxRequestExpires of 1s"):
-            await consumer.fetch(2, timeout=5)
+            await consumer.fetch(3, timeout=20)
+        with pytest.raises(jetspark.ConfigError, match="MaxRequestExpires of 20s"):
+            await consumer.fetch(2, timeout=30)
         with pytest.raises(jetspark.ConfigError, match="MaxRequestMaxBytes of 1000"):
-            await consumer.fetch(2, timeout=1, max_bytes=2000)
-        assert len(await consumer.fetch(2, timeout=1)) == 2
-        assert time.monotonic() - started < 7  # none waited for its timeout
+            await consumer.fetch(2, timeout=20, max_bytes=2000)
+        assert len(await consumer.fetch(2, timeout=20)) == 2
+        assert time.monotonic() - started < 20  # none waited for its timeout
 
 
 @on_both_drivers
@@ -394,7 +394,7 @@ async def test_ack_sync_returns_when_the_server_knows(driver: Driver, shared: Na
     async with driver.connect(shared.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5))
         for message in await consumer.fetch(5):
-            await message.ack_sync(timeout=5)
+            await message.ack_sync(timeout=30)
             assert message.is_answered
         assert (await consumer.info()).ack_pending == 0
 
@@ -407,9 +407,9 @@ async def test_a_nak_delivers_again_now_or_later(driver: Driver, shared: NatsSer
         before = time.monotonic()
         await first.nak()
         await second.nak(delay=0.5)
-        [again] = await consumer.fetch(1, timeout=5)
+        [again] = await consumer.fetch(1, timeout=30)
         assert (again.data, again.metadata.delivered) == (b"0", 2)
-        [later] = await consumer.fetch(1, timeout=5)
+        [later] = await consumer.fetch(1, timeout=30)
         assert (later.data, later.metadata.delivered) == (b"1", 2)
         assert time.monotonic() - before >= 0.45
 
@@ -423,8 +423,8 @@ async def test_a_terminated_message_never_comes_again(driver: Driver, shared: Na
         first, second = await consumer.fetch(2)
         await first.term()
         await second.term(reason="no such order")
-        assert b"no such order" not in (await advisories.next(5)).data
-        assert b"no such order" in (await advisories.next(5)).data
+        assert b"no such order" not in (await advisories.next(30)).data
+        assert b"no such order" in (await advisories.next(30)).data
         assert await consumer.fetch(2, timeout=0.6) == []
 
 
@@ -485,7 +485,7 @@ async def test_messages_waits_for_what_comes_later(driver: Driver, shared: NatsS
             for number in range(5):
                 await asyncio.sleep(0.15)  # some requests expire meanwhile
                 await nc.publish(f"{stream.name}.x", b"%d" % number)
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(30):
                     assert (await anext(iterator)).data == b"%d" % number
             await iterator.aclose()
 
@@ -520,7 +520,7 @@ async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, shared:
             break
         other = await stream.consumer("c")
         rest: list[Any] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(rest) < 49:
                 rest += await other.fetch(49 - len(rest), timeout=0.5)
         assert sorted(numbers(rest)) == list(range(1, 50))
@@ -591,11 +591,11 @@ async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, shared: Na
         consumer = await consumer_of(await stream_of(nc, 3))
         await consumer.pause(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60))
         assert await consumer.fetch(1, timeout=0.3) == []
-        fetching = asyncio.ensure_future(consumer.fetch(3, timeout=10))
+        fetching = asyncio.ensure_future(consumer.fetch(3, timeout=60))
         await asyncio.sleep(0.2)
         assert not fetching.done()
         await consumer.resume()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(40):
             assert numbers(await fetching) == [0, 1, 2]
 
 
@@ -661,9 +661,9 @@ async def test_overflow_delivers_only_above_the_minimum(driver: Driver, shared: 
         stream = await stream_of(nc, 5)
         consumer = await consumer_of(stream, priority_policy="overflow", priority_groups=["g"])
         assert await consumer.fetch(1, timeout=0.3, group="g", min_pending=10) == []
-        assert numbers(await consumer.fetch(1, timeout=5, group="g", min_pending=5)) == [0]
+        assert numbers(await consumer.fetch(1, timeout=30, group="g", min_pending=5)) == [0]
         with pytest.raises(jetspark.ServerError, match="Priority Group"):
-            await consumer.fetch(1, timeout=5)
+            await consumer.fetch(1, timeout=30)
 
 
 @on_both_drivers
@@ -674,22 +674,22 @@ async def test_a_pinned_client_keeps_its_pin_until_it_is_taken_away(driver: Driv
             stream, priority_policy="pinned_client", priority_groups=["g"], priority_timeout_s=30.0
         )
         standby = await stream.consumer("c")
-        [first] = await consumer.fetch(1, timeout=5, group="g")
+        [first] = await consumer.fetch(1, timeout=30, group="g")
         assert first.headers["Nats-Pin-Id"]
         assert await standby.fetch(1, timeout=0.3, group="g") == []
-        assert numbers(await consumer.fetch(5, timeout=5, group="g")) == [1, 2, 3, 4, 5]
+        assert numbers(await consumer.fetch(5, timeout=30, group="g")) == [1, 2, 3, 4, 5]
         await consumer.unpin("g")
-        assert numbers(await standby.fetch(1, timeout=5, group="g")) == [6]
+        assert numbers(await standby.fetch(1, timeout=30, group="g")) == [6]
         assert await consumer.fetch(1, timeout=0.3, group="g") == []
         await standby.unpin("g")
-        assert numbers(await consumer.fetch(1, timeout=5, group="g")) == [7]
+        assert numbers(await consumer.fetch(1, timeout=30, group="g")) == [7]
 
 
 # ---- a cluster -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_leaders_may_change_while_messages_flow() -> None:
     with NatsCluster(3) as cluster:
         for name in ("asyncio", "blocking"):
@@ -768,6 +768,6 @@ async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, share
         await consumer_of(stream)
         for number in range(20):
             consumer = await stream.consumer("c")
-            assert numbers(await consumer.fetch(1, timeout=5)) == [number]
+            assert numbers(await consumer.fetch(1, timeout=30)) == [number]
             del consumer
         await until(lambda: len(nc._machine.subscriptions) <= 4)

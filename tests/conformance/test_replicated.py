@@ -13,7 +13,7 @@ import jetspark
 from jetspark import ConsumerConfig, StreamConfig
 from jetspark.server import NatsCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -417,7 +417,7 @@ def test_everything_ends_in_time_and_tells_the_truth(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # on a busy machine
+@pytest.mark.timeout(600)  # on a busy machine
 def test_nothing_that_is_said_before_tls_is_believed(
     driver: Driver, servers: tuple[NatsServer, NatsServer], certificates: Certificates
 ) -> None:
@@ -437,7 +437,7 @@ def cluster() -> Iterator[NatsCluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # on a busy machine
+@pytest.mark.timeout(600)  # on a busy machine
 def test_everything_ends_in_time_when_the_leader_is_cut_off(driver: Driver, cluster: NatsCluster) -> None:
     async def work() -> None:
         assert cluster.leader is not None

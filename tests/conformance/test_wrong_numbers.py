@@ -175,7 +175,7 @@ class World:
 async def _outcome(call: Callable[[], Any]) -> object:
     """What a call raises, or the first step of what it returned."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             result = call()
             if inspect.isawaitable(result):
                 result = await result

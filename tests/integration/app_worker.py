@@ -70,7 +70,7 @@ def crash_at(place: str) -> None:
             die()
         answer = await perform(self, step)
         if is_it and when == "after":
-            await self._client.flush()
+            await self.client.flush()
             die()
         return answer
 

@@ -124,6 +124,16 @@ async def test_what_can_lose_something_needs_to_be_allowed(server: NatsServer, j
     assert (await js.stream("ORDERS")).cached_info.config.max_age_s == 600
 
 
+async def test_an_age_below_the_duplicate_window_shortens_the_window(server: NatsServer, js: JetStream) -> None:
+    await make_app(OrderPaid).apply(server.url)
+    shortest = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", max_age_s=60))
+    with pytest.raises(errors.TopologyRefused, match="ids are forgotten earlier"):
+        await shortest.apply(server.url)
+    await shortest.apply(server.url, allow=True)
+    assert (await js.stream("ORDERS")).cached_info.config.duplicate_window_s == 60
+    assert (await shortest.plan(server.url)).is_empty
+
+
 async def test_what_the_server_cannot_change_is_refused_before_anything_is_done(
     server: NatsServer, js: JetStream
 ) -> None:
@@ -159,7 +169,7 @@ async def test_an_app_does_not_start_on_a_server_that_differs(server: NatsServer
                     await orders.publish(OrderPaid(order_id="o-1", amount_cents=1))
                 except errors.JetStreamUnavailable:
                     continue  # the stream is being made
-                await asyncio.wait_for(handled.wait(), 20)
+                await asyncio.wait_for(handled.wait(), 60)
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -232,7 +242,7 @@ async def test_an_event_of_another_client_is_read(js: JetStream, server: NatsSer
         await nc.jetstream().publish("orders.o-1.paid", b'{"order_id":"o-1","amount_cents":5}', headers=headers)
     finally:
         await nc.close()
-    [message] = await (await (await js.stream("ORDERS")).consumer("billing")).fetch(1, timeout=5)
+    [message] = await (await (await js.stream("ORDERS")).consumer("billing")).fetch(1, timeout=30)
     decoded = decode(message.subject, message.data, message.raw_headers, app.catalogue)
     assert (decoded.event, decoded.id) == (OrderPaid(order_id="o-1", amount_cents=5), "evt-9")
 
@@ -261,7 +271,7 @@ async def test_what_is_published_while_handling_names_its_cause(server: NatsServ
 
 async def _messages(js: JetStream, count: int) -> AsyncIterator[Any]:
     consumer = await (await js.stream("ORDERS")).create_consumer(ConsumerConfig(ack_policy="none"))
-    for message in await consumer.fetch(count, timeout=5):
+    for message in await consumer.fetch(count, timeout=30):
         yield message
 
 
@@ -363,7 +373,7 @@ def test_plan_and_apply_from_the_shell(shell: Any) -> None:
 
 def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jetspark", "plan", "nothing:app"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"jetspark: 'nothing:app': there is no module 'nothing' in {tmp_path} or on Python's path"

@@ -17,7 +17,7 @@ def run_bare(wheel: Path, code: str, **environment: str) -> subprocess.Completed
         env={"PYTHONPATH": str(wheel), "PATH": "", "PYTHONWARNINGS": "error", **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=250,
         check=False,
     )
 
@@ -76,12 +76,12 @@ async def main():
     async with jetspark.connect(os.environ["URL"]) as nc:
         subscription = await nc.subscribe("bare")
         await nc.publish("bare", b"bones")
-        print((await subscription.next(5)).data.decode())
+        print((await subscription.next(30)).data.decode())
 asyncio.run(main())
 with jetspark.blocking.connect(os.environ["URL"]) as nc:
     subscription = nc.subscribe("bare")
     nc.publish("bare", b"bones")
-    print(subscription.next(5).data.decode())
+    print(subscription.next(30).data.decode())
 """
     with NatsServer(jetstream=False) as server:
         result = run_bare(wheel, code, URL=server.url, HOME=os.environ.get("HOME", ""))

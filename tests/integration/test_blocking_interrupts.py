@@ -19,7 +19,8 @@ from jetspark.blocking import Client
 from jetspark.server import NatsServer
 
 # A session that was interrupted in the middle of a read or write is given up within a second, and then dialled anew.
-PATIENCE_S = 10.0
+# Below the 30 s for which closing waits for a server that does not answer.
+PATIENCE_S = 25.0
 
 Operation = Callable[[Client], object]
 
@@ -199,7 +200,7 @@ def test_an_interrupt_of_a_thread_that_waits_costs_nothing(server: NatsServer) -
                 wait()
             timer.join()
             assert answers(nc)
-        assert future.result(5).stream == "S"
+        assert future.result(30).stream == "S"
         assert nc._machine.sessions == 1
         assert len(nc._machine._requests) == 0
 
@@ -281,7 +282,7 @@ while True:
         break
     except (KeyboardInterrupt, JetSparkError):
         pass
-give_up_at = time.monotonic() + 20
+give_up_at = time.monotonic() + 60
 while True:
     try:
         assert nc.request("echo", b"still there?", timeout=1).data == b"still there?"
@@ -299,6 +300,6 @@ print("done")
 
 def test_a_connection_survives_a_storm_of_interrupts(server: NatsServer) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", STORM, server.url, "500"], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", STORM, server.url, "500"], capture_output=True, text=True, timeout=250, check=False
     )
     assert (result.stdout, result.returncode) == ("done\n", 0), result.stderr

@@ -43,7 +43,7 @@ def test_waiting_inside_on_event_is_refused_instead_of_hanging() -> None:
             assert happened.wait(20)
             assert "would wait for ever" in str(refused[0])
             assert len(refused) == 2
-            assert subscription.next(5).data == b"publishing does not wait"
+            assert subscription.next(30).data == b"publishing does not wait"
 
 
 def test_no_thread_is_left_behind() -> None:
@@ -53,7 +53,7 @@ def test_no_thread_is_left_behind() -> None:
         nc.flush()
         assert len(set(threading.enumerate()) - before) == 2
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(30)
     assert set(threading.enumerate()) - before == set()
 
 
@@ -115,7 +115,7 @@ def test_many_threads_ask_at_once_and_each_gets_its_own_answer_while_the_server_
             server.start()
         stop.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
         assert wrong == []
         nc.flush()
@@ -140,7 +140,7 @@ def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
         nc.publish("anything")  # with another thread reading, the rest still works
         nc.flush()
         nc.close()
-        asking.join(5)
+        asking.join(30)
         assert len(outcome) == 1
 
 
@@ -194,7 +194,7 @@ def test_draining_and_closing_inside_a_callback_do_not_wait_for_it() -> None:
                 for number in range(3):
                     other.publish("a", b"%d" % number)
             assert subscription._reader.thread is not None
-            subscription._reader.thread.join(5)
+            subscription._reader.thread.join(30)
             assert nc.is_closed
             assert (received[0], errors) == (b"0", [])
 

@@ -76,7 +76,7 @@ class Shell:
         return found
 
     def wait_for(self, condition: Any) -> None:
-        give_up_at = time.monotonic() + 40
+        give_up_at = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < give_up_at
             time.sleep(0.1)
@@ -127,7 +127,7 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         shell.wait_for(lambda: shell.letters() == [])
         shell.wait_for(lambda: len(shell.done()) == 5)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(timeout=30) == 0
+        assert worker.wait(timeout=250) == 0
     finally:
         worker.kill()
         worker.wait()

@@ -23,7 +23,7 @@ from jetspark.errors import ConfigError, UsageError
 from jetspark.server import NatsCluster
 
 # Electing a new leader takes the server up to some ten seconds, on a busy machine more.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ELECTION_S = 60.0
 

@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.demo import de
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_order_pipeline_runs_beside_other_streams_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with NatsServer() as server, connect(server.url) as nc:
         js = nc.jetstream()
@@ -27,7 +27,7 @@ def test_the_order_pipeline_runs_beside_other_streams_and_leaves_nothing_behind(
             [*COMMAND, "--events", "20000", "--servers", server.url],
             capture_output=True,
             text=True,
-            timeout=290,
+            timeout=580,
             check=False,
             env={**os.environ, "TMPDIR": str(tmp_path)},
         )
@@ -42,14 +42,14 @@ def test_the_order_pipeline_runs_beside_other_streams_and_leaves_nothing_behind(
 
 
 def test_a_count_below_one_is_refused() -> None:
-    finished = subprocess.run([*COMMAND, "--events", "0"], capture_output=True, text=True, timeout=50, check=False)
+    finished = subprocess.run([*COMMAND, "--events", "0"], capture_output=True, text=True, timeout=250, check=False)
     assert finished.returncode == 2
     assert "Traceback" not in finished.stderr
 
 
 def test_without_java_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:
     environment = {**os.environ, "JAVA_HOME": "", "PATH": str(tmp_path)}
-    finished = subprocess.run(COMMAND, capture_output=True, text=True, timeout=50, check=False, env=environment)
+    finished = subprocess.run(COMMAND, capture_output=True, text=True, timeout=250, check=False, env=environment)
     assert finished.returncode == 1
     [line] = finished.stderr.splitlines()
     assert "Java 17" in line

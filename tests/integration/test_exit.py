@@ -77,7 +77,7 @@ def server() -> Iterator[NatsServer]:
 
 def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=250, check=False
     )
 
 
@@ -90,7 +90,7 @@ def run_on_stopped(server: NatsServer, program: str, how: str) -> subprocess.Com
         process.stdout.readline()
         server.pause()
         try:
-            stdout, stderr = process.communicate("\n", timeout=50)
+            stdout, stderr = process.communicate("\n", timeout=250)
         finally:
             server.resume()
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

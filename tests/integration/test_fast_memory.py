@@ -36,11 +36,11 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_memory_stays_flat_however_many_messages_are_added() -> None:
     with NatsServer() as server:
         command = [sys.executable, "-c", PROGRAM, server.url, str(MESSAGES)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=550, check=True)
     stored, grown_kib = map(int, result.stdout.split())
     assert stored == MESSAGES + 20_000
     assert grown_kib < 4096  # the messages themselves are 128 MB

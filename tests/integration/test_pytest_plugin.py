@@ -93,7 +93,7 @@ def run_pytest(project: Path, wheel: Path, *command: str) -> subprocess.Complete
         env=environment | {"PYTHONPATH": str(wheel)},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=250,
         check=False,
     )
 
@@ -132,9 +132,20 @@ def test_the_guide_shows_what_works(wheel: Path, tmp_path: Path) -> None:
     assert "4 passed" in finished.stdout, finished.stdout + finished.stderr
 
 
+def test_the_guide_to_applications_shows_what_works(wheel: Path, tmp_path: Path) -> None:
+    """Its blocks are a project: an application, and files of tests."""
+    page = GUIDE.with_name("testing-apps.md")
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    names = ["orders.py", *(f"test_{number}.py" for number in range(1, len(blocks)))]
+    for name, text in zip(names, blocks, strict=True):
+        (tmp_path / name).write_text(text)
+    finished = run_pytest(tmp_path, wheel, "-m", "pytest")
+    assert "9 passed" in finished.stdout, finished.stdout + finished.stderr
+
+
 def test_every_fixture_is_in_the_guide_and_in_the_modules_own_table() -> None:
     names = [name for name, value in vars(pytest_jetspark).items() if "FixtureFunctionDefinition" in repr(type(value))]
-    assert len(names) == 8
+    assert len(names) == 9
     for text in (pytest_jetspark.__doc__ or "", GUIDE.read_text("utf-8")):
         assert [name for name in names if f"`{name}`" not in text] == []
 

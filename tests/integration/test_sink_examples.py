@@ -18,5 +18,5 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_of_a_sink_runs(example: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(example)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from support.sparks import Driver
 
 pytest_plugins = ["support.sparks"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 MODES = ["fast", "atomic", "async"]
 KEYS = 40

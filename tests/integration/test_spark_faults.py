@@ -35,7 +35,7 @@ from pyspark_jetstream_fold import DefaultSource as FoldFormat
 from pyspark_jetstream_kv import DefaultSource as KVFormat
 
 pytest_plugins = ["support.sparks"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 # A stale replica answers every second request, by chance: as many tries miss it once in a thousand runs.
 TRIES = 10

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytest_plugins = ["support.sparks"]
-pytestmark = [pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(600)]
 
 SCHEMA = StructType().add("key", StringType()).add("sequence", LongType()).add("event", StringType())
 KEYS = 10

@@ -22,7 +22,7 @@ from jetspark.spark.stream.sink import Place, SinkOptions, Task
 from jetspark.spark.stream.writing import Layout
 
 pytest_plugins = ["support.sparks"]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 MODES = ["fast", "atomic", "async"]
 # A stale replica answers every second request, by chance.

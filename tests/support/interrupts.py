@@ -42,7 +42,7 @@ _USED = tuple(str(Path(module.__file__ or "")) for module in (threading, sys.mod
 """What our code waits in."""
 _CALLS = frozenset({"CALL", "CALL_FUNCTION_EX", "CALL_KW"})
 _LOOKS_AFTERWARDS = _CALLS | {"RESUME"}
-HANGS_AFTER_S = 20.0
+HANGS_AFTER_S = 60.0
 
 
 class Interrupted(KeyboardInterrupt):

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
-from jetspark.spark import register, session
+from jetspark.spark import register, run, session
 from jetspark.spark.engine import folding
 from jetspark.spark.stream import sink
 from support.sparks import CONF
@@ -117,6 +117,8 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
     for kind in (TroubledFormat, TroubledFoldFormat):
         spark.dataSource.register(kind)
     register(spark)
+    if "projects" in job:
+        return run("support.projected:app", spark, until_now=True, **job["projects"])
     if "reads" in job:
         frame = spark.readStream.format("jetstream").options(**job["reads"]).load()
     else:

@@ -95,7 +95,7 @@ class Driver:
 
     def wait_for(self, name: str) -> None:
         """Until it has left such a note."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while not (self._folder / name).exists():
             assert self.is_running, self.log()[-6000:]
             assert time.monotonic() < deadline, self.log()[-6000:]
@@ -112,7 +112,7 @@ class Driver:
 
     def finish(self) -> None:
         try:
-            code = self._process.wait(120)
+            code = self._process.wait(500)
         except subprocess.TimeoutExpired:
             code = None
         assert code == 0, self.log()[-6000:]

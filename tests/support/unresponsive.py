@@ -50,7 +50,7 @@ R = TypeVar("R")
 
 TIMEOUT_S = 0.5
 # Generous, and far below the connection's own timeouts: a minute means that the operation used those instead.
-SLACK_S = 15.0
+SLACK_S = 30.0
 OPTIONS: dict[str, Any] = {"request_timeout_s": 60.0, "drain_timeout_s": 60.0, "send_buffer_bytes": 64 << 10}
 PAYLOAD = bytes(100)
 BUCKET = "stall"
@@ -115,7 +115,7 @@ class Stall:
         await asyncio.wait({task}, timeout=TIMEOUT_S if waits else TIMEOUT_S + SLACK_S)
         was_done, ended = task.done(), Ended(took_s=time.monotonic() - began)
         await self._run.ends()
-        await asyncio.wait({task}, timeout=20)
+        await asyncio.wait({task}, timeout=60)
         assert task.done(), f"{operation} goes on for ever"
         assert was_done or waits, f"{operation} took longer than {TIMEOUT_S} s: it ended when the server answered"
         if task.exception() is None:
@@ -134,7 +134,7 @@ class Stall:
         """What the stream has when all is done that was sent on this connection."""
 
         async def look() -> list[bytes]:
-            await self.js.publish("stall.fence", timeout=5)
+            await self.js.publish("stall.fence", timeout=20)
             stream = await self.js.stream("STALL")
             return [each.data async for each in stream.get_messages(subject=self.subject)]
 
@@ -147,7 +147,7 @@ class Stall:
 
     async def tried(self, call: Callable[[], Awaitable[R]]) -> R:
         """Try again as long as there is no leader, or no room."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 try:
                     return await call()
@@ -159,7 +159,7 @@ class Stall:
         if ended.error is not None:
             assert not self._run.condition.must_succeed, f"{self.name}: {ended.error!r}, though nothing is wrong"
             return
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(JetSparkError):
                 if await claim():
@@ -218,7 +218,7 @@ async def run_rows(driver: Driver, names: list[str], condition: Condition) -> No
         nc = await driver.connect(await condition.address(name), **OPTIONS | condition.options | ROWS[name].options)
         stall = Stall(whole, name, nc)
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(300):
                 await ROWS[name].run(stall)
         except BaseException as error:
             error.add_note(f"{name} on {driver.name}")
@@ -261,7 +261,7 @@ async def make_streams(condition: Condition, url: str | None = None) -> None:
 
 
 async def _led_by(of: Any, node: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await leader(of) != node:
             with contextlib.suppress(jetspark.ServerError, jetspark.RequestTimeout):
                 await of.step_down(Placement(preferred=node))

@@ -10,6 +10,7 @@ import jetspark
 from jetspark.app import (
     App,
     AppClient,
+    Context,
     Event,
     Measure,
     Private,
@@ -19,6 +20,14 @@ from jetspark.app import (
     event,
     unchanged,
     upcast,
+)
+from jetspark.app.testing import (
+    HandlerRun,
+    InjectedFault,
+    ReliabilityReport,
+    TestApp,
+    check_reliability,
+    run_handler,
 )
 
 
@@ -69,3 +78,18 @@ async def use(url: str) -> None:
             assert_type(await bulk.publish_many([OrderShipped(order_id="o-1")]), int)
     assert_type(decode("a", b"", None, app.catalogue).correlation_id, str)
     App("orders", stream="ORDERS", compatibility="SOME")  # type: ignore[arg-type]
+
+
+async def bill(event: OrderPaid, ctx: Context) -> OrderShipped:
+    return OrderShipped(order_id=event.order_id)
+
+
+async def check(app: App) -> None:
+    paid = OrderPaid(order_id="o-1", amount_cents=5)
+    run = await run_handler(bill, paid, app=app, recorded={"charge": 1})
+    assert_type(run, HandlerRun)
+    assert_type(run.retry_in_s, float | None)
+    async with TestApp(app, seed=1) as test:
+        assert_type(test.published(OrderPaid), list[OrderPaid])
+        assert_type(test.crash_after_effect(), InjectedFault)
+    assert_type(await check_reliability(app, paid, effects=lambda: [1]), ReliabilityReport)

@@ -152,7 +152,7 @@ def test_never_more_than_rate_and_burst_begin() -> None:
     assert taken(machine, 100.05) == []
     assert taken(machine, 100.1) == [4]
     assert taken(machine, 100.35) == [5, 6]
-    assert taken(machine, 200.0) == [7, 8, 9]
+    assert taken(machine, 110.0) == [7, 8, 9]
 
 
 def test_messages_and_bytes_bound_what_is_pulled() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import jetspark
 from jetspark import ConsumerConfig, KVConfig, StreamConfig
-from jetspark.testing import VirtualLoop, model_network, run_in_virtual_time
+from jetspark.testing import VirtualLoop, VirtualProcess, model_network, run_in_virtual_time
 
 
 def loop() -> VirtualLoop:
@@ -129,3 +129,64 @@ def test_the_model_offers_no_tls() -> None:
 
     with pytest.raises(jetspark.JetSparkError, match="does not offer TLS"):
         run_in_virtual_time(main())
+
+
+def test_nothing_of_a_killed_process_runs() -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        async with jetspark.connect("nats://model") as nc:
+            try:
+                js = nc.jetstream()
+                await js.create_stream("S")
+                await js.publish("S", b"one")
+                await nc.publish("S", b"two")
+                done.append("begun")
+                await asyncio.sleep(10)
+                done.append("slept")
+            finally:
+                done.append("farewell")
+                await nc.publish("S", b"farewell")
+
+    async def main() -> None:
+        process = VirtualProcess(loop())
+        task = process.start(work())
+        async with jetspark.connect("nats://model") as nc:
+            await asyncio.sleep(1.0)
+            process.kill()
+            await asyncio.sleep(1000)
+            assert done == ["begun"]
+            assert not task.done()
+            assert (await (await nc.jetstream().stream("S")).info()).state.messages == 2  # what was written arrived
+            assert loop().network.front.sessions == 1
+            await process.bury()
+            assert done == ["begun", "farewell"]
+            assert task.done()
+            assert (await (await nc.jetstream().stream("S")).info()).state.messages == 2
+
+    run_in_virtual_time(main())
+
+
+def test_a_process_that_kills_itself_gets_no_further() -> None:
+    done: list[str] = []
+
+    async def work(process: list[VirtualProcess]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(count())
+            await asyncio.sleep(1.5)
+            process[0].kill()
+            await asyncio.get_running_loop().create_future()
+
+    async def count() -> None:
+        while True:
+            done.append("tick")
+            await asyncio.sleep(1.0)
+
+    async def main() -> None:
+        process = [VirtualProcess(loop())]
+        process[0].start(work(process))
+        await asyncio.sleep(100)
+        assert done == ["tick", "tick"]
+        await process[0].bury()
+
+    run_in_virtual_time(main())

@@ -36,6 +36,7 @@ class Source:
         subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         inbox = link.new_inbox()
         self.puller = make_puller(inbox, subject)
+        self.puller.idle_s = getattr(link.loop, "idle_s", 0.0)
         reader = _SourceReader(link, self)
         # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
         self.state = reader.state = link.connection.subscribe(

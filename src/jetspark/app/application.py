@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.projections.declaring import Invariant, ProjectionSpec
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
@@ -59,6 +60,10 @@ class HandlerSpec:
     """Messages held at a time: running, waiting for their turn, or for a retry."""
     max_bytes: int = 64 << 20
     """Bytes of those messages; one message is always let in."""
+    partitions: int | None = None
+    """Parts that its keys are divided into, each with one worker at a time, so that order holds across processes."""
+    takeover_s: float = 5.0
+    """With partitions: how long after a worker fell silent another one takes its partitions; 1 or more."""
     batch: int | None = None
     """Events in one call, at most; None is a handler of single events."""
     batch_wait_s: float = 0.2
@@ -78,6 +83,8 @@ class HandlerSpec:
         for name in ("timeout", "ack_wait_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+        if self.partitions is not None:
+            self._check_partitions(self.partitions)
         if self.rate is not None and not self.rate > 0:
             raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
         if self.batch is not None:
@@ -89,6 +96,21 @@ class HandlerSpec:
                 raise ConfigError("a batch handler takes in_order=False and idempotent='none'")
         if self.idempotent == "transaction" and self.bucket is None:
             raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
+
+    def _check_partitions(self, partitions: int) -> None:
+        if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+            raise ConfigError(f"partitions={partitions!r}: expected 1 to {MAX_PARTITIONS}, or None for none")
+        if not self.in_order or self.batch is not None:
+            raise ConfigError("partitions= keeps the order of keys: expected in_order=True, and no batch handler")
+        if not 1 <= self.takeover_s < math.inf:
+            raise ConfigError(f"takeover_s={self.takeover_s!r}: expected seconds, 1 or more")
+        if self.max_messages < 16 * partitions:
+            raise ConfigError(
+                f"max_messages={self.max_messages} with partitions={partitions}: expected {16 * partitions} or more, "
+                "since one worker may read all of them"
+            )
+        # Raises where the key is not in the subject: while the program starts, and not in the server.
+        partition_transforms("app", self.durable, partitions, self.events, self.key)
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import time
 
-__all__ = ["seconds_now", "utc_now"]
+__all__ = ["idle_s", "seconds_now", "utc_now"]
 
 
 def seconds_now() -> float:
@@ -21,3 +21,11 @@ def seconds_now() -> float:
 
 def utc_now() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds_now(), datetime.UTC)
+
+
+def idle_s(seconds: float) -> float:
+    """How long to wait before something is looked at or asked for again that nobody waits for.
+
+    It is ``seconds``, or more where time is virtual and a loop says so: there waiting costs nothing, and looking does.
+    """
+    return max(seconds, getattr(asyncio.get_running_loop(), "idle_s", 0.0))

@@ -31,6 +31,7 @@ from jetspark.app.letters import (
     letter_subject,
 )
 from jetspark.app.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
+from jetspark.app.partitions import copied_from, without_server_headers
 from jetspark.app.settling import (
     AttemptsRecord,
     CloseLetter,
@@ -175,6 +176,7 @@ class HandlerStore:
             status="closed",
             redrives=letter.redrives,
             failed=letter.failed,
+            partition=letter.partition,
         )
         return await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S)
 
@@ -199,9 +201,10 @@ class HandlerStore:
             attempts=0,
             status="open",
             redrives=letter.redrives + 1,
+            partition=letter.partition,
             is_body_omitted=letter.is_body_omitted,
         )
-        subject = f"{self._retry_subject('redrive')}.{again.redrives}.{again.origin.tokens}"
+        subject = f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}"
         try:
             await self._publish(subject, again, {}, Expect(last_subject_sequence=0))
         except WrongLastSequence:
@@ -241,6 +244,10 @@ class HandlerStore:
         self._waiting[step.key] = [(sequence, ref.subject) for sequence, ref in found]
         return found[0][1]
 
+    def forget_letters(self) -> None:
+        """Another worker may have written letters since they were listed here."""
+        self._waiting.clear()
+
     async def _request_redrive(self, step: RequestRedrive) -> None:
         stored = await self.letter(step.letter.subject)
         if stored is not None and stored.letter.status != "closed":
@@ -274,7 +281,7 @@ class HandlerStore:
         due = utc_now() + datetime.timedelta(seconds=step.seconds)
         headers = {
             "Nats-Schedule": f"@at {due.isoformat().replace('+00:00', 'Z')}",
-            "Nats-Schedule-Target": f"{self._retry_subject('due')}.{_origin(item).tokens}",
+            "Nats-Schedule-Target": f"{self._retry_subject('due', item.partition)}.{_origin(item).tokens}",
             # Nothing but the schedule itself removes it.
             "Nats-TTL": "never",
         }
@@ -366,27 +373,35 @@ class HandlerStore:
     def _letter_subject(self, item: WorkItem) -> str:
         return letter_subject(self.app, self.handler, item.key, _origin(item))
 
-    def _retry_subject(self, what: str) -> str:
-        return f"retry.{self.app}.{self.handler}.{what}"
+    def _retry_subject(self, what: str, partition: int | None = None) -> str:
+        return f"retry.{self.app}.{self.handler}.{what}" + ("" if partition is None else f"-{partition}")
 
     def _event_of(
         self, item: WorkItem, status: LetterStatus, cause: FailureCause | None, behind: int | None, now: str
     ) -> DeadEvent:
         original: DeadEvent | None = item.original
         message = item.message
+        if original is not None:
+            subject, headers, data = original.subject, original.headers, original.data
+        else:
+            subject, headers, data = message.subject, message.headers, message.data
+            if item.partition is not None:
+                subject = copied_from(headers, subject).subject
+                headers = without_server_headers(headers)
         return DeadEvent(
             handler=self.handler,
             key=item.key,
             origin=_origin(item),
-            subject=original.subject if original is not None else message.subject,
-            data=original.data if original is not None else message.data,
-            headers=original.headers if original is not None else message.headers,
+            subject=subject,
+            data=data,
+            headers=headers,
             attempts=item.attempts,
             status=status,
             cause=cause,
             behind=behind,
             redrives=item.redrives,
             failed=now,
+            partition=item.partition,
         )
 
 
@@ -398,8 +413,12 @@ def _origin(item: WorkItem) -> Origin:
     if item.original is not None:
         origin: Origin = item.original.origin
         return origin
-    metadata = item.message.metadata
-    return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
+    message, metadata = item.message, item.message.metadata
+    if item.partition is None:
+        return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
+    # The time is that of the copy: the server does not say when the original was stored.
+    source = copied_from(message.headers, message.subject)
+    return Origin(source.stream, source.sequence, microseconds(metadata.timestamp))
 
 
 def microseconds(moment: datetime.datetime) -> int:

@@ -14,12 +14,20 @@ from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
 from jetspark.app.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, projection_bucket, retry_stream
+from jetspark.app.names import (
+    check_app_name,
+    dead_letter_stream,
+    handler_bucket,
+    partition_stream,
+    projection_bucket,
+    retry_stream,
+)
+from jetspark.app.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.topology import OWNER, ConsumerPlace, Topology, TopologyPlan
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError
-from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
@@ -32,6 +40,8 @@ _Kind = TypeVar("_Kind", bound=type[Any])
 
 WORKERS = 8
 """Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
+DUPLICATE_WINDOW_S = 120.0
+"""How long a stream remembers ids, by default."""
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -136,8 +146,12 @@ class Declarations:
             buckets.append(
                 self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
             )
-        consumers = [place for spec in self.handlers.values() for place in self._consumers(spec)]
-        return Topology(app=self.name, streams=streams, buckets=buckets, consumers=consumers)
+        streams += [self._copies(spec, spec.partitions) for spec in self.handlers.values() if spec.partitions]
+        consumers = [place for spec in self.handlers.values() for place in self.consumers_of(spec)]
+        replaces = {
+            partition_stream(self.name, spec.name): (self.stream, spec.durable) for spec in self.handlers.values()
+        }
+        return Topology(app=self.name, streams=streams, buckets=buckets, consumers=consumers, replaces=replaces)
 
     async def plan(self, servers: str | Iterable[str], **options: Any) -> TopologyPlan:
         """What differs between what the application declares and what the server has; nothing is changed.
@@ -178,7 +192,12 @@ class Declarations:
         return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:
-        return {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        age_s = self.stream_config.max_age_s
+        if age_s and age_s < DUPLICATE_WINDOW_S:
+            # As the server does for a new stream; for one that exists it refuses the age instead.
+            defaults["duplicate_window_s"] = age_s
+        return defaults
 
     def _owned(self, config: Any, defaults: Mapping[str, Any]) -> Any:
         """A configuration with the owner in its metadata, and with what it leaves open filled in."""
@@ -214,26 +233,65 @@ class Declarations:
             metadata={OWNER: self.name},
         )
 
-    def _consumers(self, spec: HandlerSpec) -> list[ConsumerPlace]:
-        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
-        shared: dict[str, Any] = {
-            "durable_name": spec.durable,
-            "ack_policy": "explicit",
-            "ack_wait_s": spec.ack_wait_s,
-            # Attempts are counted by handlers; the server must not give up before them.
-            "max_deliver": -1,
-            "max_ack_pending": WORKERS * spec.max_messages,
-            "metadata": {OWNER: self.name, "jetspark-handler": spec.name},
+    def _copies(self, spec: HandlerSpec, partitions: int) -> StreamConfig:
+        """What a handler with partitions reads: the server copies its events, with their partition in the subject.
+
+        It keeps them for at least as long as the stream they come from: a restarted server goes on after the last one.
+        """
+        transforms = partition_transforms(self.name, spec.name, partitions, spec.events, spec.key)
+        config = self.stream_config
+        return StreamConfig(
+            name=partition_stream(self.name, spec.name),
+            description=f"Copies of the events of handler {spec.name}, in {partitions} partitions.",
+            sources=[StreamSource(name=self.stream, subject_transforms=transforms)],
+            retention="limits",
+            storage=config.storage,
+            replicas=config.replicas,
+            max_age_s=config.max_age_s,
+            allow_direct=True,
+            metadata={OWNER: self.name, "jetspark-handler": spec.name},
+        )
+
+    def consumers_of(self, spec: HandlerSpec) -> list[ConsumerPlace]:
+        """The consumers of a handler: one of what it reads and one of its retries, or two for each partition."""
+        if spec.partitions is None:
+            filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
+            one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
+            return [
+                ConsumerPlace(self.stream, self._consumer(spec, spec.durable, **one)),
+                ConsumerPlace(retry_stream(self.name), self._retry_consumer(spec, spec.durable, "")),
+            ]
+        copies, places = partition_stream(self.name, spec.name), []
+        pinned = {
+            "priority_policy": "pinned_client",
+            "priority_groups": [PIN_GROUP],
+            "priority_timeout_s": spec.takeover_s,
         }
-        one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
+        for partition in range(spec.partitions):
+            name = partition_consumer(spec.durable, partition)
+            one = {"filter_subject": partition_filter(self.name, spec.name, partition)}
+            places.append(ConsumerPlace(copies, self._consumer(spec, name, **one, **pinned)))
+            retries = self._retry_consumer(spec, name, f"-{partition}")
+            places.append(ConsumerPlace(retry_stream(self.name), retries))
+        return places
+
+    def _consumer(self, spec: HandlerSpec, name: str, **fields: Any) -> ConsumerConfig:
+        return ConsumerConfig(
+            durable_name=name,
+            ack_policy="explicit",
+            ack_wait_s=spec.ack_wait_s,
+            # Attempts are counted by handlers; the server must not give up before them.
+            max_deliver=-1,
+            max_ack_pending=WORKERS * spec.max_messages,
+            metadata={OWNER: self.name, "jetspark-handler": spec.name},
+            **fields,
+        )
+
+    def _retry_consumer(self, spec: HandlerSpec, name: str, partition: str) -> ConsumerConfig:
         waits = f"retry.{self.name}.{spec.name}"
-        return [
-            ConsumerPlace(self.stream, ConsumerConfig(**shared, **one)),
-            ConsumerPlace(
-                retry_stream(self.name),
-                ConsumerConfig(**shared, filter_subjects=[f"{waits}.due.>", f"{waits}.redrive.>"]),
-            ),
-        ]
+        return self._consumer(
+            spec, name, filter_subjects=[f"{waits}.due{partition}.>", f"{waits}.redrive{partition}.>"]
+        )
 
 
 def _returned(function: Callable[..., Any]) -> list[type[Any]]:

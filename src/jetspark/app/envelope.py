@@ -53,6 +53,7 @@ __all__ = [
     "decode_event",
     "derived_id",
     "encode",
+    "read_data",
     "write_event",
 ]
 
@@ -265,6 +266,17 @@ def _read(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) 
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _violation(subject, envelope.type, version, error) from error
     return envelope, contract, event
+
+
+def read_data(reading: Decoding, data: bytes) -> Any:
+    """The event that ``decode`` has made of such data before: its upcasts are pure, and run again."""
+    contract, upcasts = reading
+    if not upcasts:
+        return contract.decode(data)
+    fields = _decode_dict(data)
+    for step in upcasts:
+        fields = step(fields)
+    return contract.convert(fields)
 
 
 def derived_id(cause_id: str, name: str, index: int) -> str:

@@ -95,6 +95,8 @@ class HandlerMachine:
         """Keys that cannot go on, and the sequence of the event they wait for."""
         self.running = 0
         self.held_bytes = 0
+        self.lapsed: list[WorkItem] = []
+        """Items that were let go because another worker may have them; the driver empties it."""
         self.is_stopping = False
         self._chance = chance
         self._held: dict[Hashable, WorkItem] = {}
@@ -139,11 +141,12 @@ class HandlerMachine:
         identity = item.identity
         present = self._held.get(identity)
         if present is not None:
-            present.message, present.delivered, present.touched_at = item.message, item.delivered, now
+            present.message, present.delivered = item.message, item.delivered
+            present.touched_at = present.heard_at = now
             return "held"
         if item.delivered > 1 and identity in self._settled:
             return "done"
-        item.touched_at = now
+        item.touched_at = item.heard_at = now
         if not self._held:
             self._sweep_at = now + self.limits.ack_wait_s / PROGRESS_PART / 2
         self._held[identity] = item
@@ -182,10 +185,10 @@ class HandlerMachine:
             return None
         if self._waiting:
             self._wake(now)
-        is_retry = bool(self._due)
-        item = self._due[0] if is_retry else self.lanes.peek()
+        item = self._next(now)
         if item is None:
             return None
+        is_retry = bool(self._due)
         # An event before the head is not behind it: the worker that parked the key may have died before its ack.
         item.is_behind = item.key in self.parked and self.parked[item.key] < item.sequence
         if not item.is_behind and not self._may_begin(item, now):
@@ -257,6 +260,29 @@ class HandlerMachine:
         """It is not settled, and somebody will get it again."""
         self._let_go(item)
 
+    def has_lapsed(self, item: WorkItem, now: float) -> bool:
+        """Whether the server has not heard of the item for its ``ack_wait``, and may have given it to another worker.
+
+        That happens to a process that was stopped or disconnected: one that lives says ``in_progress`` in time.
+        """
+        return now - item.heard_at >= self.limits.ack_wait_s
+
+    def lapse(self, item: WorkItem) -> None:
+        """Let go of an item that may be with another worker; later ones of its key wait for what becomes of it."""
+        self.release(item)
+        if item.key is not None and item.source == "stream":
+            self.lanes.expect(item.key, item.sequence)
+        self.lapsed.append(item)
+
+    def release(self, item: WorkItem) -> None:
+        """Let go of an item that does not run: somebody will get it again."""
+        if item in self._due:
+            self._due.remove(item)
+        if any(each is item for _, _, each in self._waiting):
+            self._waiting = [entry for entry in self._waiting if entry[2] is not item]
+            heapq.heapify(self._waiting)
+        self._let_go(item)
+
     # ---- parked keys -------------------------------------------------------------------------------------------
 
     def park(self, key: str, sequence: int) -> None:
@@ -321,6 +347,14 @@ class HandlerMachine:
                 self._begin_at = now + error.retry_in_s
                 return False
         return True
+
+    def _next(self, now: float) -> WorkItem | None:
+        """What would begin next; what is no longer ours is let go on the way."""
+        while True:
+            item = self._due[0] if self._due else self.lanes.peek()
+            if item is None or not self.has_lapsed(item, now):
+                return item
+            self.lapse(item)
 
     def _wake(self, now: float) -> None:
         while self._waiting and self._waiting[0][0] <= now:

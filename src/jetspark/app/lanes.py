@@ -35,7 +35,9 @@ class WorkItem:
         "delivered",
         "event",
         "generation",
+        "heard_at",
         "identity",
+        "intake",
         "is_behind",
         "is_checked",
         "is_taken",
@@ -44,6 +46,7 @@ class WorkItem:
         "lane",
         "message",
         "original",
+        "partition",
         "redrives",
         "runner",
         "sequence",
@@ -64,6 +67,7 @@ class WorkItem:
         source: WorkSource = "stream",
         attempts: int = 0,
         redrives: int = 0,
+        partition: int | None = None,
     ) -> None:
         self.key = key
         self.sequence = sequence
@@ -83,7 +87,11 @@ class WorkItem:
         # The retry stream may have several messages of one event, one after the other.
         self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
         self.lane: Lane | None = None
-        self.touched_at = 0.0
+        self.touched_at = self.heard_at = 0.0
+        """When the server was last told that it is worked on; when it was told and there was a connection."""
+        self.partition = partition
+        self.intake: Any = None
+        """Where it came from, in the driver."""
         self.generation = 0
         self.is_behind = False
         """Its key is parked: do not run it, put it behind the others."""

@@ -142,6 +142,8 @@ class DeadEvent:
     redrives: int = 0
     failed: str = ""
     """When, in UTC."""
+    partition: int | None = None
+    """Of a handler with partitions: whose retries it belongs to."""
     is_body_omitted: bool = False
     """The event is too large to be stored with what has to be said of it: its body is in its stream only."""
 
@@ -163,6 +165,7 @@ class DeadEvent:
             "Redrives": self.redrives,
             "Behind": self.behind,
             "Failed": self.failed,
+            "Partition": self.partition,
             "Body-Omitted": "true" if self.is_body_omitted else None,
         }
         if self.cause is not None:
@@ -193,6 +196,7 @@ class DeadEvent:
             origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
             attempts, redrives = int(fact("Attempts") or 0), int(fact("Redrives") or 0)
             behind = int(fact("Behind")) if fact("Behind") else None
+            partition = int(fact("Partition")) if fact("Partition") else None
         except ValueError:
             raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and -Stored-Us") from None
         status = fact("Status")
@@ -227,6 +231,7 @@ class DeadEvent:
             behind=behind,
             redrives=redrives,
             failed=fact("Failed"),
+            partition=partition,
             is_body_omitted=fact("Body-Omitted") == "true",
         )
 

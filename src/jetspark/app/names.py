@@ -7,7 +7,10 @@ topology and the command line agree.
     <APP>_RETRY        retry.<app>.<handler>.wait.<origin>                a server schedule, until the retry is due
                        retry.<app>.<handler>.due.<origin>                 where the schedule publishes
                        retry.<app>.<handler>.redrive.<n>.<origin>         a letter that is to be handled again
-    bucket <app>_handlers                                                 parked keys, attempts, markers, redrives
+                       retry.<app>.<handler>.due-<p>, .redrive-<p>.<n>    the same of partition p
+    <APP>_<handler>_PARTITIONS   parts.<app>.<handler>.<p>.<subject>      copies of events, with their partition
+    bucket <app>_handlers                                                 parked keys, attempts, markers, redrives,
+                                                                          workers of handlers with partitions
     bucket <app>_projections                                              buckets in use, leases, records of replays
 
 ``<origin>`` is ``<stream>.<sequence>.<microseconds>``: the time the stream stored the event tells apart two streams of
@@ -27,6 +30,7 @@ __all__ = [
     "dead_letter_stream",
     "escape_token",
     "handler_bucket",
+    "partition_stream",
     "projection_bucket",
     "retry_stream",
 ]
@@ -68,3 +72,8 @@ def escape_token(text: str) -> str:
     token = escape(text)
     # No escaped text begins so: "=" is followed by two hexadecimal digits, or stands alone.
     return token if len(token) <= _MAX_TOKEN else f"=sha256={hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def partition_stream(app: str, handler: str) -> str:
+    """The stream of copies of a handler with partitions."""
+    return f"{app.upper()}_{handler}_PARTITIONS"

@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 # No event is delivered or redriven as the same attempt after this time; a redrive of an older one repeats its effects.
 RECORD_TTL_S = 7 * 86400.0
-_OWNER = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class OnceRecords:
@@ -48,6 +47,7 @@ class OnceRecords:
 
     def __init__(self, records: KeyValue, handler: str, *, lease_s: float) -> None:
         self._records, self._handler, self._lease_s = records, handler, lease_s
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
     async def run(
         self,
@@ -84,7 +84,7 @@ class OnceRecords:
         """
         while True:
             now = seconds_now()
-            claim = json.dumps({"state": "claimed", "owner": _OWNER, "until": now + self._lease_s}).encode()
+            claim = json.dumps({"state": "claimed", "owner": self._owner, "until": now + self._lease_s}).encode()
             try:
                 return await self._records.create(key, claim, ttl=RECORD_TTL_S)
             except KeyExists:
@@ -95,7 +95,7 @@ class OnceRecords:
                 if record["state"] == "done":
                     return _Recorded(record["result"])
                 # A claim of our own is of an attempt that was cancelled: a worker has an event once at a time.
-                if record["state"] == "claimed" and record["owner"] != _OWNER and record["until"] > now:
+                if record["state"] == "claimed" and record["owner"] != self._owner and record["until"] > now:
                     raise RetryIn(record["until"] - now, f"another worker has claimed {key!r}")
                 return await self._records.update(key, claim, revision=entry.revision, ttl=RECORD_TTL_S)
             except (KeyNotFound, Conflict):

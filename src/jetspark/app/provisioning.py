@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jetspark.aio.jetstream import JetStream
@@ -24,6 +25,7 @@ async def read_found(js: JetStream, declared: Topology) -> Found:
     others: dict[str, list[str]] = {}
     names = {config.name for config in declared.streams} | {f"KV_{bucket.bucket}" for bucket in declared.buckets}
     names |= {place.stream for place in declared.consumers}
+    names |= {source.name for config in declared.streams for source in config.sources or ()}
     for name in sorted(names):
         try:
             stream = await js.stream(name)
@@ -39,7 +41,31 @@ async def read_found(js: JetStream, declared: Topology) -> Found:
     for config in declared.streams:
         for subject in config.subjects or ():
             others[subject] = [name async for name in js.stream_names(subject) if name != config.name]
-    return Found(streams=streams, consumers=consumers, others=others)
+    former = await _read_former(js, declared, streams, consumers)
+    return Found(streams=streams, consumers=consumers, others=others, former=former)
+
+
+async def _read_former(
+    js: JetStream,
+    declared: Topology,
+    streams: Mapping[str, StreamConfig],
+    consumers: Mapping[tuple[str, str], ConsumerConfig],
+) -> dict[str, str]:
+    """What handlers read that have partitions now and had none, or the other way round; asked for what is missing."""
+    found: dict[str, str] = {}
+    names = {config.name for config in declared.streams}
+    places = {(place.stream, place.name) for place in declared.consumers}
+    for copies, (stream, name) in declared.replaces.items():
+        try:
+            if copies in names and copies not in streams and stream in streams:
+                await (await js.stream(stream)).consumer(name)
+                found[copies] = f"consumer {name} of {stream}, without partitions"
+            elif (stream, name) in places and (stream, name) not in consumers and stream in streams:
+                await js.stream(copies)
+                found[f"{name} of {stream}"] = f"stream {copies}, with partitions"
+        except (StreamNotFound, ConsumerNotFound):
+            continue
+    return found
 
 
 async def make_plan(js: JetStream, app: Declarations) -> TopologyPlan:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jetspark.aio.client import Client, connect
+from jetspark.aio.client import connect
 from jetspark.app.context import open_lifespans
 from jetspark.app.dead_letters import HandlerStore
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
@@ -19,7 +19,7 @@ from jetspark.app.worker import HandlerWorker
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.application import App, Lifespan
 
 __all__ = ["run_app"]
 
@@ -43,10 +43,14 @@ async def run_app(
     only: Collection[str],
     stop_timeout: float,
     apply: bool = False,
+    lifespans: Sequence[Lifespan] | None = None,
     live: LiveOptions | None = None,
     **options: Any,
 ) -> None:
-    """Run the handlers and projections of an application until cancelled, or until SIGTERM or Ctrl-C."""
+    """Run the handlers and projections of an application until cancelled, or until SIGTERM or Ctrl-C.
+
+    ``lifespans`` take the place of the application's own.
+    """
     known = {**app.handlers, **app.projections}
     unknown = sorted(set(only) - set(known))
     if unknown:
@@ -58,7 +62,10 @@ async def run_app(
     options.setdefault("name", f"{app.name} handlers")
     catalogue = app.catalogue
     catalogue.check()
-    async with connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
+    ended = asyncio.Event()
+    yielding = app.lifespans if lifespans is None else lifespans
+    # Signals count from here on, also while it starts: what a lifespan opened is closed.
+    async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(yielding) as dependencies:
         if apply:
             await apply_topology(client.jetstream(), app)
         else:
@@ -69,20 +76,21 @@ async def run_app(
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
             workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
-        await _run_workers(workers, client, stop_timeout)
+        names = [*(spec.name for spec in specs), *(spec.name for spec in projections)]
+        _logger.info("app %s: running %s", app.name, ", ".join(names))
+        await _run_workers(workers, stop_timeout, ended)
+        _logger.info("app %s: ended", app.name)
 
 
-async def _run_workers(workers: list[Worker], client: Client, stop_timeout: float) -> None:
+async def _run_workers(workers: list[Worker], stop_timeout: float, ended: asyncio.Event) -> None:
     tasks = {asyncio.create_task(worker.run()): worker for worker in workers}
-    ended = asyncio.Event()
-    with _on_signal(ended):
-        waiting = asyncio.create_task(ended.wait())
-        try:
-            await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-            stops = [asyncio.create_task(worker.stop(task, stop_timeout)) for task, worker in tasks.items()]
-            await asyncio.wait(stops)
+    waiting = asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        stops = [asyncio.create_task(worker.stop(task, stop_timeout)) for task, worker in tasks.items()]
+        await asyncio.wait(stops)
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise _single(error)
@@ -95,8 +103,8 @@ def _single(error: BaseException) -> BaseException:
     return error
 
 
-@contextmanager
-def _on_signal(ended: asyncio.Event) -> Iterator[None]:
+@asynccontextmanager
+async def _on_signal(ended: asyncio.Event) -> AsyncIterator[None]:
     """Set the event when the process is asked to end; only the main thread can be asked."""
     loop = asyncio.get_running_loop()
     if threading.current_thread() is not threading.main_thread():

@@ -312,7 +312,8 @@ def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
         letter = yield FindLetter(item)
         if letter is not None and letter.status != "closed":
             yield CloseLetter(item, letter.revision)
-    if item.key is not None and item.key in machine.parked:
+    # What comes from the retry stream was parked by somebody, of whom this worker may not have heard yet.
+    if item.key is not None and (item.key in machine.parked or item.source != "stream"):
         yield from _advance(machine, item, item.key)
     yield from _end(machine, item)
 

@@ -91,6 +91,8 @@ class Topology:
     streams: Sequence[StreamConfig] = ()
     buckets: Sequence[KVConfig] = ()
     consumers: Sequence[ConsumerPlace] = ()
+    replaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Streams of copies, and the consumer (stream, name) that the handler has without them: it has one of the two."""
 
     def __post_init__(self) -> None:
         names = [f"stream {each.name}" for each in self.streams] + [f"bucket {each.bucket}" for each in self.buckets]
@@ -110,6 +112,8 @@ class Found:
     """By stream and name."""
     others: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Declared subject -> streams of other names that store it."""
+    former: Mapping[str, str] = field(default_factory=dict)
+    """What is declared and missing -> what a handler read until now in its place, in words."""
     api_level: int = 0
 
 
@@ -193,9 +197,16 @@ def _streams(declared: Topology, found: Found) -> Iterator[Step]:
             for name in found.others.get(subject, ())
             if name != config.name
         }
+        known = {*found.streams, *(each.name for each in declared.streams)}
+        missing = [each.name for each in config.sources or () if each.name not in known and each.external is None]
         if taken:
             reason = "; ".join(f"stream {name} stores {subject!r} already" for name, subject in sorted(taken.items()))
             yield Step("stream", config.name, "conflict", (), f"{reason}: a subject belongs to one stream")
+        elif missing:
+            reason = f"there is no stream {missing[0]} to copy from; apply the app that declares it first"
+            yield Step("stream", config.name, "conflict", (), reason)
+        elif existing is None and config.name in found.former:
+            yield Step("stream", config.name, "conflict", (), _begin_again(found.former[config.name]))
         elif existing is None:
             yield Step("stream", config.name, "create", tuple(_declared(config)))
         else:
@@ -225,10 +236,19 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
         if place.stream not in streams:
             reason = f"there is no stream {place.stream}; it is not this app's: apply the one that declares it first"
             yield Step("consumer", name, "conflict", (), reason)
+        elif existing is None and name in found.former:
+            yield Step("consumer", name, "conflict", (), _begin_again(found.former[name]))
         elif existing is None:
             yield Step("consumer", name, "create", tuple(_declared(place.config)))
         else:
             yield from _update("consumer", name, existing, place.config, declared.app, _consumer_safety)
+
+
+def _begin_again(former: str) -> str:
+    return (
+        f"until now the handler read {former}: it would handle every event of the stream again. Give it another "
+        "durable, or delete what it read once that is wanted"
+    )
 
 
 def _update(kind: Kind, name: str, existing: Any, wanted: Any, app: str, safety: Any) -> Iterator[Step]:
@@ -293,6 +313,11 @@ def _limit(value: float) -> float:
 def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
     if name in _STREAM_FIXED:
         return "impossible", "the server does not change it for a stream that exists; give the stream another name"
+    if name == "sources" and "{{partition(" in f"{found}{declared}":
+        return "impossible", (
+            "with other partitions or events the server copies, and the handler handles, every event of the stream "
+            "again; give the handler another durable"
+        )
     if name in _STREAM_LIMITS and _limit(declared) < _limit(found if found is not None else 0):
         return "destructive", "what is beyond the new limit is deleted"
     if name == "duplicate_window_s" and declared < (found or 0):

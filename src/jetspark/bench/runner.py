@@ -42,8 +42,14 @@ SAMPLE_TIMEOUT_S = 120.0
 # The server must never drop a reader for being slow: that is what is being measured.
 SERVER_MAX_PENDING_BYTES = 1 << 30
 
-PEER_MODULE = "nats"
-_DISTRIBUTIONS = {"nats": "nats-py", "uvloop": "uvloop", "pyspark": "pyspark"}
+PEER_MODULES = {"nats", "faststream"}
+_DISTRIBUTIONS = {
+    "nats": "nats-py",
+    "faststream": "faststream",
+    "msgspec": "msgspec",
+    "uvloop": "uvloop",
+    "pyspark": "pyspark",
+}
 
 OnProgress = Callable[[str], None]
 """Called before each measurement, with what is about to be measured, and with an empty text at the end."""
@@ -99,7 +105,7 @@ def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender],
 
 def _reason_to_skip(contender: Contender, plan: Plan, *, has_uvloop: bool) -> str | None:
     needs = contender.needs
-    if (isinstance(needs, Peer) or needs == PEER_MODULE) and not plan.has_peers:
+    if (isinstance(needs, Peer) or needs in PEER_MODULES) and not plan.has_peers:
         return "left out by request"
     if isinstance(needs, Peer):
         try:

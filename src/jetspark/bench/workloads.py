@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from jetspark.bench.app_publish import APP_PUBLISH
 from jetspark.bench.atomic_batches import ATOMIC_10, ATOMIC_100, ATOMIC_1000
 from jetspark.bench.batcher import BATCHER, BATCHER_INGEST
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
 from jetspark.bench.fast_ingest import FAST_INGEST
+from jetspark.bench.handlers import HANDLER, HANDLER_LANES, HANDLER_ONCE
 from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
+from jetspark.bench.projection_spark import PROJECTION_SPARK
 from jetspark.bench.request_latency import REQUEST_LATENCY
 from jetspark.bench.spark import SPARK_FOLD, SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
 from jetspark.bench.workload import Workload
@@ -32,10 +35,15 @@ WORKLOADS: dict[str, Workload] = {
         BATCHER_INGEST,
         JS_PULL,
         JS_PULL_ACK,
+        HANDLER,
+        HANDLER_LANES,
+        HANDLER_ONCE,
+        APP_PUBLISH,
         SPARK_READ,
         SPARK_READ_LARGE,
         SPARK_WRITE,
         SPARK_FOLD,
+        PROJECTION_SPARK,
         OBJECT_PUT,
         OBJECT_GET,
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import Annotated
 
 import typer
 
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
+from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
+from jetspark.errors import ConfigError
 
 __all__ = ["run_workers"]
 
@@ -17,16 +20,43 @@ def run_workers(
     app: AppName,
     only: Annotated[list[str] | None, typer.Option("--only", help="Run this handler; may be repeated.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Make what the application declares first.")] = False,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that share the work.", min=1)] = 1,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart the workers when a source file changes.")] = False,
     stop_timeout: Annotated[
         float, typer.Option("--stop-timeout", help="Seconds that running handlers have to finish at the end.", min=0)
     ] = 30.0,
+    engine: Annotated[str, typer.Option("--engine", help="live, or spark: projections as a Spark stream.")] = "live",
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
+    ] = None,
     servers: Servers = None,
 ) -> None:
     """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
 
-    Refuses to start where the server is not as the application declares: see `jetspark plan`.
+    Refuses to start where the server is not as the application declares: see `jetspark plan`. With `--workers` a
+    process that dies is started again; the order of keys holds across processes for handlers with partitions. With
+    `--engine spark` the projections are folded by a Spark stream on this machine, and no handler runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    declared = load_app(app)
     options = connection_options(servers)
-    asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, **options))
+    if engine == "spark":
+        from jetspark.cli.run_spark import run_on_spark
+
+        run_on_spark(app, load_app(app), only=only or (), apply=apply, checkpoint=checkpoint, options=options)
+        return
+    if engine != "live":
+        raise ConfigError(f"--engine {engine}: expected live or spark")
+    if workers == 1 and not reload:
+        end_with_parent()
+        declared = load_app(app)
+        asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, **options))
+        return
+    if apply:
+        asyncio.run(load_app(app).apply(**options))
+    command = [sys.executable, "-m", "jetspark", "run", app, "--stop-timeout", str(stop_timeout)]
+    for name in only or ():
+        command += ["--only", name]
+    if servers:
+        command += ["--servers", servers]
+    folder = watched_folder(app) if reload else None
+    raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())

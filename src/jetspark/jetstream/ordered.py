@@ -494,9 +494,15 @@ class OrderedFlow(Flow[M]):
     def _ask(self, batch: int, now: float) -> Ask:
         if self._is_bounded and not self._is_alone:
             return super()._ask(batch, now)
-        limits, batch = self._limits, 1 if self._is_alone else batch
+        batch = 1 if self._is_alone else batch
         self._is_alone = False
-        return self._puller.ask(self, batch, now=now, expires_s=limits.expires_s, heartbeat_s=self._heartbeat_s)
+        expires_s, heartbeat_s = self._times()
+        return self._puller.ask(self, batch, now=now, expires_s=expires_s, heartbeat_s=heartbeat_s)
+
+    def _times(self) -> tuple[float, float | None]:
+        if self._reader.is_listing or not self._reader.is_caught_up:
+            return self._limits.expires_s, self._heartbeat_s  # by a heartbeat it learns that there is no more
+        return super()._times()
 
 
 class Patience:

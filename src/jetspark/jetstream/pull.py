@@ -211,6 +211,9 @@ class Puller(Generic[M]):
         self.has_news = False
         """Something happened that readers must look at."""
         self.fetches: list[Fetch[M]] = []
+        self.idle_s = 0.0
+        """Requests without an end of their own wait at least this long, and heartbeats come no more often than every
+        quarter of it. A driver in virtual time sets it, where waiting costs nothing and each sign of life does."""
         self._owed_bytes = 0
         """Bytes of the requests that have a bound of them."""
         self._prefix = f"{inbox}."
@@ -585,12 +588,17 @@ class Fetch(_Reader, Generic[M]):
             batch,
             now=now,
             expires_s=expires_s,
-            heartbeat_s=min(HEARTBEAT_S, expires_s / 4) if expires_s >= SHORTEST_WITH_HEARTBEAT_S else None,
+            heartbeat_s=self._heartbeat_s(expires_s),
             max_bytes=self._bytes_left,
             is_whole=self._bytes_left == self._max_bytes,
             no_wait=self._no_wait,
             priority=self._priority,
         )
+
+    def _heartbeat_s(self, expires_s: float) -> float | None:
+        if expires_s < SHORTEST_WITH_HEARTBEAT_S:
+            return None
+        return min(max(HEARTBEAT_S, self._puller.idle_s / 4), expires_s / 4)
 
     def _take(self) -> None:
         buffer = self._puller.buffer
@@ -709,16 +717,22 @@ class Flow(_Reader, Generic[M]):
             max_bytes = min(wanted, limits.max_bytes - self._claimed_bytes)
             self._claimed_bytes += max_bytes
         self.must_empty = self.is_over = False
+        expires_s, heartbeat_s = self._times()
         return self._puller.ask(
             self,
             batch,
             now=now,
-            expires_s=limits.expires_s,
-            heartbeat_s=self._heartbeat_s,
+            expires_s=expires_s,
+            heartbeat_s=heartbeat_s,
             max_bytes=max_bytes,
             is_whole=max_bytes == limits.max_bytes,
             priority=self._priority,
         )
+
+    def _times(self) -> tuple[float, float | None]:
+        """How long a request waits at the server, and how often the server says meanwhile that it is there."""
+        expires_s, idle_s = self._limits.expires_s, self._puller.idle_s
+        return (expires_s, self._heartbeat_s) if idle_s <= expires_s else (idle_s, idle_s / 4)
 
 
 def size_bytes(message: AckableMessage) -> int:

@@ -12,6 +12,7 @@ from jetspark.state.fold import DELETE, Fold
 
 if TYPE_CHECKING:
     from jetspark.spark.engine.folding import fold
+    from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
     from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
@@ -21,7 +22,8 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        home = {"fold": "engine.folding", "register": "registration"}.get(name, "progress")
+        homes = {"fold": "engine.folding", "register": "registration", "Lag": "progress", "lag": "progress"}
+        home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
 
@@ -29,4 +31,16 @@ else:
         return sorted({*globals(), *__all__})
 
 
-__all__ = ["DELETE", "Fold", "Lag", "fold", "lag", "register", "session"]
+__all__ = [
+    "DELETE",
+    "BackfillReport",
+    "Fold",
+    "Lag",
+    "backfill",
+    "fold",
+    "fold_states",
+    "lag",
+    "register",
+    "run",
+    "session",
+]

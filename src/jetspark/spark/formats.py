@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from jetspark.spark import schema as columns
 
-__all__ = ["JetStreamFormat", "KVFormat"]
+__all__ = ["JetStreamFormat", "KVFormat", "ProjectionFormat"]
 
 
 class JetStreamFormat(DataSource):
@@ -81,3 +81,38 @@ class KVFormat(DataSource):
         from jetspark.spark.kv import writing
 
         return writing.stream_writer(self.options, schema, overwrite)
+
+
+class ProjectionFormat(DataSource):
+    """The stream of an application as rows for its projections, and those rows into their buckets.
+
+    :func:`jetspark.spark.run` and :func:`jetspark.spark.backfill` make the plans: rows have to be brought together by
+    projection and key between the two.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream_projection"
+
+    def schema(self) -> StructType:
+        return columns.PROJECTION_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from jetspark.spark.engine import projection_source
+
+        return projection_source.batch_reader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from jetspark.spark.engine import projection_source
+
+        return projection_source.stream_reader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from jetspark.spark.engine import projection_sink
+
+        return projection_sink.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from jetspark.spark.engine import projection_sink
+
+        return projection_sink.stream_writer(self.options, schema, overwrite)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jetspark.spark.engine.folding import FoldFormat
-from jetspark.spark.formats import JetStreamFormat, KVFormat
+from jetspark.spark.formats import JetStreamFormat, KVFormat, ProjectionFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ def register(spark: SparkSession) -> None:
     ``spark.executorEnv.PYTHONPATH``, where a fold may be.
     """
     with _without_warnings(spark):
-        for kind in (JetStreamFormat, KVFormat, FoldFormat):
+        for kind in (JetStreamFormat, KVFormat, FoldFormat, ProjectionFormat):
             spark.dataSource.register(kind)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -23,7 +24,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.spark.reply_subjects import places
 
-__all__ = ["KV_SCHEMA", "SCHEMA", "Columns", "check_schema"]
+__all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -49,6 +50,17 @@ KV_SCHEMA = StructType(
     ]
 )
 """Of a bucket."""
+
+PROJECTION_SCHEMA = StructType(
+    [
+        StructField("target", IntegerType()),
+        StructField("key", StringType()),
+        StructField("sequence", LongType()),
+        StructField("reading", IntegerType()),
+        StructField("data", BinaryType()),
+    ]
+)
+"""Of events on their way to the keys of an application's projections."""
 
 
 def check_schema(schema: StructType) -> StructType:

@@ -6,7 +6,7 @@ from jetspark.testing.model import BatchLimits, Delivery, ModelMessage, ModelSer
 from jetspark.testing.network import Front, Network, VirtualClock, Wire
 from jetspark.testing.servers import SharedNatsServer
 from jetspark.testing.simulation import Fault, FaultPlan, Faults, SimulatedLink
-from jetspark.testing.virtual_loop import VirtualLoop, model_network, run_in_virtual_time
+from jetspark.testing.virtual_loop import VirtualLoop, VirtualProcess, model_network, run_in_virtual_time
 
 __all__ = [
     "BatchLimits",
@@ -24,6 +24,7 @@ __all__ = [
     "SimulatedLink",
     "VirtualClock",
     "VirtualLoop",
+    "VirtualProcess",
     "Wire",
     "model_network",
     "run_in_virtual_time",

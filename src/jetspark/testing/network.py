@@ -297,6 +297,8 @@ class Front:
         """Each is told of every message, before the model is."""
         self.reply_watchers: list[Callable[[Delivery], None]] = []
         """Each is told of everything the server says, whether it arrives or not."""
+        self.gates: list[Callable[[Publication], bool]] = []
+        """Each is asked about every message that arrives; one that is answered with False is lost on its way."""
         self.interest = _Interest()
         self._service_s = service_s
         self._busy_until = 0.0
@@ -399,6 +401,9 @@ class Front:
 
     def process(self, message: Publication) -> None:
         """What the server does with a message: core subscribers first, then JetStream."""
+        for may_pass in list(self.gates):
+            if not may_pass(message):
+                return
         for watch in self.watchers:
             watch(message)
         model = self.model_of(message.client)

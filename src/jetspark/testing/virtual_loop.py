@@ -17,20 +17,28 @@ applications (``jetspark.app``) do.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import itertools
 import random
 import selectors
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from jetspark.testing.model import ModelServer
 from jetspark.testing.network import Front, Network, VirtualClock, Wire
 
-__all__ = ["VirtualLoop", "model_network", "run_in_virtual_time"]
+__all__ = ["VirtualLoop", "VirtualProcess", "model_network", "run_in_virtual_time"]
 
 T = TypeVar("T")
 
+_numbers = itertools.count(1)
+
 # 2026-01-01T00:00:00Z: messages of the model have times of this century.
 BEGINNING = 1_767_225_600.0
+# How long what is left of a killed process may take to end before it is told again, and how often it is told.
+BURIAL_S = 60.0
+BURIAL_ROUNDS = 5
 
 
 def model_network(seed: int = 0, **options: Any) -> Network:
@@ -58,9 +66,11 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
         self._clock = clock
+        self.rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        self.rounds += 1
         clock = self._clock
         if not ready and timeout is None:
             if not clock.has_more:
@@ -71,12 +81,96 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
+class VirtualProcess:
+    """Tasks, timers and connections that end together, and at once, as those of a process do that is killed.
+
+    Everything that its work starts belongs to it. After :meth:`kill` not a line of it runs: no ``finally``, no farewell
+    to the server. What it had written is on its way and arrives; the server learns of its end a little later.
+    """
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.name = f"process-{next(_numbers)}"
+        self.is_killed = self.is_buried = False
+        self._loop = loop
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._left: list[asyncio.Task[Any]] = []
+        """Tasks that were there when it was killed: nobody else refers to them."""
+        self._transports: list[_WireTransport] = []
+        self._held: list[tuple[Any, tuple[Any, ...]]] = []
+        """What was about to run when it was killed, and what would have run since."""
+        self._context = contextvars.copy_context()
+        self._context.run(_current_process.set, self)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin to do something as this process."""
+        return self._loop.create_task(work, context=self._context)
+
+    def owns(self, client: int) -> bool:
+        """Whether a session of the server, by its number, is one of this process."""
+        return any(each.client == client for each in self._transports)
+
+    def kill(self) -> None:
+        """End it. Its own code may call this, and must then wait for something that never comes."""
+        self.is_killed = True
+        self._left = [each for each in self._tasks if not each.done()]
+        for transport in self._transports:
+            transport.hang_up()
+
+    async def bury(self) -> None:
+        """Cancel what was left when it was killed, so that nothing is destroyed while it is pending.
+
+        That code runs on without a network. Call it when nobody looks any more at what it may do.
+        """
+        self.is_killed, self.is_buried = False, True
+        pending, self._left = set(self._left), []
+        for transport in self._transports:
+            transport.break_off()
+        held, self._held = self._held, []
+        for callback, args in held:
+            self._loop.call_soon(callback, *args, context=self._context)
+        for _ in range(BURIAL_ROUNDS):
+            for task in pending:
+                task.cancel()  # again and again: code that meets its own time-out just now takes this one for it
+            if not pending:
+                return
+            done, pending = await asyncio.wait(pending, timeout=BURIAL_S)
+            for task in done:
+                if not task.cancelled():
+                    task.exception()  # nobody else asks for it
+
+    def guard(self, callback: Callable[..., object]) -> Callable[..., None]:
+        """The same call, which does not happen while the process is killed."""
+
+        def call(*args: Any) -> None:
+            if self.is_killed:
+                self._held.append((callback, args))
+            else:
+                callback(*args)
+
+        return call
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+
+    def add_transport(self, transport: _WireTransport) -> None:
+        self._transports.append(transport)
+
+
+_current_process: contextvars.ContextVar[VirtualProcess | None] = contextvars.ContextVar(
+    "virtual_process", default=None
+)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """See the module."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        super().__init__(_Selector(network.clock))
+        self.idle_s = 0.0
+        """Requests that wait for messages without an end, and whoever looks again from time to time whether there is
+        something to do, wait at least this long. It makes long times cheap; 0 leaves the program as it is."""
+        self._virtual_selector = _Selector(network.clock)
+        super().__init__(self._virtual_selector)
         # Seconds since 1970 have steps of a quarter of a microsecond: time that is nearer than this has come, or the
         # loop would wait for it again and again.
         self._clock_resolution = 1e-6
@@ -84,9 +178,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.network.clock.now
 
+    @property
+    def rounds(self) -> int:
+        """How often it went round: what a course of events cost, in steps that are the same on every machine."""
+        return self._virtual_selector.rounds
+
     def wall_time(self) -> float:
         """Seconds since 1970: what programs that know of virtual time take for the time of day."""
         return self.network.clock.now
+
+    @property
+    def rng(self) -> random.Random:
+        """Where chance comes from for programs that know of virtual time: a seed is one course of events."""
+        return self.network.rng
+
+    @property
+    def process_name(self) -> str:
+        """Of the :class:`VirtualProcess` that runs at the moment; empty outside of any."""
+        process = _current_process.get()
+        return "" if process is None else process.name
 
     def run_in_executor(  # type: ignore[override]  # the exact one needs type variables of Python 3.12
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -99,13 +209,43 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             future.set_exception(error)
         return future
 
+    # ---- processes: what belongs to one runs only while it lives -----------------------------------------------
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task = super().create_task(coro, **options)
+        process = _process_of(options.get("context"))
+        if process is not None:
+            process.add_task(task)
+        return task
+
+    def call_soon(  # type: ignore[override]  # as above
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        process = _process_of(context)
+        return super().call_soon(callback if process is None else process.guard(callback), *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as above
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        process = _process_of(context)
+        return super().call_at(when, callback if process is None else process.guard(callback), *args, context=context)
+
     async def create_connection(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
         """A wire to the model, whatever the address. TLS is not modelled."""
         if options.get("ssl"):
             raise ConnectionRefusedError("TLS is not in the model; connect without it")
+        process = _current_process.get()
+        if process is not None and process.is_buried:
+            raise ConnectionRefusedError("this process was killed")
         protocol = protocol_factory()
         transport = _WireTransport(self, protocol)
+        if process is not None:
+            process.add_transport(transport)
         return transport, protocol
+
+
+def _process_of(context: contextvars.Context | None) -> VirtualProcess | None:
+    return _current_process.get() if context is None else context.get(_current_process)
 
 
 class _WireTransport(asyncio.Transport):
@@ -115,11 +255,25 @@ class _WireTransport(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 4222)})
         self._loop, self._protocol = loop, protocol
         self._is_closing = self._is_paused = False
+        self._context = contextvars.copy_context()  # so that what is told belongs to the process that connected
         self._wire: Wire = loop.network.dial(self._on_data, self._on_lost, self._on_room)
         protocol.connection_made(self)
 
+    @property
+    def client(self) -> int:
+        """The number of its session."""
+        return self._wire.client
+
+    def hang_up(self) -> None:
+        """The program is gone, and is not told; what it wrote arrives."""
+        self._wire.hang_up()
+
+    def break_off(self) -> None:
+        """Tell the program that the connection is lost."""
+        self._end(ConnectionResetError("the process was killed"))
+
     def _on_data(self, data: bytes) -> None:
-        self._loop.call_soon(self._deliver, data)
+        self._loop.call_soon(self._deliver, data, context=self._context)
 
     def _deliver(self, data: bytes) -> None:
         if not self._is_closing:
@@ -131,7 +285,7 @@ class _WireTransport(asyncio.Transport):
     def _on_room(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            self._loop.call_soon(self._protocol.resume_writing)
+            self._loop.call_soon(self._protocol.resume_writing, context=self._context)
 
     def write(self, data: Any) -> None:
         if not self._is_closing:
@@ -162,4 +316,4 @@ class _WireTransport(asyncio.Transport):
     def _end(self, error: Exception | None) -> None:
         if not self._is_closing:
             self._is_closing = True
-            self._loop.call_soon(self._protocol.connection_lost, error)
+            self._loop.call_soon(self._protocol.connection_lost, error, context=self._context)

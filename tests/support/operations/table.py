@@ -18,7 +18,7 @@ from support.interrupts import KINDS, Call, Ended, Interruption, counted, innerm
 
 __all__ = ["A_WHILE_S", "ROWS", "Row", "World", "accepted_by", "drained", "interruption", "plain", "row"]
 
-A_WHILE_S = 10.0
+A_WHILE_S = 30.0
 
 
 @dataclass(frozen=True)

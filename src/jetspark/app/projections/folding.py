@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import RawHeaders, decode, decode_event
+from jetspark.app.envelope import Decoded, RawHeaders, decode, decode_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.core.subjects import is_subset
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
@@ -62,6 +63,8 @@ class Routing(NamedTuple):
 
     rows: list[Row]
     failures: list[Failure]
+    decoded: Decoded | None = None
+    """What was read; None if it could not be."""
 
 
 class Router:
@@ -77,15 +80,17 @@ class Router:
 
     @property
     def filters(self) -> list[str]:
-        """What has to be read: the subjects of all events."""
-        return list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+        """What has to be read: the subjects of all events. One within another is left out, as the server wants it."""
+        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+        return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
 
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
         try:
-            event = decode(message.subject, message.data, message.headers, self._catalogue).event
+            decoded = decode(message.subject, message.data, message.headers, self._catalogue)
         except ContractViolation as error:
             return Routing([], [Failure(tuple(self.specs), message.sequence, error)])
+        event = decoded.event
         rows: list[Row] = []
         failures: list[Failure] = []
         for spec in self._of_kind.get(type(event), ()):
@@ -93,7 +98,7 @@ class Router:
                 rows += [Row(spec.name, key, message.sequence, event) for key in spec.keys_of(event)]
             except Exception as error:
                 failures.append(Failure((spec.name,), message.sequence, error))
-        return Routing(rows, failures)
+        return Routing(rows, failures, decoded)
 
     def sort(
         self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jetspark.aio import clock
@@ -16,7 +17,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
 from jetspark.app.replay.contents import NOTHING, KeyContent
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of, first_ever
-from jetspark.core.subjects import matches
+from jetspark.core.subjects import matches, overlaps
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.wire import time_text
@@ -82,6 +83,10 @@ class History:
     def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
         self._js, self._stream = js, app.stream
         self.router = Router([spec], app.catalogue)
+        filters = self.router.filters
+        # The server takes none that overlap; then everything is read, and sorted out here.
+        is_overlapping = any(overlaps(one, other) for one, other in combinations(filters, 2))
+        self._filters = () if is_overlapping else tuple(filters)
 
     async def info(self) -> StreamInfo:
         """The stream as it is now."""
@@ -141,7 +146,7 @@ class History:
         """
         if extent.is_empty:
             return
-        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, tuple(self.router.filters))
+        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._filters)
         scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
         size = None if pace is None else pace.portion
         async with aclosing(ProcedureRunner(self._js).pieces(scan)) as pieces:
@@ -156,6 +161,9 @@ class History:
     def _route(self, messages: list[Any], subject: str | None) -> Events:
         recorded = [_recorded(message) for message in messages]
         wanted = recorded if subject is None else [each for each in recorded if matches(subject, each.subject)]
+        if not self._filters:
+            mine = self.router.filters
+            wanted = [each for each in wanted if any(matches(filter_, each.subject) for filter_ in mine)]
         [name] = self.router.specs
         rows: list[KeyRow] = []
         failed = self.router.sort(wanted, {name: rows})

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,7 @@ from jetspark.state.fold import Piece
 __all__ = ["SequenceSort"]
 
 COLUMNS = ("key", "sequence", "event")
+"""Of a fold; a projection has others. One of them is the sequence."""
 
 # What is turned into Python objects at a time. Parsed events take about ten times their bytes.
 PIECE_ROWS = 50_000
@@ -33,10 +34,11 @@ MAX_RUNS = 32
 
 
 class SequenceSort:
-    """Takes rows with the columns ``key``, ``sequence`` and ``event``; a context manager, which closes the files."""
+    """Takes rows with some columns, ``sequence`` among them; a context manager, which closes the files."""
 
-    def __init__(self, *, max_rows: int, max_bytes: int) -> None:
+    def __init__(self, *, max_rows: int, max_bytes: int, columns: Sequence[str] = COLUMNS) -> None:
         self._max_rows, self._max_bytes = max_rows, max_bytes
+        self._columns = tuple(columns)
         self._held: list[pa.RecordBatch] = []
         self._held_rows = self._held_bytes = 0
         self._runs: list[IO[bytes]] = []
@@ -68,16 +70,20 @@ class SequenceSort:
 
     def pieces(self) -> Iterator[Piece]:
         """All rows, by ascending sequence. It may be called again, once the iterator before is not used any more."""
+        return (Piece(*columns) for columns in self.column_pieces())
+
+    def column_pieces(self) -> Iterator[list[list[Any]]]:
+        """The same as lists, one for each column."""
         if self._runs:
             self._spill()
             for table in _merged(self._runs):
-                yield from _pieces(table)
+                yield from _pieces(table, self._columns)
             return
         if self._held:
             self._sorted = _sorted(self._held)
             self._held = []
         if self._sorted is not None:
-            yield from _pieces(self._sorted)
+            yield from _pieces(self._sorted, self._columns)
 
     def _spill(self) -> None:
         if not self._held:
@@ -140,8 +146,8 @@ def _merged(runs: list[IO[bytes]]) -> Iterator[pa.Table]:
         yield pa.concat_tables(ready).sort_by("sequence")
 
 
-def _pieces(table: pa.Table) -> Iterator[Piece]:
+def _pieces(table: pa.Table, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
     size = max(1, min(PIECE_ROWS, PIECE_BYTES * table.num_rows // max(1, table.nbytes)))
     for start in range(0, table.num_rows, size):
         part = table.slice(start, size)
-        yield Piece(*(part[name].to_pylist() for name in COLUMNS))
+        yield [part[name].to_pylist() for name in columns]

@@ -5,10 +5,10 @@ falls due between two calls falls due in the next one, before anything else happ
 same say the same, and a simulation can try a thousand courses of events in the time of one real election.
 
 The model answers what nats-server 2.15.1 was measured to answer, byte for byte: where the design documents say
-otherwise, the server is right. What is not here is refused rather than ignored: mirrors and sources, counters,
-transforms, retention by interest or as a work queue, schedules by calendar, push consumers. Nor is the server's
-impatience here: its inbound queue never overflows, and a replicated stream stores at once, so that replies come in the
-order of their causes.
+otherwise, the server is right. What is not here is refused rather than ignored: mirrors, more than one source,
+counters, transforms of a stream's own subjects, retention by interest or as a work queue, schedules by calendar, push
+consumers. Nor is the server's impatience here: its inbound queue never overflows, and a replicated stream stores at
+once, so that replies come in the order of their causes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jetspark.testing.model.consumers import ModelConsumer
 from jetspark.testing.model.fast import OpenFastBatch
 from jetspark.testing.model.limits import BatchLimits
 from jetspark.testing.model.replies import Delivery
+from jetspark.testing.model.sourcing import Copying
 from jetspark.testing.model.store import ModelMessage
 from jetspark.testing.model.stream import ModelStream
 
@@ -39,7 +40,6 @@ _MAX_ROUTES = 65536
 
 _NOT_MODELLED = (
     "mirror",
-    "sources",
     "subject_transform",
     "republish",
     "allow_message_counter",
@@ -64,6 +64,8 @@ class ModelServer:
         self.has_interest: Callable[[str], bool] = has_interest or _everybody_listens
         self._streams: dict[str, ModelStream] = {}
         self._routes: dict[str, ModelStream] = {}
+        self._copies: dict[str, Copying] = {}
+        """By the name of the stream that is filled."""
         self._advisories = 0
         # No batch and no election is due before; a lower bound, because deadlines of batches move on with each message.
         self._quiet_until = math.inf
@@ -77,16 +79,21 @@ class ModelServer:
             ServerError: As the server refuses it.
             ConfigError: It has something the model does not know.
         """
-        config = dataclasses.replace(config, subjects=list(config.subjects or [config.name]))
+        own = [] if config.sources else [config.name]
+        config = dataclasses.replace(config, subjects=list(config.subjects or own))
         known = self._streams.get(config.name)
         if known is not None:
             if known.config == config:
                 return
             raise server_error(400, 10058, "stream name already in use with a different configuration")
         self._check(config)
+        copying = Copying.of(config)
         self._streams[config.name] = ModelStream(
             config, self._limits, self._count_atomic, self._count_fast, self._abandon, now
         )
+        if copying is not None:
+            self._copies[config.name] = copying
+            self._copy(now)  # nobody reads it yet
         self._routes.clear()
 
     def update_stream(self, config: StreamConfig) -> None:
@@ -107,6 +114,7 @@ class ModelServer:
         stream = self.stream(name)
         said = [each for consumer in list(stream.consumers) for each in stream.remove_consumer(consumer)]
         del self._streams[name]
+        self._copies.pop(name, None)
         self._routes.clear()
         return said
 
@@ -165,6 +173,9 @@ class ModelServer:
         if stream is None:
             return [*due, replies.no_responders(subject, reply)] if reply else due
         said = stream.publish(subject, data, reply, headers, now)
+        if self._copies and (copied := self._copy(now)):
+            said = said + copied
+            self._look_ahead()
         if self._quiet_until > now + self._limits.timeout_s:
             self._quiet_until = now + self._limits.timeout_s
         if stream.consumers or stream.ageing.next_deadline() is not None:
@@ -199,6 +210,7 @@ class ModelServer:
 
     def _on_moment(self, now: float) -> list[Delivery]:
         said = [each for stream in self._streams.values() for each in stream.on_time(now)]
+        said += self._copy(now)
         self._look_ahead()
         return said
 
@@ -276,6 +288,15 @@ class ModelServer:
         said = self.on_time(now)
         for stream in self._streams.values():
             stream.restart()
+        return said
+
+    def _copy(self, now: float) -> list[Delivery]:
+        """Fill streams that copy others."""
+        said: list[Delivery] = []
+        for copying in self._copies.values():
+            source = self._streams.get(copying.source)
+            if source is not None:
+                said += copying.run(source, self._streams[copying.target], now)
         return said
 
     def _look_ahead(self) -> None:

@@ -1,0 +1,42 @@
+"""The facts of billing. These classes are the contract with everybody who reads the stream."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from jetspark.app import Event, Private, upcast
+
+Cents = Annotated[int, Meta(ge=1)]
+
+
+class InvoiceDue(Event, type="invoice.due", version=2, key="customer", subject="billing.{customer}.invoice.due"):
+    """A customer owes us something. The first version had no currency: everything was in euros."""
+
+    customer: str
+    invoice: str
+    amount_cents: Cents
+    currency: str
+    email: Private[str]
+
+    def event_id(self) -> str:
+        return f"{self.invoice}.due"  # an invoice falls due once, whoever says so, and however often
+
+
+@upcast(InvoiceDue, from_version=1)
+def in_euros(old: dict[str, Any]) -> dict[str, Any]:
+    return old | {"currency": "EUR"}
+
+
+class InvoicePaid(Event, type="invoice.paid", key="customer", subject="billing.{customer}.invoice.paid"):
+    customer: str
+    invoice: str
+    amount_cents: Cents
+    receipt: str
+    email: Private[str]
+
+
+class PaymentDeclined(Event, type="payment.declined", key="customer", subject="billing.{customer}.payment.declined"):
+    customer: str
+    invoice: str
+    reason: str
+    email: Private[str]

@@ -1,0 +1,32 @@
+"""A test kit for applications. It needs no server: handlers run alone, or on a model server in virtual time."""
+
+from jetspark.app.golden import check_contracts
+from jetspark.app.replay.checking import NotReplayable, check_replay
+from jetspark.app.testing.alone import EffectCall, HandlerRun, run_handler
+from jetspark.app.testing.failures import FAILURES
+from jetspark.app.testing.injecting import InjectedFault
+from jetspark.app.testing.kit import TestApp
+from jetspark.app.testing.reliability import (
+    ReliabilityReport,
+    ReliabilityRow,
+    UnreliableHandler,
+    check_reliability,
+)
+from jetspark.app.testing.steps import STEPS
+
+__all__ = [
+    "FAILURES",
+    "STEPS",
+    "EffectCall",
+    "HandlerRun",
+    "InjectedFault",
+    "NotReplayable",
+    "ReliabilityReport",
+    "ReliabilityRow",
+    "TestApp",
+    "UnreliableHandler",
+    "check_contracts",
+    "check_reliability",
+    "check_replay",
+    "run_handler",
+]

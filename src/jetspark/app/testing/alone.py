@@ -1,0 +1,287 @@
+"""One handler, run alone: no server, no loop of its own, no time that passes. What it did is what a test looks at."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.app.application import App, HandlerFunction, HandlerSpec
+from jetspark.app.causes import current_cause
+from jetspark.app.context import Context, Dependencies, plan_arguments
+from jetspark.app.contracts import Catalogue
+from jetspark.app.envelope import Decoded, Encoded, decode, encode
+from jetspark.app.names import escape_token
+from jetspark.app.once import EffectTransaction, OnceRecords
+from jetspark.app.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
+from jetspark.app.testing.memory import MemoryBucket
+from jetspark.errors import ConfigError
+from jetspark.jetstream.info import PubAck
+
+__all__ = ["EffectCall", "HandlerRun", "RunOutcome", "run_handler"]
+
+T = TypeVar("T")
+
+RunOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "dropped"]
+"""``dropped`` is given up by a handler with ``dead_letter=False``."""
+
+NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
+EVENT_ID = "00000000-0000-8000-8000-000000000001"
+# Longer than any handler runs: nobody else claims effects here.
+LEASE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectCall:
+    """A function that ``ctx.once`` called; what was recorded before is not called, and not here."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    """With ``idempotency_key``, where the function takes it."""
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerRun:
+    """What one attempt of a handler did, and what would become of its event."""
+
+    outcome: RunOutcome = "done"
+    retry_in_s: float | None = None
+    """Of ``retry``: the wait before the next attempt, without its part of chance."""
+    error: BaseException | None = None
+    """What the handler raised."""
+    published: list[Any] = field(default_factory=list)
+    """Events that it published or returned, in order. An attempt that fails later has published them all the same."""
+    messages: list[Encoded] = field(default_factory=list)
+    """The same as messages, with their ids."""
+    effects: list[EffectCall] = field(default_factory=list)
+    state: dict[str, bytes] = field(default_factory=dict)
+    """Of ``idempotent="transaction"``: its bucket afterwards."""
+    logged: list[logging.LogRecord] = field(default_factory=list)
+
+
+async def run_handler(
+    handler: HandlerFunction | str,
+    event: Any,
+    *dependencies: Any,
+    app: App | None = None,
+    id: str = EVENT_ID,
+    now: datetime.datetime = NOW,
+    attempt: int = 1,
+    recorded: Mapping[str, Any] | None = None,
+    state: Mapping[str, bytes] | None = None,
+) -> HandlerRun:
+    """Run a handler once with an event, and return what it did and what would become of the event.
+
+    Nothing is stored anywhere, the time stands still, and all ids follow from ``id``: the same call has the same
+    result. What the handler raises is not raised here; it decides the outcome, as in a worker. There is no time-out.
+
+    Args:
+        handler: The function, or with ``app`` the handler's name.
+        event: What it is given; a list of them for a batch handler. It is written and read as on its way through a
+            stream.
+        dependencies: Instead of what lifespans yield; found by type.
+        app: Where it is declared. Without it the name is the function's, and the policy the default one.
+        id: Of the event.
+        now: What ``ctx.now()`` is, and when the event happened.
+        attempt: 1 for the first.
+        recorded: Effects of ``ctx.once`` that were done and recorded by an attempt before, with their results.
+        state: Of ``idempotent="transaction"``: what is in its bucket.
+
+    Raises:
+        InvalidEvent: The event breaks its contract.
+        ConfigError: The handler wants something that is not among ``dependencies``, or is not one of the app's.
+    """
+    spec = _spec_of(handler, event, app)
+    source = app.source if app is not None else "/test"
+    events = event if isinstance(event, list) else [event]
+    decoded = [_decode(each, id if index == 0 else f"{id}-{index}", source, now) for index, each in enumerate(events)]
+    run = _SingleRun(spec, source, app, now, attempt, recorded or {}, state or {})
+    wants_context, arguments = plan_arguments(spec.function, spec.name, Dependencies(dependencies))
+    if spec.batch is not None:
+        if wants_context:
+            raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
+        await run.conclude(spec.function([each.event for each in decoded], **arguments))
+    else:
+        await run.handle(decoded[0], arguments)
+    return run.result
+
+
+def _spec_of(handler: HandlerFunction | str, event: Any, app: App | None) -> HandlerSpec:
+    if app is not None:
+        for spec in app.handlers.values():
+            if handler in (spec.name, spec.function):
+                return spec
+        known = ", ".join(sorted(app.handlers)) or "none"
+        raise ConfigError(f"handler={handler!r}: expected a handler of app {app.name!r}; it has {known}")
+    if isinstance(handler, str):
+        raise ConfigError(f"handler={handler!r}: a name needs app=, where it is declared")
+    if isinstance(event, list):
+        events = tuple({type(each) for each in event})
+        return HandlerSpec(function=handler, events=events, durable=handler.__name__, batch=1000, in_order=False)
+    return HandlerSpec(function=handler, events=(type(event),), durable=handler.__name__)
+
+
+def _decode(event: Any, id: str, source: str, now: datetime.datetime) -> Decoded:
+    catalogue = Catalogue()
+    catalogue.add(type(event))
+    encoded = encode(event, id=id, source=source, time=now)
+    return decode(encoded.subject, encoded.data, encoded.headers, catalogue)
+
+
+class _SingleRun:
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        source: str,
+        app: App | None,
+        now: datetime.datetime,
+        attempt: int,
+        recorded: Mapping[str, Any],
+        state: Mapping[str, bytes],
+    ) -> None:
+        self.result = HandlerRun()
+        self._spec, self._source, self._now, self._attempt = spec, source, now, attempt
+        self._stream = app.stream if app is not None else "TEST"
+        self._recorded = recorded
+        self._bucket = MemoryBucket(state)
+        self._log = logging.Logger(f"jetspark.app.{app.name if app is not None else 'test'}.{spec.name}", logging.DEBUG)
+        self._log.parent = logging.getLogger(self._log.name)
+        self._log.addHandler(_Collect(self.result.logged))
+
+    async def handle(self, decoded: Decoded, arguments: dict[str, Any]) -> None:
+        spec = self._spec
+        context = self._context(decoded)
+        named = {name: context if value is Context else value for name, value in arguments.items()}
+        token = current_cause.set(decoded)
+        try:
+            await self.conclude(self._call(spec, context, decoded, named))
+        finally:
+            current_cause.reset(token)
+
+    async def _call(self, spec: HandlerSpec, context: _WatchedContext, decoded: Decoded, named: dict[str, Any]) -> None:
+        transaction = None
+        if spec.idempotent == "transaction":
+            transaction = EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id)
+            context.begin(transaction)
+        returned = await spec.function(decoded.event, **named)
+        if returned is not None:
+            for event in returned if isinstance(returned, list | tuple) else [returned]:
+                await context.publish(event)
+        if transaction is not None:
+            await transaction.commit()
+
+    async def conclude(self, work: Awaitable[Any]) -> None:
+        spec, result = self._spec, self.result
+        try:
+            await work
+        except Exception as error:
+            result.error = error
+            result.outcome, result.retry_in_s = _outcome(spec.retry, self._attempt, error, spec.dead_letter)
+        result.state = {key: value for key, value in self._bucket.values.items() if not key.startswith("_done.")}
+
+    def _context(self, decoded: Decoded) -> _WatchedContext:
+        records = MemoryBucket(
+            {
+                f"once.{self._spec.name}.{escape_token(decoded.id)}.{escape_token(name)}": b'{"state":"done","result":'
+                + msgspec.json.encode(value)
+                + b"}"
+                for name, value in self._recorded.items()
+            }
+        )
+        once = _WatchedOnce(records.as_kv(), self._spec.name, lease_s=LEASE_S)
+        once.calls = self.result.effects
+        return _WatchedContext(
+            self.result.published,
+            decoded,
+            handler=self._spec.name,
+            source=self._source,
+            stream=self._stream,
+            sequence=1,
+            key=decoded.key,
+            attempt=self._attempt,
+            delivered=self._attempt,
+            redrives=0,
+            js=cast(JetStream, _Publisher(self._stream, self.result)),
+            once=once,
+            clock=lambda: self._now,
+            log=self._log,
+        )
+
+
+def _outcome(
+    policy: RetryPolicy, attempt: int, error: Exception, has_dead_letters: bool
+) -> tuple[RunOutcome, float | None]:
+    if isinstance(error, Skip):
+        return "skipped", None
+    decided = decide(policy, attempt, error, 0.0)
+    if isinstance(decided, WaitHere | WaitLong):
+        return "retry", decided.seconds
+    assert isinstance(decided, Bury)
+    return "dead_letter" if has_dead_letters else "dropped", None
+
+
+class _WatchedContext(Context):
+    def __init__(self, published: list[Any], decoded: Decoded, **options: Any) -> None:
+        super().__init__(decoded, **options)
+        self._published = published
+
+    def begin(self, transaction: EffectTransaction) -> None:
+        self._tx = transaction
+
+    async def publish(self, event: Any) -> PubAck:
+        ack = await super().publish(event)
+        self._published.append(event)
+        return ack
+
+
+class _Publisher:
+    """As much of a ``JetStream`` as a context publishes with."""
+
+    def __init__(self, stream: str, run: HandlerRun) -> None:
+        self._stream, self._run = stream, run
+
+    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str]) -> PubAck:
+        self._run.messages.append(Encoded(subject, data, headers))
+        return PubAck(stream=self._stream, sequence=1 + len(self._run.messages))
+
+
+class _WatchedOnce(OnceRecords):
+    calls: list[EffectCall]
+
+    async def run(
+        self,
+        context: Context,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> T:
+        @functools.wraps(function)  # by its signature it is known whether it takes an idempotency key
+        async def watched(*given: Any, **also: Any) -> T:
+            try:
+                result = await function(*given, **also)
+            except BaseException as error:
+                self.calls.append(EffectCall(name=name, arguments=given, named=also, error=error))
+                raise
+            self.calls.append(EffectCall(name=name, arguments=given, named=also, result=result))
+            return result
+
+        return await super().run(context, name, watched, arguments, named)
+
+
+class _Collect(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)

@@ -1,0 +1,114 @@
+"""Faults by name: something goes wrong now, or when a worker comes to a step."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jetspark.app.application import App, HandlerFunction
+from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment
+from jetspark.testing.network import Front, Publication
+
+__all__ = ["InjectedFault", "Injector", "watched_app"]
+
+
+@dataclass(slots=True, kw_only=True)
+class InjectedFault:
+    """A fault that a test has ordered."""
+
+    name: str
+    happened: int = 0
+    """How often it did: a fault that never happened proves nothing."""
+
+
+@dataclass(slots=True)
+class _Trap:
+    when: StepMoment
+    step: str
+    handler: str | None
+    act: Callable[[], bool]
+    """Returns whether the message of the step is lost."""
+    fault: InjectedFault
+    left: int
+
+
+class Injector:
+    """Sees every step of an application's workers, and springs what a test has set."""
+
+    def __init__(self, app: App, front: Front, is_worker: Callable[[int], bool]) -> None:
+        self.observers: list[Callable[[StepMoment, SeenStep, Any], None]] = []
+        """Each is told of every step, with the message; with ``RunHandler`` it is the event."""
+        self.run_hooks: list[Callable[[StepMoment, str, Any], Awaitable[None]]] = []
+        """Each is awaited before and after the handler's own code, as a part of it: it may raise, and take its time."""
+        self._front, self._is_worker = front, is_worker
+        self._reader = StepReader(app)
+        self._traps: list[_Trap] = []
+        front.gates.append(self._on_message)
+
+    def set(self, at: str, act: Callable[[], bool], *, name: str, handler: str | None, times: int) -> InjectedFault:
+        """Have ``act`` called when a worker comes to a step, the next ``times`` times."""
+        when, step = parse_moment(at)
+        fault = InjectedFault(name=f"{name} {at}")
+        self._traps.append(_Trap(when, step, handler, act, fault, times))
+        return fault
+
+    async def at_run(self, when: StepMoment, handler: str, event: Any) -> None:
+        """A worker comes to the handler's own code, or from it."""
+        if self._spring(when, SeenStep("RunHandler", handler), event):
+            await asyncio.get_running_loop().create_future()  # it died here
+        for hook in self.run_hooks:
+            await hook(when, handler, event)
+
+    def _on_message(self, message: Publication) -> bool:
+        if not self._is_worker(message.client):
+            return True
+        step = self._reader.read(message)
+        if step is None:
+            return True
+        if self._spring("before", step, message):
+            return False
+        # Anything that happens afterwards happens when the server has done what the message says.
+        self._front.clock.after(0.0, lambda: self._after(step, message))
+        return True
+
+    def _after(self, step: SeenStep, message: Publication) -> None:
+        self._spring("after", step, message)
+
+    def _spring(self, when: StepMoment, step: SeenStep, what: Any) -> bool:
+        for observer in self.observers:
+            observer(when, step, what)
+        is_lost = False
+        for trap in [each for each in self._traps if (each.when, each.step) == (when, step.name)]:
+            if trap.handler is None or step.handler is None or trap.handler == step.handler:
+                trap.left -= 1
+                if not trap.left:
+                    self._traps.remove(trap)
+                trap.fault.happened += 1
+                is_lost = trap.act() or is_lost
+        return is_lost
+
+
+def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], Any]) -> App:
+    """The same application, whose handlers tell when they begin and end."""
+    watched = object.__new__(type(app))
+    watched.__dict__.update(app.__dict__)
+    watched.handlers = {
+        name: dataclasses.replace(spec, function=_watched(spec.function, name, at_run))
+        for name, spec in app.handlers.items()
+    }
+    return watched
+
+
+def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment, str, Any], Any]) -> HandlerFunction:
+    @functools.wraps(function)  # by its signature it is given what it wants
+    async def run(event: Any, *arguments: Any, **named: Any) -> Any:
+        await at_run("before", name, event)
+        result = await function(event, *arguments, **named)
+        await at_run("after", name, event)
+        return result
+
+    return run

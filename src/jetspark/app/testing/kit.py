@@ -1,0 +1,337 @@
+"""An application under test: the real one, and so are its workers and the client below them.
+
+Only the server, the network and the clock are models (:mod:`jetspark.testing`), or not even these, with ``server=``::
+
+    async with TestApp(app) as test:
+        await test.publish(OrderPaid(order_id="o-1", amount_cents=500))
+        await test.settled()
+        assert test.published(OrderBilled) == [OrderBilled(order_id="o-1", receipt="r-1")]
+        assert test.dead_letters == []
+
+The application runs on an event loop of its own, on a thread of its own. In virtual time that moves only while the test
+waits for one of the calls below. What a handler shares with the test (a fake bank, a list of calls) may be plain
+objects; what belongs to the test's own event loop (a lock, an HTTP client) must not be used by handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+from jetspark.aio.client import Client, connect
+from jetspark.app.application import App
+from jetspark.app.client import AppClient
+from jetspark.app.envelope import decode
+from jetspark.app.letters import DeadEvent
+from jetspark.app.provisioning import apply_topology
+from jetspark.app.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
+from jetspark.app.running import run_app
+from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
+from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
+from jetspark.app.topology import ConsumerPlace
+from jetspark.errors import ContractViolation, RequestTimeout, UsageError
+from jetspark.jetstream.info import PubAck
+from jetspark.server import NatsServer
+from jetspark.testing.network import Network
+from jetspark.testing.virtual_loop import VirtualProcess
+
+__all__ = ["TestApp"]
+
+E = TypeVar("E")
+
+# Workers that have to do nothing for this long have nothing to do.
+QUIET_S = 0.25
+# Who waits for that looks at least this often.
+MAX_PAUSE_S = 1.0
+STOP_TIMEOUT_S = 30.0
+
+
+class TestApp:
+    """An application with its handlers running, on a server of its own in memory.
+
+    Args:
+        app: The application.
+        server: A real server to run on, as an address or a ``NatsServer``; it is in real time then, and what only a
+            model can do is refused with ``UsageError``. What the application declares is made there, and stays.
+        seed: Of the network's delays and of everything random: the same seed is the same course of events.
+        dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
+            lifespans do not run then.
+    """
+
+    __test__ = False  # pytest takes it for tests otherwise
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        server: str | NatsServer | None = None,
+        seed: int = 0,
+        dependencies: Iterable[Any] | None = None,
+    ) -> None:
+        self.app = app
+        self._dependencies = None if dependencies is None else tuple(dependencies)
+        self._virtual = VirtualStage(seed) if server is None else None
+        self._real = RealStage(server) if server is not None else None
+        self.injector: Injector
+        """Sees every step of the workers, in virtual time."""
+        self._consumers: Sequence[ConsumerPlace] = ()
+        self._client: AppClient
+        self._connection: Client
+        self._workers: asyncio.Task[None] | None = None
+        self._process: VirtualProcess | None = None
+        self._killed: list[VirtualProcess] = []
+        self._exits = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stage.open()
+        try:
+            await self._stage.run(self._start())
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        try:
+            await self._stage.run(self._stop())
+        finally:
+            await self._stage.close()
+
+    # ---- what a test does --------------------------------------------------------------------------------------
+
+    async def publish(self, event: Any, **options: Any) -> PubAck:
+        """Publish an event, as ``AppClient.publish`` does."""
+        return await self._stage.run(self._client.publish(event, **options))
+
+    async def publish_raw(self, subject: str, data: bytes, **options: Any) -> PubAck:
+        """Publish bytes that need not be an event, as ``JetStream.publish`` does."""
+        return await self._stage.run(self._client.js.publish(subject, data, **options))
+
+    async def settled(self, timeout: float | None = None) -> None:
+        """Return when handlers have nothing to do: every event is handled, given up, or waits for a later time.
+
+        Waits in a handler's lane are waited for; long ones are not, for these there is :meth:`advance`.
+
+        Args:
+            timeout: In seconds of the application's time: an hour in virtual time, half a minute in real time, unless
+                it is given.
+
+        Raises:
+            RequestTimeout: After that time there still was something.
+        """
+        await self._stage.run(self._settle((30.0 if self._virtual is None else 3600.0) if timeout is None else timeout))
+
+    async def redrive(self, handler: str | None = None, *where: str) -> RedriveProgress:
+        """Have handlers handle their dead letters again, as ``jetspark dlq redrive`` does."""
+        return await self._stage.run(run_redrive(self._client.js, self.app, LetterFilter.parse(handler, list(where))))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; what falls due meanwhile happens.
+
+        Raises:
+            UsageError: On a real server, where nobody can.
+        """
+        self._in_virtual_time("advance").drive(asyncio.sleep(seconds))
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970, in virtual time."""
+        return self.network.clock.now
+
+    @property
+    def network(self) -> Network:
+        """To break in other ways: ``network.cut()``, ``network.refuse(5)``, ``network.slow_down(stream, 3, ...)``."""
+        return self._in_virtual_time("network").network
+
+    def published(self, kind: type[E]) -> list[E]:
+        """The events of a type in the application's stream, in its order."""
+        catalogue = self.app.catalogue
+        found = []
+        for message in self._stage.drive(self._stage.messages(self._client.js, self.app.stream)):
+            with contextlib.suppress(ContractViolation):
+                event = decode(message.subject, message.data, message.headers, catalogue).event
+                if isinstance(event, kind):
+                    found.append(event)
+        return found
+
+    @property
+    def dead_letters(self) -> list[DeadEvent]:
+        """Letters that are not closed, oldest first."""
+        letters = self._stage.drive(read_letters(self._client.js, self.app, LetterFilter()))
+        return [each.letter for each in letters]
+
+    # ---- what goes wrong ---------------------------------------------------------------------------------------
+
+    def drop_ack(self, times: int = 1, *, handler: str | None = None) -> InjectedFault:
+        """Lose the next acknowledgements on their way: the server delivers these events again after ``ack_wait``."""
+        return self._set("drop_ack", "before Acknowledge", lambda: True, handler, times)
+
+    def crash(
+        self, at: str, *, handler: str | None = None, times: int = 1, restart_after: float = 1.0
+    ) -> InjectedFault:
+        """Kill the workers when they come to a step, and start them again after ``restart_after`` seconds.
+
+        They end as by SIGKILL: no ``finally`` of theirs runs, nothing is given back. A message of the step itself has
+        arrived when they die ``after`` it, and never does when they die ``before`` it.
+
+        Args:
+            at: ``before`` or ``after`` a step, such as ``before Acknowledge`` or ``after RunHandler``; the steps are in
+                ``jetspark.app.testing.STEPS``.
+            handler: Only at a step of this one. All handlers die, since they share a process.
+            times: How often.
+        """
+        return self._set("crash", at, lambda: self._kill(restart_after), handler, times)
+
+    def crash_after_effect(self, *, handler: str | None = None, times: int = 1) -> InjectedFault:
+        """Kill the workers when a handler's code has ended, before its result is published and acknowledged."""
+        return self.crash("after RunHandler", handler=handler, times=times)
+
+    def restart_server(self, seconds: float = 5.0, *, at: str | None = None) -> InjectedFault:
+        """Kill the server, and have it back after some seconds with all it has stored: now, or when a worker comes to a
+        step.
+
+        On a real server: now, and only if ``TestApp`` was given the ``NatsServer`` itself.
+        """
+        if self._real is not None and at is None:
+            self._real.restart_server(seconds)
+            return InjectedFault(name="restart_server", happened=1)
+        return self._set("restart_server", at, lambda: self._done(self.network.kill_server, seconds), None, 1)
+
+    def lose_leader(self, seconds: float = 3.0, *, stream: str | None = None, at: str | None = None) -> InjectedFault:
+        """Leave a stream, the application's own unless one is named, without a leader for some seconds.
+
+        Raises:
+            ConfigError: The stream has one replica: such a stream has no other leader. Declare it with ``replicas=3``.
+        """
+        name = stream or self.app.stream
+        return self._set("lose_leader", at, lambda: self._done(self.network.lose_leader, name, seconds), None, 1)
+
+    def cut_connection(self, *, at: str | None = None) -> InjectedFault:
+        """Break the connection of the workers: what is on its way is lost from some byte on, and they reconnect."""
+        return self._set("cut_connection", at, self._cut, None, 1)
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    @property
+    def _stage(self) -> Stage:
+        stage = self._virtual or self._real
+        assert stage is not None
+        return stage
+
+    def _in_virtual_time(self, what: str) -> VirtualStage:
+        if self._virtual is None:
+            raise UsageError(
+                f"{what}: this TestApp runs on a real server, whose time, network and crashes nobody can decide about; "
+                "leave server= out to test it on the model"
+            )
+        return self._virtual
+
+    def _set(
+        self, name: str, at: str | None, act: Callable[[], bool], handler: str | None, times: int
+    ) -> InjectedFault:
+        self._in_virtual_time(name)
+        if at is None:
+            act()
+            return InjectedFault(name=name, happened=1)
+        return self.injector.set(at, act, name=name, handler=handler, times=times)
+
+    def _done(self, act: Callable[..., None], *arguments: Any) -> bool:
+        act(*arguments)
+        return False
+
+    def _cut(self) -> bool:
+        process = self._process
+        for wire in self.network.wires:
+            if process is not None and process.owns(wire.client):
+                wire.cut()
+        return False
+
+    def _kill(self, restart_after: float) -> bool:
+        process, self._process, self._workers = self._process, None, None
+        if process is not None:
+            process.kill()
+            self._killed.append(process)
+            # In no process: this one is dead.
+            context = contextvars.Context()
+            self._in_virtual_time("crash").loop.call_later(restart_after, self._start_workers, context=context)
+        return True
+
+    async def _start(self) -> None:
+        stage = self._stage
+        self._connection = await self._exits.enter_async_context(
+            connect(stage.url, name="test", **stage.connect_options)
+        )
+        await apply_topology(self._connection.jetstream(), self.app)
+        self._consumers = self.app.topology().consumers
+        self._client = await self._exits.enter_async_context(self.app.connect(stage.url, **stage.connect_options))
+        if self._virtual is not None:
+            self.injector = Injector(
+                self.app,
+                self._virtual.network.front,
+                lambda client: self._process is not None and self._process.owns(client),
+            )
+        self._start_workers()
+        await self._settle(STOP_TIMEOUT_S)  # by then the workers are at work
+
+    def _start_workers(self) -> None:
+        if not self.app.handlers:
+            return
+        stage = self._stage
+        app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
+        lifespans = None if self._dependencies is None else [self._instead_of_lifespans]
+        work = run_app(
+            app, stage.url, only=(), stop_timeout=STOP_TIMEOUT_S, lifespans=lifespans, **stage.connect_options
+        )
+        if self._virtual is None:
+            self._workers = asyncio.get_running_loop().create_task(work)
+        else:
+            self._process = VirtualProcess(self._virtual.loop)
+            self._workers = self._process.start(work)
+
+    async def _instead_of_lifespans(self) -> AsyncIterator[Any]:
+        yield self._dependencies
+
+    async def _stop(self) -> None:
+        workers = self._workers
+        if workers is not None and not workers.done():
+            workers.cancel()
+            await asyncio.wait([workers])
+        for process in self._killed:
+            await process.bury()
+        await self._exits.aclose()
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        workers = self._workers
+        if workers is not None and workers.done() and not workers.cancelled():
+            error = workers.exception()
+            if error is not None:
+                raise error
+
+    async def _settle(self, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        began = quiet_since = loop.time()
+        pause_s = QUIET_S / 5
+        while loop.time() - quiet_since < QUIET_S:
+            await asyncio.sleep(pause_s)
+            self._check_workers()
+            pause_s = QUIET_S / 5
+            if busy := await self._busy():
+                quiet_since = loop.time()
+                # What has taken long takes longer; in virtual time looking is all that waiting costs.
+                pause_s = max(pause_s, min(MAX_PAUSE_S, (quiet_since - began) / 10))
+                if quiet_since - began > timeout:
+                    raise RequestTimeout(f"settling of app {self.app.name!r}: {busy}", timeout)
+
+    async def _busy(self) -> str:
+        """What handlers have to do, in words; empty if nothing."""
+        if self.app.handlers and self._workers is None:
+            return "the workers are dead and start again soon"
+        for place in self._consumers:
+            if await self._stage.is_busy(self._client.js, place):
+                handler = (place.config.metadata or {}).get("jetspark-handler", place.name)
+                return f"handler {handler!r} has events of stream {place.stream!r} to handle"
+        return ""

@@ -1,0 +1,74 @@
+"""``jetspark run --engine spark``: the projections of an application as a Spark stream."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from jetspark.aio.client import connect
+from jetspark.app import App
+from jetspark.app.provisioning import check_for_drift
+from jetspark.core.auth import Credentials, Token, UserPassword
+from jetspark.errors import ConfigError
+
+__all__ = ["run_on_spark"]
+
+# How soon a signal is noticed.
+POLL_S = 0.2
+_SECRET = "JETSPARK_SPARK_SECRET"
+
+
+def run_on_spark(
+    name: str, app: App, *, only: Sequence[str], apply: bool, checkpoint: str | None, options: dict[str, Any]
+) -> None:
+    """Fold until SIGTERM or Ctrl-C; then end with code 0. What is folded twice after that changes nothing."""
+    from jetspark.spark import run, session  # says which extra is missing, if it is
+
+    asyncio.run(_prepare(app, options, apply=apply))
+    given = _spark_options(options)
+    spark = session(f"jetspark-{app.name}")
+    try:
+        query = run(name, spark, projections=only, checkpoint=checkpoint, **given)
+        is_over = threading.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: is_over.set())
+        typer.echo(f"folding {', '.join(only or app.projections)} of {app.name} on Spark", err=True)
+        while query.isActive and not is_over.wait(POLL_S):
+            pass
+        if is_over.is_set():
+            query.stop()
+        else:
+            query.awaitTermination()  # raises why it has ended
+    finally:
+        spark.stop()
+
+
+async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
+    if apply:
+        await app.apply(**options)
+    async with connect(**options) as nc:
+        await check_for_drift(nc.jetstream(), app)
+
+
+def _spark_options(options: dict[str, Any]) -> dict[str, Any]:
+    """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
+    given = {"servers": options["servers"]}
+    match options.get("auth"):
+        case None:
+            return given
+        case Credentials() as auth:
+            return given | {"credentialsFile": str(auth.path)}
+        case Token() as auth:
+            os.environ[_SECRET] = auth.token
+            return given | {"tokenEnv": _SECRET}
+        case UserPassword() as auth:
+            os.environ[_SECRET] = auth.password
+            return given | {"user": auth.user, "passwordEnv": _SECRET}
+        case other:
+            raise ConfigError(f"{type(other).__name__}: Spark's workers cannot connect with it; give --servers")

@@ -1,0 +1,73 @@
+"""Which part of a stream a write has folded, and what that means for the buckets it went into. Pure.
+
+The rule of a fold, that an event at or below the sequence of a state is in it, needs a reader that leaves none out. A
+bucket says how far its readers have come: its position. A write of the sequences ``[start, end)`` may be folded into a
+bucket that has everything before ``start``; and when all of it is stored, the bucket has everything before ``end``.
+
+Not if a key of the bucket was repaired meanwhile: a task that found it parked has passed by its events. The repair
+has moved the position back and counted itself, so a position with another count is left where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jetspark.app.projections.positions import Position
+from jetspark.errors import UsageError
+
+__all__ = ["Covered", "advance", "check_reach", "merge"]
+
+
+class Covered(NamedTuple):
+    """Some of a stream's sequences, all of which were read."""
+
+    start: int
+    end: int
+    """The first that is not among them."""
+    is_earliest: bool = False
+    """There is nothing before ``start``, and nobody was promised anything."""
+    positions: tuple[Position, ...] = ()
+    """Those of the buckets, before anything was loaded from them."""
+
+
+def merge(parts: Iterable[Covered]) -> Covered | None:
+    """Parts of one write as one; None if there are none, or something between them was not read."""
+    whole: Covered | None = None
+    for part in sorted(parts, key=lambda each: each.start):
+        if whole is None:
+            whole = part
+        elif part.start > whole.end:
+            return None
+        else:
+            whole = Covered(whole.start, max(whole.end, part.end), whole.is_earliest, whole.positions)
+    return whole
+
+
+def check_reach(bucket: str, position: Position, start: int, *, is_earliest: bool) -> None:
+    """That a bucket has everything that comes before a sequence.
+
+    Raises:
+        UsageError: Something between the two is missing.
+    """
+    have = position.sequence
+    if is_earliest or have >= start - 1:
+        return
+    raise UsageError(
+        f"bucket {bucket} has everything up to sequence {have}, and this begins at {start}: folding it would leave out "
+        f"{have + 1} to {start - 1} for ever. Start with a new checkpoint, which begins where the bucket is, or "
+        "backfill from there"
+    )
+
+
+def advance(known: Position, stored: Position, whole: Covered) -> Position | None:
+    """The position of a bucket after a part was stored in it; None to leave it as it is.
+
+    Args:
+        known: What it was before anything was loaded.
+        stored: What it is now.
+    """
+    is_reached = whole.is_earliest or stored.sequence >= whole.start - 1
+    if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
+        return None
+    return Position(stored.stream, stored.created, whole.end - 1, stored.repairs)

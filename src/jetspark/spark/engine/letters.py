@@ -1,0 +1,113 @@
+"""Dead letters of messages that projections cannot read, as a procedure for both drivers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jetspark.app.clock import utc_now
+from jetspark.app.letters import DeadEvent, Origin, letter_subject
+from jetspark.app.projections.unreadable import HANDLER
+from jetspark.core import headers as header_block
+from jetspark.core.headers import Headers
+from jetspark.errors import JetSparkError, PayloadTooLarge, ProtocolError, WrongLastSequence
+from jetspark.publish.steps import Connect, Procedure, PublishEach
+from jetspark.spark.engine.rows import Unreadable
+from jetspark.state.patience import Persistence
+
+__all__ = ["letter_of", "write_letters"]
+
+# Letters under way at a time.
+BATCH_LETTERS = 500
+
+
+def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> DeadEvent:
+    """The letter that says why a message could not be read."""
+    return DeadEvent(
+        handler=HANDLER,
+        key=None,
+        origin=Origin(stream, message.sequence, message.time_us),
+        subject=message.subject,
+        data=message.data,
+        headers=_headers(message),
+        attempts=1,
+        status="open",
+        cause=message.cause,
+        failed=failed,
+    )
+
+
+def write_letters(app: str, stream: str, messages: Sequence[Unreadable], *, patience_s: float) -> Procedure[int]:
+    """Store the letters that are not there yet, and return how many those were.
+
+    The subject of a letter is that of its message, and is only written while it is empty: done again, by whomever, this
+    does nothing.
+
+    Raises:
+        JetSparkError: The server refuses a letter; or no progress for ``patience_s`` seconds.
+    """
+    failed = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    letters = [letter_of(stream, message, failed=failed) for message in messages]
+    written = 0
+    for start in range(0, len(letters), BATCH_LETTERS):
+        persistence = Persistence(patience_s)
+        yield from persistence.progress()
+        left = letters[start : start + BATCH_LETTERS]
+        while left:
+            stored, left, reason = yield from _send(app, left)
+            written += stored
+            if left and reason is not None:
+                yield from persistence.pause(reason)
+    return written
+
+
+def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadEvent], Exception | None]]:
+    """How many were stored, which have to be sent again, and why."""
+    try:
+        yield Connect()
+        errors: list[Exception | None] = yield PublishEach([_item(app, letter) for letter in letters])
+    except PayloadTooLarge:
+        # One of them: with what has to be said of it a message may be larger than the server takes.
+        largest = max(letters, key=lambda letter: len(letter.data))
+        if largest.is_body_omitted:
+            raise
+        short = dataclasses.replace(largest, data=b"", is_body_omitted=True)
+        return 0, [short if letter is largest else letter for letter in letters], None
+    except JetSparkError as error:
+        if not error.may_pass:
+            raise
+        return 0, letters, error
+    stored = 0
+    left: list[DeadEvent] = []
+    reason: Exception | None = None
+    for letter, found in zip(letters, errors, strict=True):
+        if found is None:
+            stored += 1
+        elif isinstance(found, WrongLastSequence):
+            continue  # stored before, by this or another engine
+        elif isinstance(found, JetSparkError) and found.may_pass:
+            left.append(letter)
+            reason = found
+        else:
+            raise found
+    return stored, left, reason
+
+
+def _item(app: str, letter: DeadEvent) -> tuple[str, bytes, Headers]:
+    fields = letter.to_headers()
+    fields["Nats-Expected-Last-Subject-Sequence"] = "0"
+    return letter_subject(app, letter.handler, letter.key, letter.origin), letter.data, fields
+
+
+def _headers(message: Unreadable) -> Headers:
+    if not message.headers:
+        return Headers()
+    if not isinstance(message.headers, bytes):
+        found = Headers()
+        for name, value in message.headers:
+            found.add(name, value)
+        return found
+    try:
+        return header_block.decode(message.headers)
+    except ProtocolError:
+        return Headers()  # a block that nobody can read

@@ -1,0 +1,67 @@
+"""The options of ``jetstream_projection``, which its reader and its writer share. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jetspark.errors import ConfigError
+from jetspark.spark.options import boolean, count, milliseconds, names, option, size, text
+from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.state.apply import PATIENCE_S
+
+__all__ = ["FORMAT", "ProjectionOptions"]
+
+FORMAT = "jetstream_projection"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionOptions(SourceOptions):
+    """What to read, and which projections of which application to fold it into."""
+
+    app: str = option(text, "the application, `package.module:name`", default="")
+    app_folder: str = option(text, "where to look for it in the end", default="")
+    projections: tuple[str, ...] = option(names, "names of projections", default=())
+    buckets: tuple[str, ...] = option(names, "the bucket of each", default=())
+    letters: bool = option(boolean, "write dead letters of messages that cannot be read", default=True)
+    is_stored: bool = option(boolean, "fold into the buckets, and not from nothing", default=True, name="stored")
+    report: str | None = option(text, "key of the application's records that is told what a batch write has done")
+    records: str | None = option(text, "bucket that says where projections are; they must stay there")
+    max_held_rows: int = option(
+        count, "rows of a task in memory; what is more is sorted through temporary files", default=1_000_000
+    )
+    max_held_bytes: int = option(size, "bytes of such rows", default=128 << 20)
+    max_keys: int = option(count, "keys of a task, whose states are in memory; more are an error", default=1_000_000)
+    patience_s: float = option(
+        milliseconds, "longest wait for a server that is away", default=PATIENCE_S, name="patienceMs"
+    )
+
+    def __post_init__(self) -> None:
+        SourceOptions.__post_init__(self)
+        for name in ("app", "projections", "buckets"):
+            if not getattr(self, name):
+                raise ConfigError(f"{FORMAT}: the option {name!r} is missing; jetspark.spark.run sets it")
+        if len(self.buckets) != len(self.projections):
+            raise ConfigError(
+                f"{FORMAT}: buckets={','.join(self.buckets)!r}: expected one for each of {','.join(self.projections)!r}"
+            )
+        if len(self.stream) != 1:
+            raise ConfigError(f"{FORMAT}: {self.which}: expected one stream, that of the application")
+
+    def check_keys(self, number: int) -> None:
+        """
+        Raises:
+            ConfigError: A task has more keys than it may hold.
+        """
+        if number > self.max_keys:
+            raise ConfigError(
+                f"maxKeys={self.max_keys}: a task has more keys than that, and holds their states in memory: "
+                "make more partitions, or raise it"
+            )
+
+
+def option_text(value: Any) -> str:
+    """A value as Spark passes it on."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

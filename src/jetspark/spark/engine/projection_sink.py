@@ -1,0 +1,185 @@
+"""Rows of an application's projections into their buckets; how is in :mod:`jetspark.spark.engine.projecting`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from jetspark.errors import ConfigError
+from jetspark.spark.collector import seldom_collecting
+from jetspark.spark.connections import runner_for
+from jetspark.spark.engine.covering import Covered, merge
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.options import read_options
+from jetspark.spark.retrying import patiently
+from jetspark.spark.schema import PROJECTION_SCHEMA
+
+if TYPE_CHECKING:
+    from jetspark.spark.engine.rows import Unreadable
+
+__all__ = ["batch_writer", "state_rows", "stream_writer"]
+
+_logger = logging.getLogger("jetspark.spark")
+
+STATES_AT_A_TIME = 10_000
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """For ``df.write``."""
+    return ProjectionBatchWriter(_checked(options, schema, overwrite))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    """For ``df.writeStream``."""
+    return ProjectionStreamWriter(_checked(options, schema, overwrite))
+
+
+def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> ProjectionOptions:
+    if overwrite:
+        raise ConfigError(f"{FORMAT}: expected to append: a projection goes on from its present states")
+    if schema.names != PROJECTION_SCHEMA.names:
+        raise ConfigError(f"{FORMAT}: columns {schema.simpleString()}: expected those that the format reads")
+    return read_options(ProjectionOptions, FORMAT, options)
+
+
+@dataclass
+class Projected(WriterCommitMessage):
+    """What a task has done. Spark carries it to the driver."""
+
+    counts: dict[str, int]
+    covered: list[Covered]
+
+
+class ProjectionBatchWriter(DataSourceArrowWriter):
+    """One ``df.write``. Spark pickles it: plain data only."""
+
+    def __init__(self, options: ProjectionOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Projected:
+        return write_rows(self._options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        finish(self._options, messages)
+
+
+class ProjectionStreamWriter(DataSourceStreamArrowWriter):
+    """The micro-batches of a query. Made anew for each of them: plain data only."""
+
+    def __init__(self, options: ProjectionOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Projected:
+        return write_rows(self._options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        finish(self._options, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """What is stored stays; Spark runs the same batch again, which changes nothing of it."""
+        _logger.warning("batch %d was given up; it is folded again when the query starts again", batchId)
+
+
+class TaskRows:
+    """The rows of a task, by what they are for."""
+
+    def __init__(self, options: ProjectionOptions) -> None:
+        from jetspark.spark.engine.projecting import COLUMNS, ProjectionFold
+        from jetspark.spark.engine.rows import Readings, specs_of
+        from jetspark.spark.engine.shipping import load_app
+        from jetspark.spark.engine.sorting import SequenceSort
+
+        self.app = load_app(options.app, options.app_folder)
+        self.events = SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes, columns=COLUMNS)
+        self.letters: list[Unreadable] = []
+        self.covered: list[Covered] = []
+        self.fold = ProjectionFold(
+            specs_of(self.app, options.projections),
+            options.buckets,
+            Readings(self.app).readers,
+            patience_s=options.patience_s,
+            check_keys=options.check_keys,
+        )
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        from jetspark.spark.engine.rows import COVERED, unpack
+
+        targets = batch.column("target")
+        others = batch.filter(pc.less(targets, 0))
+        if others.num_rows:
+            batch = batch.filter(pc.greater_equal(targets, 0))
+            for target, data in zip(
+                others.column("target").to_pylist(), others.column("data").to_pylist(), strict=True
+            ):
+                (self.covered if target == COVERED else self.letters).append(unpack(data))
+        self.events.add(batch)
+
+
+@seldom_collecting()
+def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Projected:
+    """Fold the rows of a task, write its letters, and note what was read."""
+    from jetspark.spark.engine.letters import write_letters
+
+    rows, runner = TaskRows(options), runner_for(options)
+    with rows.events as events:
+        for batch in batches:
+            rows.add(batch)
+        tally = runner.run(rows.fold.fold_and_store(events.column_pieces))
+    if rows.letters and options.letters:
+        letters = write_letters(rows.app.name, options.stream[0], rows.letters, patience_s=options.patience_s)
+        tally.letters = runner.run(letters)
+    return Projected(asdict(tally), rows.covered)
+
+
+def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None]) -> None:
+    """All tasks have stored what they had: note how far the buckets are, and report."""
+    done = [message for message in messages if isinstance(message, Projected)]
+    whole = merge(part for each in done for part in each.covered)
+    counts: dict[str, int] = {}
+    for each in done:
+        for name, number in each.counts.items():
+            counts[name] = counts.get(name, 0) + number
+    if whole is not None:
+        from jetspark.spark.engine.reaching import advance_positions
+
+        advance_positions(options, whole)
+    _logger.info("projections %s: %s, %s", ",".join(options.projections), whole, counts)
+    if options.report is not None:
+        bucket, _, key = options.report.partition("/")
+        value = json.dumps(counts).encode()
+        patiently(options, lambda js: js.kv(bucket).put(key, value), patience_s=options.patience_s)
+
+
+def state_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold the rows of a task from nothing, and store nothing: the states as rows."""
+    rows = TaskRows(options)
+    with rows.events as events, seldom_collecting():
+        for batch in batches:
+            rows.add(batch)
+        states = rows.fold.fold_from_nothing(events.column_pieces())
+    for name, of_key in zip(options.projections, states, strict=True):
+        found = [(key, state) for key, state in of_key.items() if state.sequence or state.parked is not None]
+        for start in range(0, len(found), STATES_AT_A_TIME):
+            part = [state for _, state in found[start : start + STATES_AT_A_TIME]]
+            columns = {
+                "projection": pa.array([name] * len(part), pa.string()),
+                "key": pa.array([key for key, _ in found[start : start + STATES_AT_A_TIME]], pa.string()),
+                "value": pa.array([state.value for state in part], pa.binary()),
+                "sequence": pa.array([state.sequence for state in part], pa.int64()),
+                "parked": pa.array([state.parked and state.parked.sequence for state in part], pa.int64()),
+            }
+            yield pa.RecordBatch.from_pydict(columns)

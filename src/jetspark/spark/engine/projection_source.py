@@ -1,0 +1,84 @@
+"""Reading an application's stream as rows for its projections: what plans, and what reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from jetspark.spark.collector import seldom_collecting
+from jetspark.spark.engine.covering import Covered
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.options import read_options
+from jetspark.spark.retrying import patiently
+from jetspark.spark.schema import PROJECTION_SCHEMA
+from jetspark.spark.stream.source import BatchReader, StreamReader
+
+__all__ = ["batch_reader", "stream_reader"]
+
+
+def batch_reader(options: Mapping[str, str]) -> DataSourceReader:
+    """For ``spark.read``."""
+    return ProjectionBatchReader(read_options(ProjectionOptions, FORMAT, options))
+
+
+def stream_reader(options: Mapping[str, str]) -> DataSourceStreamReader:
+    """For ``spark.readStream``."""
+    return ProjectionStreamReader(read_options(ProjectionOptions, FORMAT, options))
+
+
+def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    # Here and not above: the processes that plan do without the application, and what it imports.
+    from jetspark.spark.engine.rows import RouteRows
+    from jetspark.spark.engine.shipping import load_app
+    from jetspark.spark.stream.reading import RangeReader
+
+    if partition.value is None:  # what Spark makes of a plan without partitions
+        return
+    part, covered = partition.value
+    app = load_app(options.app, options.app_folder)
+    rows = RouteRows(app, options.projections, subjects=part.subjects)
+    with seldom_collecting():
+        yield from RangeReader(options, part, rows).batches()
+    yield rows.covered(covered)
+
+
+def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> list[InputPartition]:
+    """The partitions, if the buckets have everything before them."""
+    ranges = [each.value for each in planned]
+    if not options.is_stored:
+        return [InputPartition((part, Covered(part.start, part.end))) for part in ranges]
+    from jetspark.spark.engine.reaching import check_ranges
+
+    covered = patiently(options, lambda js: check_ranges(js, options, ranges), patience_s=options.patience_s)
+    return [InputPartition(each) for each in zip(ranges, covered, strict=True)]
+
+
+class ProjectionBatchReader(BatchReader):
+    """Reads from where to where was asked, as of the moment it is planned."""
+
+    def __init__(self, options: ProjectionOptions) -> None:
+        super().__init__(options.for_batch(), PROJECTION_SCHEMA)
+        self._projecting = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return _checked(self._projecting, super().partitions())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._projecting, partition)
+
+
+class ProjectionStreamReader(StreamReader):
+    """Reads on and on."""
+
+    def __init__(self, options: ProjectionOptions) -> None:
+        super().__init__(options.for_streaming(), PROJECTION_SCHEMA)
+        self._projecting = options
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _checked(self._projecting, super().partitions(start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._projecting, partition)

@@ -1,0 +1,316 @@
+"""Projections of an application on Spark: as a stream, as a backfill, and as a frame of what the states have to be.
+
+One pass over the source for all projections and dead letters: tasks read, decode and validate each message once, Spark
+brings the rows together by projection and key, and other tasks fold them and store each key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jetspark.app import App
+from jetspark.app.names import projection_bucket
+from jetspark.app.projections.buckets import alias_key, check_version, place_of
+from jetspark.app.projections.folding import Router
+from jetspark.blocking import JetStream
+from jetspark.core.subjects import is_subset, overlaps
+from jetspark.errors import ConfigError, KeyNotFound
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions, option_text
+from jetspark.spark.engine.reaching import read_positions
+from jetspark.spark.engine.shipping import load_app, place_app
+from jetspark.spark.options import read_options
+from jetspark.spark.registration import register
+from jetspark.spark.retrying import patiently
+from jetspark.spark.stream.heads import heads_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["BackfillReport", "backfill", "fold_states", "run"]
+
+# Sequences a micro-batch takes: a second or two of work, so that a query that begins far behind shows progress.
+MAX_OFFSETS = 200_000
+
+_STATES = "projection string, key string, value binary, sequence bigint, parked bigint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillReport:
+    """What a backfill has done."""
+
+    from_sequence: int
+    to_sequence: int
+    """The last sequence that was read; below ``from_sequence`` if there was none."""
+    buckets: Mapping[str, str]
+    """By projection."""
+    applied: int = 0
+    """Events that changed, or could have changed, a state; an event counts for each of its keys."""
+    known: int = 0
+    """Events that were in their states already."""
+    waiting: int = 0
+    """Events behind one that could not be applied."""
+    parked: int = 0
+    """Keys with events in the range that cannot go on."""
+    written: int = 0
+    """Keys that were stored."""
+    letters: int = 0
+    """Messages that could not be read and had no dead letter yet."""
+
+
+def run(
+    app: App | str,
+    spark: SparkSession,
+    servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+    *,
+    checkpoint: str | None = None,
+    projections: Sequence[str] = (),
+    buckets: Mapping[str, str] | None = None,
+    partitions: int | None = None,
+    until_now: bool = False,
+    interval_s: float | None = None,
+    query_name: str | None = None,
+    **options: Any,
+) -> StreamingQuery:
+    """Start a streaming query that folds an application's events into its projections, and return it.
+
+    Everything that is stored is stored as the live engine stores it, byte for byte; both may run at the same time.
+
+    Args:
+        app: The application, or where it is, ``package.module:name``. Spark's workers import it.
+        checkpoint: A folder for Spark's own position. Without one, a query begins where the buckets are, which is as
+            good: they say how far they are, and what is folded twice changes nothing.
+        projections: Their names; all if there are none.
+        buckets: Other buckets than those that the projections are in.
+        partitions: Tasks that fold; by default ``spark.sql.shuffle.partitions``. 1 does without a shuffle, which has
+            the lowest latency.
+        until_now: End when everything is folded that is there now.
+        interval_s: Seconds from the start of one micro-batch to the next; by default as soon as there is something.
+        options: Those of the format ``jetstream``, such as ``credentialsFile`` and ``maxOffsetsPerTrigger``.
+
+    Raises:
+        ConfigError: An option cannot be used, or workers could not import the application.
+        UsageError: What is in a bucket was made by another version of its projection.
+    """
+    plan = _Plan.of(app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS} | options)
+    given = plan.options | {"startingOffsets": plan.start()}
+    frame = _together(spark.readStream.format(FORMAT).options(**given).load(), partitions)
+    given.pop("maxOffsetsPerTrigger")
+    folder = checkpoint or str(Path(tempfile.gettempdir()) / f"jetspark-{plan.app.name}-{uuid.uuid4().hex}")
+    writer = frame.writeStream.format(FORMAT).options(**given).option("checkpointLocation", folder)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    if until_now:
+        writer = writer.trigger(availableNow=True)
+    elif interval_s is not None:
+        writer = writer.trigger(processingTime=f"{int(interval_s * 1000)} milliseconds")
+    return writer.start()
+
+
+def backfill(
+    app: App | str,
+    spark: SparkSession,
+    servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+    *,
+    projections: Sequence[str] = (),
+    buckets: Mapping[str, str] | None = None,
+    from_sequence: int | None = None,
+    to_sequence: int | None = None,
+    partitions: int | None = None,
+    letters: bool = True,
+    **options: Any,
+) -> BackfillReport:
+    """Fold a part of an application's stream into buckets, as one batch, and say what that has done.
+
+    What the buckets have already stays as it is. Other engines may fold into them at the same time.
+
+    Args:
+        buckets: Other buckets than those that the projections are in; they must exist.
+        from_sequence: The first one; by default the first of the stream. The buckets must have everything before it.
+        to_sequence: The last one; by default the last that is there now.
+        letters: Write dead letters of messages that cannot be read, where there are none yet.
+
+    Raises:
+        ConfigError, UsageError: As :func:`run`.
+    """
+    plan = _Plan.of(app, spark, servers, projections, buckets, options)
+    first, last = plan.bounds(from_sequence, to_sequence)
+    report = f"spark.{uuid.uuid4().hex}"
+    given = plan.options | {
+        "startingOffsets": "earliest" if from_sequence is None or from_sequence <= first else str(from_sequence),
+        "endingOffsets": str(last + 1),
+        "letters": option_text(letters),
+        "report": f"{projection_bucket(plan.app.name)}/{report}",
+    }
+    counts: dict[str, int] = {}
+    if first <= last:
+        frame = _together(spark.read.format(FORMAT).options(**given).load(), partitions)
+        frame.write.format(FORMAT).options(**given).mode("append").save()
+        counts = plan.take_report(report)
+    return BackfillReport(from_sequence=first, to_sequence=last, buckets=plan.buckets, **counts)
+
+
+def fold_states(
+    app: App | str,
+    spark: SparkSession,
+    servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+    *,
+    projections: Sequence[str] = (),
+    to_sequence: int | None = None,
+    partitions: int | None = None,
+    **options: Any,
+) -> DataFrame:
+    """What the states of projections have to be after a sequence, from the first event on; nothing is stored.
+
+    A frame with the columns ``projection``, ``key`` (as the bucket has it), ``value`` (null for a key that was
+    deleted), ``sequence`` (of the last event in it) and ``parked`` (the sequence of the event that the key cannot get
+    past, or null). It needs pandas, which Spark asks for here.
+
+    Args:
+        to_sequence: The last sequence that counts; by default the last that is there now.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise ConfigError("jetspark.spark.fold_states: Spark needs pandas for it: pip install 'pandas>=2.2,<3'")
+    plan = _Plan.of(app, spark, servers, projections, None, options, is_stored=False)
+    _, last = plan.bounds(None, to_sequence)
+    given = plan.options | {"startingOffsets": "earliest", "endingOffsets": str(last + 1)}
+    frame = _together(spark.read.format(FORMAT).options(**given).load(), partitions)
+    return frame.mapInArrow(functools.partial(_states, given), _STATES)
+
+
+def _states(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from jetspark.spark.engine.projection_sink import state_rows
+
+    return state_rows(read_options(ProjectionOptions, FORMAT, given), batches)
+
+
+# ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+def _together(frame: DataFrame, partitions: int | None) -> DataFrame:
+    """All rows of a key in one task."""
+    if partitions is not None and partitions < 1:
+        raise ConfigError(f"partitions={partitions}: expected 1 or more")
+    if partitions == 1:
+        return frame.coalesce(1)
+    names = ("target", "key")
+    return frame.repartition(*names) if partitions is None else frame.repartition(partitions, *names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to fold into what, as options of the format."""
+
+    app: App
+    buckets: Mapping[str, str]
+    options: dict[str, str]
+    connecting: ProjectionOptions
+
+    @classmethod
+    def of(
+        cls,
+        app: App | str,
+        spark: SparkSession,
+        servers: str | Sequence[str],
+        projections: Sequence[str],
+        buckets: Mapping[str, str] | None,
+        more: Mapping[str, Any],
+        *,
+        is_stored: bool = True,
+    ) -> _Plan:
+        place = place_app(app)
+        declared = load_app(place.name, place.folder) if isinstance(app, str) else app
+        names = _names(declared, projections, buckets or {})
+        options = {name: option_text(value) for name, value in more.items()} | {
+            "servers": option_text(servers),
+            "app": place.name,
+            "stream": declared.stream,
+            "projections": option_text(names),
+            "buckets": option_text([declared.projections[name].bucket.bucket for name in names]),
+        }
+        if place.folder:
+            options["appFolder"] = place.folder
+        if filters := _source_filters(
+            Router([declared.projections[name] for name in names], declared.catalogue).filters
+        ):
+            options["subjects"] = option_text(filters)
+        connecting = read_options(ProjectionOptions, FORMAT, options)
+        register(spark)
+        if not is_stored:
+            return cls(declared, {}, options | {"stored": "false"}, connecting)
+        found = dict(patiently(connecting, lambda js: _places(js, declared, names), is_first_contact=True))
+        options["records"] = projection_bucket(declared.name)
+        if buckets:
+            found |= {name: bucket for name, bucket in buckets.items() if name in names}
+            del options["records"]
+        options["buckets"] = option_text([found[name] for name in names])
+        return cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options))
+
+    def start(self) -> str:
+        """Where a query begins that has no checkpoint: where the buckets are."""
+        positions = patiently(self.connecting, lambda js: read_positions(js, self.connecting))
+        lowest = min(position.sequence for position, _ in positions)
+        return "earliest" if lowest == 0 else str(lowest + 1)
+
+    def bounds(self, first: int | None, last: int | None) -> tuple[int, int]:
+        """The sequences that there are of a range, both inclusive."""
+        [head] = patiently(self.connecting, lambda js: heads_of(js, [self.app.stream]), is_first_contact=True)
+        low = head.first if first is None else max(first, head.first) if first >= 1 else first
+        high = head.next - 1 if last is None else min(last, head.next - 1)
+        if low < 1 or (last is not None and last < low):
+            raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences from 1 on, in this order")
+        return low, high
+
+    def take_report(self, key: str) -> dict[str, int]:
+        """What the last task has said, which nobody needs afterwards."""
+
+        def take(js: JetStream) -> dict[str, int]:
+            records = js.kv(projection_bucket(self.app.name))
+            counts: dict[str, int] = json.loads(records.get(key).value)
+            with contextlib.suppress(KeyNotFound):
+                records.purge(key)
+            return counts
+
+        return patiently(self.connecting, take)
+
+
+def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> list[str]:
+    names = list(dict.fromkeys(projections)) or list(app.projections)
+    known = ", ".join(app.projections) or "none"
+    for name in [*names, *buckets]:
+        if name not in app.projections:
+            raise ConfigError(f"projection {name!r}: {app.name} has none of this name; it has {known}")
+    if not names:
+        raise ConfigError(f"{app!r} has no projections")
+    return names
+
+
+def _source_filters(filters: Sequence[str]) -> list[str]:
+    """What to read for some filters: the server takes none that overlap. None at all is everything."""
+    widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
+    pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
+    return [] if any(overlaps(one, other) for one, other in pairs) else widest
+
+
+def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:
+    """The bucket that each projection is in."""
+    records = js.kv(projection_bucket(app.name))
+    found = {}
+    for name in names:
+        spec = app.projections[name]
+        try:
+            record = records.get(alias_key(name)).value
+        except KeyNotFound:
+            record = None
+        found[name] = check_version(spec, place_of(spec, record)).bucket
+    return found

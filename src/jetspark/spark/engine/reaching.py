@@ -1,0 +1,100 @@
+"""How far the buckets of projections are: asked before rows are folded into them, and noted when all are stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from jetspark.app.projections.buckets import Place, alias_key
+from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.positions import Position, position_change, start_of
+from jetspark.blocking import JetStream
+from jetspark.errors import KeyNotFound, MessageNotFound, UsageError
+from jetspark.jetstream.kv import subject_of
+from jetspark.spark.connections import runner_for
+from jetspark.spark.engine.covering import Covered, advance, check_reach
+from jetspark.spark.engine.projection_options import ProjectionOptions
+from jetspark.spark.retrying import patiently
+from jetspark.state.scan import Range
+from jetspark.state.store import store
+
+__all__ = ["advance_positions", "check_ranges", "read_positions"]
+
+_logger = logging.getLogger("jetspark.spark")
+
+# Other engines note their positions in the same record, each of them seldom.
+MAX_ROUNDS = 20
+
+
+def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Position, int]]:
+    """The position of each bucket, at the beginning if it has none, and its revision.
+
+    Raises:
+        UsageError: A bucket was made of another stream.
+    """
+    created = js.stream(options.stream[0]).cached_info.created
+    beginning = Position.beginning(options.stream[0], created)
+    found = []
+    for name, bucket in zip(options.projections, options.buckets, strict=True):
+        stored, revision = _read(js, bucket)
+        found.append((start_of(stored, beginning, projection=name, bucket=bucket), revision))
+    return found
+
+
+def _read(js: JetStream, bucket: str) -> tuple[Position | None, int]:
+    try:
+        # Of the leader: a replica may not have what the batch before has written.
+        last = js.stream(f"KV_{bucket}").get_message(last_for=subject_of(bucket, position_key()), direct=False)
+    except MessageNotFound:
+        return None, 0
+    return (Position.decode(last.data) if last.data else None), last.sequence
+
+
+def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:
+    """What tasks will say of ranges when they have read them; checked before they do.
+
+    Raises:
+        UsageError: A bucket lacks something that comes before them, or is not that of its projection any more.
+    """
+    if not ranges:
+        return []
+    _check_places(js, options)
+    positions = tuple(position for position, _ in read_positions(js, options))
+    first = min(ranges, key=lambda part: part.start)
+    for bucket, position in zip(options.buckets, positions, strict=True):
+        check_reach(bucket, position, first.start, is_earliest=first.is_earliest)
+    return [Covered(part.start, part.end, part.is_earliest, positions) for part in ranges]
+
+
+def _check_places(js: JetStream, options: ProjectionOptions) -> None:
+    if options.records is None:
+        return
+    records = js.kv(options.records)
+    for name, bucket in zip(options.projections, options.buckets, strict=True):
+        try:
+            place = Place.decode(records.get(alias_key(name)).value)
+        except KeyNotFound:
+            continue
+        if place.bucket != bucket:
+            raise UsageError(
+                f"projection {name!r} was swapped from bucket {bucket} to {place.bucket}: start again, with a new "
+                "checkpoint, to go on there"
+            )
+
+
+def advance_positions(options: ProjectionOptions, whole: Covered) -> None:
+    """Note that buckets have a part; only where nothing before it is missing, and nothing was repaired meanwhile."""
+    for number, bucket in enumerate(options.buckets):
+        for _ in range(MAX_ROUNDS):
+            found = patiently(options, lambda js: read_positions(js, options), patience_s=options.patience_s)
+            stored, revision = found[number]
+            position = advance(whole.positions[number], stored, whole)
+            if position is None:
+                break
+            change = position_change(position, revision)
+            outcome = runner_for(options).run(store(bucket, [change], patience_s=options.patience_s))
+            if not outcome.conflicts:
+                break
+        else:
+            # It only says where to begin. What is read once more changes nothing.
+            _logger.warning("bucket %s: others note their position again and again; left as it is", bucket)

@@ -1,0 +1,114 @@
+"""How an application reaches Spark's Python workers: by name, since its classes cannot be pickled.
+
+A worker imports the module and takes the application from it. It finds the module where the package is installed, in a
+file of ``addPyFile`` or ``addArtifact``, in a folder of ``spark.executorEnv.PYTHONPATH``; and if all of that fails, in
+the folder where the driver has it, which is there for workers of the same machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from jetspark.app import App
+from jetspark.errors import ConfigError
+
+__all__ = ["AppPlace", "load_app", "place_app"]
+
+
+class AppPlace(NamedTuple):
+    """Where an application is."""
+
+    name: str
+    """``package.module:name``."""
+    folder: str
+    """Where the driver has imported it from."""
+
+
+@functools.lru_cache(maxsize=8)
+def load_app(name: str, folder: str = "") -> App:
+    """Import an application; a worker does it once.
+
+    Raises:
+        ConfigError: There is no such module or application.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"app={name!r}: expected 'package.module:name'")
+    try:
+        module = _import(module_name, folder)
+    except ImportError as error:
+        raise ConfigError(
+            f"app={name!r}: {error}; a worker of Spark has to be able to import it: install it where workers run, or "
+            "ship it with spark.addArtifact(..., pyfile=True), sparkContext.addPyFile or spark.submit.pyFiles"
+        ) from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, App):
+        raise ConfigError(f"app={name!r}: {module_name} has no application of the name {attribute!r}")
+    return found
+
+
+def _import(name: str, folder: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        is_this_missing = error.name is not None and (name == error.name or name.startswith(f"{error.name}."))
+        if not is_this_missing or not folder or folder in sys.path or not Path(folder).is_dir():
+            raise
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def place_app(app: App | str) -> AppPlace:
+    """Where an application is that the driver has.
+
+    Raises:
+        ConfigError: It is no global name of a module, so that nobody else can import it.
+    """
+    if isinstance(app, str):
+        load_app(app, os.getcwd())
+        module_name, _, attribute = app.partition(":")
+        return AppPlace(app, _folder(sys.modules[module_name], module_name))
+    likely = [spec.kind.__module__ for spec in app.projections.values()]
+    for module_name in dict.fromkeys([*likely, *sys.modules]):
+        module = sys.modules.get(module_name)
+        for attribute, value in list(vars(module).items()) if module is not None else ():
+            if value is app:
+                name = _importable_name(module_name)
+                return AppPlace(f"{name}:{attribute}", _folder(sys.modules[module_name], name))
+    raise ConfigError(
+        f"app={app!r}: expected an application that is a global name of a module, or its name 'package.module:name': "
+        "workers of Spark import it, since its classes cannot be pickled"
+    )
+
+
+def _importable_name(module_name: str) -> str:
+    """What the program that runs is called by those who import it."""
+    if module_name != "__main__":
+        return module_name
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    if not file or not file.endswith(".py"):
+        raise ConfigError(
+            "the application was declared in an interactive session, from which Spark's workers can import nothing: "
+            "put it into a module of its own"
+        )
+    return Path(file).stem
+
+
+def _folder(module: ModuleType, name: str) -> str:
+    """What has to be on the path for the module to be found."""
+    file = getattr(module, "__file__", None)
+    if not file:
+        return ""
+    path = Path(file).resolve()
+    depth = name.count(".") + (1 if path.name == "__init__.py" else 0)
+    return str(path.parents[depth]) if depth < len(path.parents) else ""

@@ -1,0 +1,88 @@
+"""The application of the demonstration: it notes what it does in files, one for each process.
+
+A tenth of the events fail at random, some of them for ever. Each event has an effect of ``once``, and counts in a
+transaction of its own handler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
+
+app = App("many", stream="MANY", subjects=["many.>"])
+
+FOLDER = Path(os.environ.get("JETSPARK_MANY", "."))
+PARTITIONS = 12
+_file: Any = None
+
+
+class Happened(Event, type="happened", key="name", subject="many.{name}.happened"):
+    name: str
+    number: int
+
+
+def note(what: str, event: Happened, **fields: Any) -> None:
+    global _file
+    if _file is None:
+        _file = os.open(FOLDER / f"{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    # One write: what is written survives a SIGKILL.
+    os.write(_file, (json.dumps([what, event.name, event.number, *fields.values()]) + "\n").encode())
+
+
+def luck_of(handler: str, event: Happened, attempt: int) -> float:
+    """Between 0 and 1, the same in every process."""
+    digest = hashlib.blake2b(f"{handler} {event.name} {event.number} {attempt}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) / 2**32
+
+
+def fail_at_random(handler: str, event: Happened, ctx: Context) -> None:
+    luck = luck_of(handler, event, ctx.attempt)
+    if luck_of(handler, event, 0) < 0.001:
+        raise Reject("never")
+    if luck < 0.002:
+        raise Skip("not ours")
+    if luck < 0.004:
+        raise RetryIn(1.0)  # longer than it may wait in its lane: stored, and the key is parked
+    if luck < 0.1:
+        raise OSError("away for a moment")
+
+
+async def effect(event: Happened, *, idempotency_key: str) -> int:
+    note("effect", event, key=idempotency_key)
+    return event.number
+
+
+RETRY = Retry(attempts=8, first_s=0.01, max_s=0.2, in_lane_s=0.5)
+COMMON: dict[str, Any] = {
+    "partitions": PARTITIONS,
+    "takeover_s": 1.0,
+    "ack_wait_s": 2.0,
+    # Whatever a killed worker held waits for its ack_wait, and its keys with it: so hold few.
+    "max_messages": 16 * PARTITIONS,
+    "retry": RETRY,
+    "timeout": 5.0,
+}
+
+
+@app.handler(Happened, durable="once", **COMMON)
+async def run_once(event: Happened, ctx: Context) -> None:
+    note("begun", event)
+    try:
+        fail_at_random("once", event, ctx)
+    except Skip:
+        note("skipped", event)
+        raise
+    await ctx.once("effect", effect, event)
+    note("done", event)
+
+
+@app.handler(Happened, durable="sums", idempotent="transaction", bucket="sums", **COMMON)
+async def add(event: Happened, ctx: Context) -> None:
+    fail_at_random("sums", event, ctx)
+    numbers = json.loads(await ctx.tx.get(event.name) or b"[]")
+    await ctx.tx.put(event.name, json.dumps([*numbers, event.number]).encode())

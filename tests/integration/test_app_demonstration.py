@@ -1,0 +1,241 @@
+"""Many events, keys and failures, three workers that are killed again and again, and a server that restarts.
+
+Of ordinary size in CI, with a few kills; the whole demonstration, with a kill every two seconds to the end, is::
+
+    JETSPARK_MANY_EVENTS=100000 python -m pytest -s tests/integration/test_app_demonstration.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from integration import app_many
+from integration.app_many import Happened, app
+from support.apps import set_up
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import encode
+from jetspark.app.dead_letters import HandlerStore
+from jetspark.errors import JetSparkError
+from jetspark.server import NatsServer
+
+EVENTS = int(os.environ.get("JETSPARK_MANY_EVENTS", "1000"))
+KEYS = EVENTS // 10
+KILL_EVERY_S = 2.0
+MAX_KILLS = 5 if EVENTS <= 1000 else 1_000_000
+PATIENCE_S = 120 + EVENTS / 20
+CONCURRENCY = app.handlers["once"].concurrency
+SOURCES = Path(__file__).parents[1]
+
+
+async def publish_all(url: str, rng: random.Random) -> dict[str, list[int]]:
+    """Publish the events; returns the numbers of each key, in the order of the stream."""
+    order: dict[str, list[int]] = defaultdict(list)
+    async with jetspark.connect(url) as client, client.jetstream().fast_publisher() as publisher:
+        for number in range(EVENTS):
+            key = f"k{rng.randrange(KEYS)}"
+            order[key].append(number)
+            now = datetime.datetime.now(datetime.UTC)
+            made = encode(Happened(name=key, number=number), id=f"e{number}", source=app.source, time=now)
+            await publisher.publish(made.subject, made.data, headers=made.headers)
+    return order
+
+
+async def open_places(js: JetStream) -> list[str]:
+    """What is left to do."""
+    found = []
+    for spec in app.handlers.values():
+        for place in app.consumers_of(spec):
+            info = await (await (await js.stream(place.stream)).consumer(place.name)).info()
+            if info.pending or info.ack_pending:
+                found.append(f"{place.stream}/{place.name}: {info.pending} and {info.ack_pending}")
+        waits = await (await js.stream(app.retry_stream)).info(subjects_filter=f"retry.{app.name}.{spec.name}.wait.>")
+        found += [f"{subject} is scheduled" for subject in waits.state.subjects or ()]
+        copied = (await (await js.stream(f"MANY_{spec.name}_PARTITIONS")).info()).state.last_sequence
+        if copied < EVENTS:
+            found.append(f"{spec.name}: {copied} of {EVENTS} are copied")
+    return found
+
+
+def lines_in(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.log"))
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(path.name))
+    return found
+
+
+class Run:
+    """The workers, their killer, and the server's restart."""
+
+    def __init__(self, server: NatsServer, rng: random.Random) -> None:
+        self.server, self.rng = server, rng
+        self.kills = 0
+        self.restarted = False
+        self.left: list[str] = []
+
+    async def work(self, folder: Path) -> None:
+        environment = {**os.environ, "JETSPARK_MANY": str(folder), "PYTHONPATH": str(SOURCES)}
+        command = ["-m", "jetspark", "run", "integration.app_many:app", "--servers", self.server.url]
+        with (folder / "output").open("wb") as output:
+            parent = await asyncio.create_subprocess_exec(
+                *(sys.executable, *command, "--workers", "3", "--stop-timeout", "5"),
+                env=environment,
+                stderr=output,
+            )
+            try:
+                async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+                    killer = tasks.create_task(self._kill(parent.pid))
+                    await self._until_done(folder, parent)
+                    killer.cancel()
+                parent.terminate()
+                async with asyncio.timeout(30):
+                    assert await parent.wait() == 0
+            finally:
+                if parent.returncode is None:
+                    parent.terminate()
+                    await parent.wait()
+
+    async def _kill(self, parent: int) -> None:
+        while self.kills < MAX_KILLS:
+            await asyncio.sleep(KILL_EVERY_S)
+            children = children_of(parent)
+            if children:
+                self.kills += 1
+                os.kill(self.rng.choice(children), signal.SIGKILL)
+
+    async def _until_done(self, folder: Path, parent: asyncio.subprocess.Process) -> None:
+        async with jetspark.connect(self.server.url) as client:
+            js = client.jetstream()
+            while True:
+                await asyncio.sleep(0.5)
+                assert parent.returncode is None, f"the workers ended with {parent.returncode}"
+                if not self.restarted and lines_in(folder) > EVENTS:
+                    self.restarted = True
+                    await asyncio.to_thread(self.server.restart)
+                try:
+                    self.left = await open_places(js)
+                except JetSparkError:
+                    continue
+                if os.environ.get("JETSPARK_MANY_SHOW"):
+                    print(f"{time.monotonic():.0f}: {lines_in(folder)} lines, {self.kills} kills", self.left[:4])
+                if self.restarted and not self.left:
+                    return
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 60)
+async def test_every_event_ends_once_and_no_key_is_out_of_order(tmp_path: Path) -> None:
+    seed = int(os.environ.get("JETSPARK_SEED") or 1)
+    rng = random.Random(seed)
+    with NatsServer() as server:
+        async with jetspark.connect(server.url) as client:
+            await set_up(client.jetstream(), app)
+        began = time.monotonic()
+        order = await publish_all(server.url, rng)
+        published_s = time.monotonic() - began
+        run = Run(server, rng)
+        await run.work(tmp_path)
+        took_s = time.monotonic() - began
+        async with jetspark.connect(server.url) as client:
+            letters = {name: await letters_of(client.jetstream(), name) for name in app.handlers}
+            numbers = await sums_of(client.jetstream())
+    report = check_once(order, tmp_path, letters["once"], run.kills)
+    check_sums(order, numbers, letters["sums"])
+    print(
+        f"\n{EVENTS} events, {len(order)} keys, {run.kills} kills, seed {seed}: published in {published_s:.0f} s, "
+        f"all in {took_s:.0f} s; {report}; sums: {sum(map(len, letters['sums'].values()))} letters"
+    )
+    assert run.kills >= 2
+
+
+async def letters_of(js: JetStream, handler: str) -> dict[str, list[tuple[int, str]]]:
+    """By key: the number of each event with a letter, and its status."""
+    store = await HandlerStore.open(js, app.name, handler)
+    found: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    async for each in store.all_letters():
+        event = json.loads(each.letter.data)["data"]
+        found[event["name"]].append((event["number"], each.letter.status))
+    return found
+
+
+async def sums_of(js: JetStream) -> dict[str, list[int]]:
+    kv = await js.kv("sums")
+    found = [key async for key in kv.keys(">") if not key.startswith("_done.")]
+    return {key: json.loads((await kv.get(key)).value) for key in found}
+
+
+def check_once(order: dict[str, list[int]], folder: Path, letters: dict[str, list[tuple[int, str]]], kills: int) -> str:
+    """Each event is done, skipped, or a letter; effects happened once; keys began in order."""
+    counts: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+    keys = defaultdict(set)
+    for path in folder.glob("*.log"):
+        for line in path.read_text().splitlines():
+            what, name, number, *more = json.loads(line)
+            counts[what][name, number] += 1
+            keys[name, number].update(more)
+    everything = {(key, number) for key, numbers in order.items() for number in numbers}
+    dead = {(key, number) for key, found in letters.items() for number, _ in found}
+    done, skipped = set(counts["done"]), set(counts["skipped"])
+    ended = Counter([*done, *skipped, *dead])
+    assert set(ended) == everything, f"never ended: {sorted(everything - set(ended))[:10]}"
+    # A worker that was killed between the handler's end and the acknowledgement leaves an event that is handled again.
+    assert [each for each, count in ended.items() if count > 1 and each not in done & skipped] == []
+    # A kill between an effect and its record repeats it with the same idempotency key, so that the world outside can
+    # tell. Each kill can do that to as many as run at a time.
+    repeated = [each for each, count in counts["effect"].items() if count > 1]
+    assert set(counts["effect"]) == done
+    assert {len(keys[each]) for each in done} == {1}
+    assert len(repeated) <= kills * CONCURRENCY
+    check_order(order, folder, letters)
+    return (
+        f"{len(done)} done, {len(skipped - done)} skipped, {len(dead)} letters; "
+        f"{sum(counts['begun'].values()) - len(everything)} further attempts, {len(repeated)} effects repeated"
+    )
+
+
+def check_order(order: dict[str, list[int]], folder: Path, letters: dict[str, list[tuple[int, str]]]) -> None:
+    """Whatever is behind a letter of its key is a letter, too: nothing has passed it."""
+    for key, found in letters.items():
+        first = min(number for number, _ in found)
+        behind = [number for number in order[key] if number >= first]
+        assert sorted(number for number, _ in found) == behind, f"{key} went on past {first}"
+
+
+def check_sums(
+    order: dict[str, list[int]], sums: dict[str, list[int]], letters: dict[str, list[tuple[int, str]]]
+) -> None:
+    """Transactions happened exactly once, and in order: each key lists what it has counted."""
+    for key, numbers in order.items():
+        counted = sums.get(key, [])
+        assert counted == sorted(set(counted)), f"{key} counted {counted}"
+        dead = {number for number, _ in letters.get(key, [])}
+        left_out = [number for number in numbers if number not in counted and number not in dead]
+        skipped = [each for each in left_out if is_skipped("sums", key, each)]
+        assert left_out == skipped, f"{key}: {left_out} are neither counted nor letters"
+        assert dead.isdisjoint(counted)
+
+
+def is_skipped(handler: str, key: str, number: int) -> bool:
+    event = Happened(name=key, number=number)
+    return any(app_many.luck_of(handler, event, attempt) < 0.002 for attempt in range(1, 30))

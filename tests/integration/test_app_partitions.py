@@ -1,0 +1,214 @@
+"""Handlers with partitions: one reader for each, handed on in order when workers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from support.apps import publish, running, set_up, until
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
+from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.redriving import LetterFilter, run_redrive
+from jetspark.errors import TopologyRefused
+from jetspark.server import NatsServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+class Moved(Event, type="moved", key="name", subject="moves.{name}.moved"):
+    name: str
+    number: int = 0
+
+
+class Named(Event, type="named", key="name", subject="moves.named.{name}"):
+    name: str
+    number: int = 0
+
+
+async def are_done(js: JetStream, app: App, name: str) -> bool:
+    for place in app.consumers_of(app.handlers[name]):
+        info = await (await (await js.stream(place.stream)).consumer(place.name)).info()
+        if info.pending or info.ack_pending:
+            return False
+    waits = await (await js.stream(app.retry_stream)).info(subjects_filter=f"retry.{app.name}.{name}.wait.>")
+    return not waits.state.subjects
+
+
+def app_of(partitions: int | None = 4, **options: object) -> tuple[App, list[tuple[str, int]]]:
+    app, done = App("moving", stream="MOVING", subjects=["moves.>"]), []
+    options = {"takeover_s": 1.0, "ack_wait_s": 2.0} | options
+
+    @app.handler(Moved, Named, durable="m", partitions=partitions, **options)
+    async def move(event: Moved | Named, ctx: Context) -> None:
+        assert ctx.stream == "MOVING"
+        await asyncio.sleep(0.001)
+        done.append((event.name, event.number))
+
+    return app, done
+
+
+async def test_workers_share_the_partitions_and_keep_the_order_of_keys(server: NatsServer, js: JetStream) -> None:
+    apps = [app_of() for _ in range(3)]
+    app = apps[0][0]
+    await set_up(js, app)
+    keys = [f"k{number}" for number in range(20)]
+    events = [kind(name=key, number=number) for number in range(10) for key in keys for kind in [Moved]]
+    async with running(apps[0][0], server.url), running(apps[1][0], server.url):
+        await publish(js, app, *events[:60])
+        async with running(apps[2][0], server.url):
+            await publish(js, app, *events[60:140])
+            await until(lambda: apps[2][1])
+        await publish(js, app, *events[140:])
+        await until(lambda: sum(len(done) for _, done in apps) >= 200)
+        await until(lambda: are_done(js, app, "m"))
+    assert all(done for _, done in apps)
+    everything = [each for _, done in apps for each in done]
+    assert sorted(everything) == sorted((key, number) for key in keys for number in range(10))
+    for _, done in apps:
+        by_key = defaultdict(list)
+        for key, number in done:
+            by_key[key].append(number)
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+async def test_events_of_one_key_share_a_partition_whatever_their_subjects(server: NatsServer, js: JetStream) -> None:
+    app, done = app_of(concurrency=1)
+    await set_up(js, app)
+    async with running(app, server.url):
+        await publish(js, app, *(kind(name="a", number=n) for n, kind in enumerate([Moved, Named, Moved, Named])))
+        await until(lambda: len(done) == 4)
+    assert done == [("a", number) for number in range(4)]
+    copies = await (await js.stream("MOVING_m_PARTITIONS")).info(subjects_filter="parts.>")
+    assert len({subject.split(".")[3] for subject in copies.state.subjects or {}}) == 1
+
+
+async def test_retries_parked_keys_and_redrives_stay_in_their_partition(server: NatsServer, js: JetStream) -> None:
+    app = App("moving", stream="MOVING", subjects=["moves.>"])
+    done: list[tuple[str, int]] = []
+    mended = False
+
+    @app.handler(
+        Moved,
+        durable="m",
+        partitions=4,
+        takeover_s=1.0,
+        ack_wait_s=2.0,
+        retry=Retry(attempts=3, first_s=0.01, in_lane_s=0.5),
+    )
+    async def move(event: Moved, ctx: Context) -> None:
+        if event.number == 1 and event.name == "later" and ctx.attempt == 1:
+            raise RetryIn(1.0)
+        if event.number == 1 and event.name == "poison" and not mended:
+            raise Reject("not yet")
+        done.append((event.name, event.number))
+
+    await set_up(js, app)
+    store = await HandlerStore.open(js, app.name, "m")
+    async with running(app, server.url):
+        await publish(js, app, *(Moved(name=name, number=n) for n in range(4) for name in ("later", "poison", "fine")))
+        await until(lambda: [number for name, number in done if name == "later"] == [0, 1, 2, 3])
+        await until(lambda: are_done(js, app, "m"))
+        letters = [each.letter async for each in store.all_letters()]
+        assert {(each.key, each.status, each.origin.stream) for each in letters} == {
+            ("poison", "open", "MOVING"),
+            ("poison", "behind", "MOVING"),
+        }
+        assert {each.subject for each in letters} == {"moves.poison.moved"}
+        assert not any(name.lower().startswith("nats-stream") for each in letters for name in each.headers)
+        mended = True
+        await run_redrive(js, app, LetterFilter())
+        await until(lambda: [number for name, number in done if name == "poison"] == [0, 1, 2, 3])
+        await until(lambda: are_done(js, app, "m"))
+    assert [each async for each in store.all_letters()] == []
+    assert [number for name, number in done if name == "fine"] == [0, 1, 2, 3]
+
+
+async def test_a_breaker_pauses_every_partition_for_every_worker(server: NatsServer, js: JetStream) -> None:
+    is_away, begun = True, []
+
+    def failing() -> App:
+        app = App("moving", stream="MOVING", subjects=["moves.>"])
+
+        @app.handler(
+            Moved,
+            durable="m",
+            partitions=4,
+            takeover_s=1.0,
+            ack_wait_s=2.0,
+            concurrency=1,
+            breaker=Breaker(failures=3, open_s=3.0),
+            retry=Retry(attempts=50, first_s=0.01, max_s=0.05),
+        )
+        async def move(event: Moved) -> None:
+            begun.append(event.name)
+            if is_away:
+                raise OSError("away")
+
+        return app
+
+    first, second = failing(), failing()
+    await set_up(js, first)
+    places = [place for place in first.consumers_of(first.handlers["m"]) if place.stream != first.retry_stream]
+    consumers = [await (await js.stream(place.stream)).consumer(place.name) for place in places]
+
+    async def are_paused() -> bool:
+        return all([(await each.info()).is_paused for each in consumers])
+
+    async with running(first, server.url):
+        await publish(js, first, *(Moved(name=f"n{number}") for number in range(8)))
+        await until(are_paused)
+        before = set(begun)
+        async with running(second, server.url):
+            is_away = False
+            await until(lambda: set(begun) - before or len(set(begun)) == 8)
+            await until(lambda: are_done(js, first, "m"))
+    assert len(set(begun)) == 8
+
+
+async def test_the_number_of_partitions_cannot_change(server: NatsServer, js: JetStream) -> None:
+    await set_up(js, app_of(4)[0])
+    await set_up(js, app_of(4)[0])
+    with pytest.raises(TopologyRefused, match=r"sources.*\[impossible: with other partitions.*another\s+durable"):
+        await set_up(js, app_of(8)[0])
+    with pytest.raises(TopologyRefused, match="until now the handler read stream MOVING_m_PARTITIONS"):
+        await set_up(js, app_of(None)[0])
+
+
+async def test_a_handler_that_had_no_partitions_is_not_given_any(server: NatsServer, js: JetStream) -> None:
+    await set_up(js, app_of(None)[0])
+    with pytest.raises(TopologyRefused, match="until now the handler read consumer m of MOVING, without partitions"):
+        await set_up(js, app_of(4)[0])
+
+
+async def test_an_orderly_end_does_not_wait_for_a_server_that_is_gone() -> None:
+    app, done = app_of(8)
+    with NatsServer() as server:
+        async with jetspark.connect(server.url) as client:
+            js = client.jetstream()
+            await set_up(js, app)
+            await publish(js, app, Moved(name="a"))
+            task = asyncio.create_task(app.run(server.url, stop_timeout=0.5))
+            await until(lambda: done)
+        server.pause()
+        task.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([task])
+        server.resume()

@@ -1,0 +1,59 @@
+"""The example of a service is used as its README says: its tests, its workers, and the program that publishes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jetspark.blocking import connect
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "billing"
+COMMAND = [sys.executable, "-m", "jetspark"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The example alone, away from this repository and its settings."""
+    shutil.copytree(EXAMPLE, tmp_path / "billing", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_the_tests_of_the_example_pass(folder: Path) -> None:
+    options = ["-q", "-W", "error", "-p", "pytest_jetspark", "-p", "no:cacheprovider"]
+    finished = _run([sys.executable, "-m", "pytest", *options, "billing"], folder)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "passed" in finished.stdout
+
+
+def test_the_example_is_checked_run_and_published_to_from_the_shell(folder: Path, nats_url: str) -> None:
+    checked = _run([*COMMAND, "check", "--strict", "billing.service:app"], folder)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    with connect(nats_url) as client:
+        workers = subprocess.Popen(
+            [*COMMAND, "run", "billing.service:app", "--apply", "--servers", nats_url], cwd=folder
+        )
+        try:
+            js = client.jetstream()
+            while "KV_balances" not in js.stream_names():  # the workers make what the application declares
+                assert workers.poll() is None
+                time.sleep(0.05)
+            publish = [sys.executable, "-m", "billing.bill", "acme", "1999"]
+            said = [_run(publish, folder, JETSPARK_SERVERS=nats_url).stdout for _ in range(2)]
+            assert said == ["stored as number 1\n", "is known already\n"]
+            balances = js.kv("balances")
+            assert next(entry.value for entry in balances.watch("acme")) == b"1999"
+        finally:
+            workers.send_signal(signal.SIGTERM)
+            assert workers.wait(30) == 0
+
+
+def _run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | variables
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=50, check=False)

@@ -1,0 +1,153 @@
+"""``jetspark run`` with several processes, and with sources that change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jetspark.cli.supervising import MAX_REFUSALS, STEADY_S, Slot, Supervisor, source_files
+from jetspark.core.backoff import Backoff
+from jetspark.server import NatsServer
+
+APP = """
+import os
+from collections.abc import AsyncIterator
+from jetspark.app import App, Event
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+
+app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+class Noted: pass
+
+@app.lifespan
+async def noted() -> AsyncIterator[Noted]:
+    with open("pids", "a") as file:
+        file.write(f"VERSION {os.getpid()}\\n")
+    yield Noted()
+    with open("ends", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+@app.handler(Paid, durable="billing", partitions=2, takeover_s=1.0)
+async def bill(event: Paid) -> None: ...
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+def started(folder: Path) -> list[list[str]]:
+    path = folder / "pids"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path, server: NatsServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    processes = []
+
+    def run(*options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "jetspark", "run", "shop:app", "--apply", "--stop-timeout", "5", *options]
+        environment = {**os.environ, "JETSPARK_SERVERS": server.url}
+        processes.append(subprocess.Popen(command, cwd=folder, env=environment))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(30)
+
+
+def test_a_worker_that_dies_is_replaced_and_sigterm_ends_all(
+    folder: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    parent = start("--workers", "2")
+    wait_for(lambda: len(started(folder)) == 2, parent)
+    os.kill(int(started(folder)[0][1]), signal.SIGKILL)
+    wait_for(lambda: len(started(folder)) == 3, parent)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(30) == 0
+    ended = (folder / "ends").read_text().split()
+    assert sorted(ended) == sorted(pid for _, pid in started(folder)[1:])
+
+
+def test_workers_end_when_their_parent_is_killed(folder: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    parent = start("--workers", "2")
+    wait_for(lambda: len(started(folder)) == 2, parent)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while any(is_running(pid) for _, pid in started(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_changed_sources_restart_the_workers(folder: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    parent = start("--reload")
+    wait_for(lambda: len(started(folder)) == 1, parent)
+    (folder / "shop.py").write_text(APP.replace("VERSION", "SECOND"))
+    wait_for(lambda: len(started(folder)) == 2, parent)
+    assert started(folder)[1][0] == "SECOND"
+    assert (folder / "ends").read_text().split() == [started(folder)[0][1]]
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(30) == 0
+
+
+def test_the_wait_for_a_replacement_doubles_until_one_has_lived() -> None:
+    slot, waits = Slot(), []
+    for _ in range(3):
+        slot.note_end(-9, slot.started_at + 1.0)
+        waits.append(slot.start_at - slot.started_at - 1.0)
+    assert waits == pytest.approx([0.2, 0.4, 0.8])
+    assert slot.refusals == 0  # killed, not failed: it is not given up
+    slot.note_end(-9, slot.started_at + STEADY_S)
+    assert slot.failures == 0
+
+
+def test_a_program_that_cannot_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor([sys.executable, "-c", "raise SystemExit(3)"], 1, 1.0)
+    monkeypatch.setattr("jetspark.cli.supervising.RESTART_PAUSE", Backoff(first_s=0.0, max_s=0.0))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert supervisor.run() == 3
+    assert supervisor._slots[0].refusals == MAX_REFUSALS
+
+
+def test_sources_are_those_below_the_folder(tmp_path: Path) -> None:
+    for name in ("a.py", "inner/b.py", ".venv/c.py", "inner/__pycache__/d.py", "e.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert sorted(path.name for path in source_files(tmp_path)) == ["a.py", "b.py"]

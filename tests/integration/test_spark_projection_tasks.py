@@ -1,0 +1,189 @@
+"""What Spark's tasks do for projections, done here in one process and in any order: no Spark is started."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from support import projected
+from support.projected import app, folded, publish, stored
+
+from jetspark.app.letters import DeadEvent
+from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.positions import Position, position_change
+from jetspark.blocking import JetStream
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.errors import UsageError
+from jetspark.server import NatsServer
+from jetspark.state.changes import Change
+from jetspark.state.store import load, store
+
+pytest.importorskip("pyspark")
+
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.engine.projection_sink import Projected, finish, write_rows
+from jetspark.spark.engine.projection_source import ProjectionBatchReader
+from jetspark.spark.options import read_options
+
+pytest_plugins = ["support.sparks"]
+
+NAMES = ["accounts", "totals"]
+
+
+@pytest.fixture
+def bank(server: NatsServer, js: JetStream) -> JetStream:
+    """With an empty stream and empty buckets."""
+    return projected.fresh(server.url, js)
+
+
+class Batch:
+    """A write of a range, as Spark would do it: planned, read, brought together, written, finished."""
+
+    def __init__(self, server: NatsServer, first: int, last: int, *, tasks: int = 3, **more: str) -> None:
+        given = {
+            "servers": server.url,
+            "app": "support.projected:app",
+            "stream": app.stream,
+            "projections": ",".join(NAMES),
+            "buckets": ",".join(NAMES),
+            "subjects": "bank.*.opened,bank.*.moved,bank.*.closed,bank.*.dropped",
+            "startingOffsets": "earliest" if first == 1 else str(first),
+            "endingOffsets": str(last + 1),
+            "maxRecordsPerPartition": "300",
+            **more,
+        }
+        self.options = read_options(ProjectionOptions, FORMAT, given)
+        reader = ProjectionBatchReader(self.options)
+        rows = [batch for each in reader.partitions() for batch in reader.read(each)]
+        table = pa.Table.from_batches(rows)
+        lanes = zip(table["target"].to_pylist(), table["key"].to_pylist(), strict=True)
+        place = pa.array([crc32(f"{target} {key}".encode()) % tasks for target, key in lanes])
+        self.tasks = [table.filter(pc.equal(place, number)).to_batches(max_chunksize=100) for number in range(tasks)]
+
+    def write(self, number: int) -> Projected:
+        batches = list(self.tasks[number])
+        random.Random(number).shuffle(batches)  # a shuffle keeps no order
+        return write_rows(self.options, iter(batches))
+
+    def all(self) -> list[Projected]:
+        done = [self.write(number) for number in range(len(self.tasks))]
+        finish(self.options, list(done))
+        return done
+
+
+def check(js: JetStream, last: int | None = None) -> None:
+    for name in NAMES:
+        assert stored(js, name) == folded(js, name, last=last)
+
+
+def position(js: JetStream, bucket: str) -> int:
+    return Position.decode(js.kv(bucket).get(position_key()).value).sequence
+
+
+def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_the_same_bytes(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(2_000))
+    half = Batch(server, 1, 900)
+    half.write(1)  # and then the driver dies
+    Batch(server, 1, 700).all()
+    check_prefix = stored(bank, "accounts")
+    assert check_prefix  # keys of the task that was done are beyond 700, the others are not
+    half.all()
+    check(bank, 900)
+    assert [position(bank, name) for name in NAMES] == [900, 900]
+    late = Batch(server, 601, 1_500)
+    Batch(server, 901, 2_000).all()
+    late.all()  # planned before, stored afterwards: the buckets are beyond it
+    check(bank)
+    assert [position(bank, name) for name in NAMES] == [2_000, 2_000]
+    assert any(" parked " in (mark or "") for _, _, mark in stored(bank, "accounts").values())
+    letters = [DeadEvent.of(each.headers, each.data) for each in bank.stream(app.dead_letter_stream).get_messages()]
+    assert [(each.handler, each.key, each.status) for each in letters] == [("projections", None, "open")] * 3
+
+
+def test_a_key_that_another_engine_writes_between_load_and_store_is_folded_again(
+    server: NatsServer, bank: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(bank, projected.messages(1_000))
+    slow, fast = Batch(server, 1, 1_000, tasks=1), Batch(server, 1, 600, tasks=1)
+    from jetspark.spark.engine import projecting
+
+    calls: list[str] = []
+
+    def overtaken(bucket: str, changes: list[Change], *, patience_s: float) -> Any:
+        if not calls:
+            calls.append(bucket)
+            fast.all()
+        return store(bucket, changes, patience_s=patience_s)
+
+    monkeypatch.setattr(projecting, "store", overtaken)
+    [done] = slow.all()
+    check(bank)
+    assert done.counts["written"] >= len(stored(bank, "accounts"))
+
+
+def test_a_batch_that_begins_behind_what_a_bucket_has_is_refused(server: NatsServer, bank: JetStream) -> None:
+    publish(bank, projected.messages(500))
+    Batch(server, 1, 200).all()
+    with pytest.raises(UsageError, match=r"bucket accounts has everything up to sequence 200.* leave out 201 to 300"):
+        Batch(server, 301, 500)
+    Batch(server, 201, 500).all()
+    check(bank)
+
+
+def test_a_repair_during_a_batch_keeps_its_position(server: NatsServer, bank: JetStream) -> None:
+    publish(bank, projected.messages(500))
+    Batch(server, 1, 200).all()
+    batch = Batch(server, 201, 500)
+    entry = bank.kv("accounts").get(position_key())
+    repaired = Position.decode(entry.value).repaired(150)
+    ProcedureRunner(bank).run(store("accounts", [position_change(repaired, entry.revision)]))
+    batch.all()
+    assert [position(bank, name) for name in NAMES] == [150, 500]
+    with pytest.raises(UsageError, match="up to sequence 150"):
+        Batch(server, 201, 500)
+
+
+def test_a_state_of_another_version_is_refused_and_a_foreign_value_is_left_alone(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(300))
+    bank.kv("accounts").put("a1", b"mine")
+    Batch(server, 1, 300).all()
+    assert bank.kv("accounts").get("a1").value == b"mine"
+    expected = folded(bank, "accounts")
+    del expected["a1"]
+    found = {key: state for key, state in stored(bank, "accounts").items() if key != "a1"}
+    assert found == expected
+    present = ProcedureRunner(bank).run(load("totals", ["all"]))["all"]
+    other = Change("all", b"[1]", "put", 299, present.revision, mark="2")
+    ProcedureRunner(bank).run(store("totals", [other]))
+    with pytest.raises(UsageError, match="made by its version 2, and this is version 1"):
+        Batch(server, 1, 300).all()
+
+
+def test_a_swapped_projection_ends_a_query_that_would_go_on_in_the_old_bucket(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(100))
+    Batch(server, 1, 50, records="bank_projections").all()
+    bank.kv("bank_projections").put("totals.bucket", b'{"bucket": "totals-2", "version": 1}')
+    with pytest.raises(UsageError, match="'totals' was swapped from bucket totals to totals-2"):
+        Batch(server, 51, 100, records="bank_projections")
+
+
+def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: NatsServer, bank: JetStream) -> None:
+    bank.publish("bank.a.moved", b"x" * (bank_limit(bank) - 10))
+    bank.publish("bank.b.moved", b"y")
+    Batch(server, 1, 2).all()
+    letters = [DeadEvent.of(each.headers, each.data) for each in bank.stream(app.dead_letter_stream).get_messages()]
+    assert sorted((each.origin.sequence, each.is_body_omitted) for each in letters) == [(1, True), (2, False)]
+
+
+def bank_limit(js: JetStream) -> int:
+    return 1 << 20

@@ -1,0 +1,186 @@
+"""Projections of an application on Spark: whatever cuts, repeats or overtakes them, the bytes are those of one process
+that folds the stream from its first message to its last."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support import projected
+from support.projected import Dropped, app, folded, publish, stored
+
+from jetspark.app import encode
+from jetspark.app.clock import utc_now
+from jetspark.app.letters import DeadEvent
+from jetspark.app.projections.marks import Mark, position_key
+from jetspark.blocking import JetStream, connect
+from jetspark.server import NatsServer
+
+pytest.importorskip("pyspark")
+
+from jetspark.spark import backfill, fold_states, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from support.sparks import Driver
+
+pytest_plugins = ["support.sparks"]
+pytestmark = [pytest.mark.timeout(180)]
+
+NAMES = ["accounts", "totals"]
+
+
+@pytest.fixture
+def bank(server: NatsServer, js: JetStream) -> JetStream:
+    """With an empty stream and empty buckets."""
+    return projected.fresh(server.url, js)
+
+
+def letters(js: JetStream) -> list[DeadEvent]:
+    return [DeadEvent.of(message.headers, message.data) for message in js.stream(app.dead_letter_stream).get_messages()]
+
+
+def check(js: JetStream) -> None:
+    for name in NAMES:
+        assert stored(js, name) == folded(js, name)
+
+
+def stream_all(spark: SparkSession, server: NatsServer, folder: Path, **options: object) -> None:
+    query = run(app, spark, server.url, checkpoint=str(folder), until_now=True, **options)  # type: ignore[arg-type]
+    query.awaitTermination()
+
+
+def test_a_stream_of_micro_batches_stores_what_one_process_would_and_one_letter_for_each_unreadable_message(
+    spark: SparkSession, server: NatsServer, bank: JetStream, tmp_path: Path
+) -> None:
+    publish(bank, projected.messages(3_000))
+    stream_all(spark, server, tmp_path, maxOffsetsPerTrigger=1_000)
+    check(bank)
+    assert any(" parked " in (mark or "") for _, _, mark in stored(bank, "accounts").values())
+    found = letters(bank)
+    assert len(found) == 3
+    assert {(each.handler, each.key, each.status) for each in found} == {("projections", None, "open")}
+    assert {each.cause.error for each in found if each.cause} == {
+        "jetspark.errors.NotJson",
+        "jetspark.errors.NotAnEnvelope",
+    }
+    before = [bank.stream(f"KV_{name}").info().state.last_sequence for name in NAMES]
+    publish(bank, projected.messages(500, seed=2, unreadable=0))
+    stream_all(spark, server, tmp_path / "another", partitions=1)  # from the start, without a shuffle
+    check(bank)
+    assert len(letters(bank)) == 3
+    after = [bank.stream(f"KV_{name}").info().state.last_sequence for name in NAMES]
+    assert before[0] < after[0] < before[0] + 500
+
+
+def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
+    spark: SparkSession, server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(2_000))
+    first = backfill(app, spark, server.url, to_sequence=900)
+    assert (first.from_sequence, first.to_sequence) == (1, 900)
+    assert stored(bank, "accounts") == folded(bank, "accounts", last=900)
+    second = backfill("support.projected:app", spark, server.url, from_sequence=500, minPartitions=4)
+    check(bank)
+    assert (second.to_sequence, second.letters) == (2_000, 3)
+    assert second.known > 0
+    again = backfill(app, spark, server.url)
+    assert (again.applied, again.written, again.letters) == (0, 0, 0)
+    check(bank)
+
+
+def test_states_folded_from_nothing_are_those_that_the_bucket_has_to_have(
+    spark: SparkSession, server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(1_500))
+    rows = fold_states(app, spark, server.url, projections=["accounts"], to_sequence=1_200).collect()
+    found = {row.key: (None if row.value is None else bytes(row.value), row.sequence, row.parked) for row in rows}
+    expected = {
+        key: (value, sequence, parked_at(mark))
+        for key, (value, sequence, mark) in folded(bank, "accounts", last=1_200).items()
+    }
+    assert found == expected
+    assert any(parked for _, _, parked in found.values())
+    assert stored(bank, "accounts") == {}
+
+
+def parked_at(mark: str | None) -> int | None:
+    read = Mark.read(mark)
+    return read.parked.sequence if read is not None and read.parked is not None else None
+
+
+def test_a_worker_that_is_killed_while_it_folds_changes_nothing(
+    spark: SparkSession, server: NatsServer, bank: JetStream, tmp_path: Path
+) -> None:
+    publish(bank, projected.messages(1_000))
+    flag = tmp_path / "flag"
+    dropped = encode(Dropped(account="a1", flag=str(flag)), id="dropped", source="/bank", time=utc_now())
+    bank.publish(dropped.subject, dropped.data)
+    expected = {name: folded(bank, name) for name in NAMES}
+    flag.touch()
+    report = backfill(app, spark, server.url)
+    assert not flag.exists()
+    assert {name: stored(bank, name) for name in NAMES} == expected
+    assert report.letters == 3
+
+
+def test_a_server_that_is_killed_during_a_query_gets_every_event_once(spark: SparkSession, tmp_path: Path) -> None:
+    with NatsServer() as own, connect(own.url) as nc:
+        js = projected.fresh(own.url, nc.jetstream())
+        publish(js, projected.messages(6_000, accounts=400))
+        query = run(app, spark, own.url, checkpoint=str(tmp_path), until_now=True, maxOffsetsPerTrigger=1_500)
+        target = js.stream("KV_accounts")
+        for _ in range(2):
+            before = target.info().state.last_sequence
+            while query.isActive and target.info().state.last_sequence == before:
+                time.sleep(0.02)
+            own.kill()
+            time.sleep(0.3)
+            own.restart()
+        query.awaitTermination()
+        check(js)
+        assert len(letters(js)) == 3
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_in_a_micro_batch_leaves_a_query_that_another_one_ends(
+    spark: SparkSession, server: NatsServer, bank: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
+) -> None:
+    publish(bank, projected.messages(8_000, accounts=400))
+    job = {"projects": {"servers": server.url, "checkpoint": str(tmp_path / "c"), "maxOffsetsPerTrigger": 1_000}}
+    driver = drivers(job)
+    driver.go()
+    target = bank.stream("KV_accounts")
+    while target.info().state.last_sequence < 1_500:
+        assert driver.is_running, driver.log()[-6000:]
+        time.sleep(0.01)
+    driver.kill()
+    assert stored(bank, "accounts") != folded(bank, "accounts")
+    stream_all(spark, server, tmp_path / "c")
+    check(bank)
+    assert len(letters(bank)) == 3
+
+
+@pytest.mark.slow
+def test_the_command_line_folds_on_spark_until_it_is_told_to_end(server: NatsServer, bank: JetStream) -> None:
+    publish(bank, projected.messages(500))
+    command = [sys.executable, "-m", "jetspark", "run", "support.projected:app", "--engine", "spark"]
+    process = subprocess.Popen(
+        [*command, "--servers", server.url], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while position_key() not in list(bank.kv("totals").keys()):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    check(bank)

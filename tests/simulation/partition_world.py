@@ -1,0 +1,361 @@
+"""Several worker processes of one application on the model server, in virtual time: killed, cut off, replaced.
+
+Everything but the network, the server and the clock is the real thing. A *process* is a run of the application whose
+connections can be cut for good: a kill lets nothing more out of it. One that is cut off for a while goes on running
+handlers, as a process does whose network is gone, and comes back as a zombie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from jetspark.aio.client import connect
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
+from jetspark.app.provisioning import apply_topology
+from jetspark.app.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.running import run_app
+from jetspark.errors import JetSparkError
+from jetspark.jetstream.config import StreamConfig
+from jetspark.testing.network import Network
+from jetspark.testing.virtual_loop import VirtualLoop, model_network
+
+URL = "nats://model:4222"
+STREAM = "SIM"
+PARTITIONS = 4
+
+
+class Happened(Event, type="happened", key="name", subject="sim.{name}.happened"):
+    name: str
+    number: int
+
+
+class Process:
+    """One worker process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_dead = False
+        self.is_cut_off = False
+        self.was_away = False
+        self.wires: list[Any] = []
+        self.task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"process {self.number}"
+
+
+CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class ProcessLoop(VirtualLoop):
+    """Knows which process opens a connection."""
+
+    async def create_connection(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        process = CURRENT.get()
+        if process is not None and (process.is_dead or process.is_cut_off):
+            raise ConnectionRefusedError("this process reaches nobody")
+        transport, protocol = await super().create_connection(protocol_factory, *args, **options)
+        if process is not None:
+            process.wires.append(transport._wire)
+        return transport, protocol
+
+
+class World:
+    """One run: events, processes, faults, and what the checkers have seen."""
+
+    def __init__(self, seed: int, *, events: int = 24, keys: int = 5) -> None:
+        self.rng = random.Random(seed)
+        self.network: Network = model_network(seed)
+        self.log: list[str] = []
+        rng = self.rng
+        names = [f"k{rng.randrange(keys)}" for _ in range(events)]
+        self.order: dict[str, list[int]] = defaultdict(list)
+        self.events = [Happened(name=name, number=number) for number, name in enumerate(names)]
+        for event in self.events:
+            self.order[event.name].append(event.number)
+        self.trouble: dict[int, list[str]] = {}
+        for number in range(events):
+            if rng.random() < 0.05:
+                self.trouble[number] = ["reject"] * 1000
+            elif rng.random() < 0.3:
+                self.trouble[number] = rng.choices(["error", "later", "much later", "slow", "skip"], k=2)
+        self.is_mended = False
+        self.violations: list[str] = []
+        self.done: set[int] = set()
+        self.effects: dict[int, set[str]] = defaultdict(set)
+        self.running: dict[int, Process] = {}
+        self.is_transaction = rng.random() < 0.5
+        self.kills = self.cuts = self.zombies = 0
+        self.processes: list[Process] = []
+        self._count = 0
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.network.clock.now % 100000:9.3f} {text}")
+
+    # ---- the application ---------------------------------------------------------------------------------------
+
+    def app(self) -> App:
+        app = App("sim", stream=StreamConfig(name=STREAM, subjects=["sim.>"], replicas=3))
+        options: dict[str, Any] = {"idempotent": "transaction", "bucket": "sums"} if self.is_transaction else {}
+
+        @app.handler(
+            Happened,
+            durable="h",
+            partitions=PARTITIONS,
+            takeover_s=2.0,
+            ack_wait_s=6.0,
+            timeout=4.0,
+            concurrency=3,
+            max_messages=16 * PARTITIONS,
+            retry=Retry(attempts=30, first_s=0.05, max_s=60, in_lane_s=1.0),
+            **options,
+        )
+        async def handle(event: Happened, ctx: Context) -> None:
+            await self.handle(event, ctx)
+
+        return app
+
+    async def handle(self, event: Happened, ctx: Context) -> None:
+        process = CURRENT.get()
+        assert process is not None
+        number = event.number
+        self.begin(process, event)
+        try:
+            trouble = [] if self.is_mended else self.trouble.get(number, [])
+            kind = trouble.pop(0) if trouble else "fine"
+            await asyncio.sleep({"slow": 3.0}.get(kind, self.rng.choice([0.0, 0.01, 0.3])))
+            self.check_alive(process)
+            if kind == "reject":
+                raise Reject("poison")
+            if kind == "error":
+                raise OSError("away")
+            if kind in ("later", "much later"):
+                raise RetryIn(0.5 if kind == "later" else self.rng.uniform(2, 20))
+            if kind == "skip":
+                self.end(process, event, "skipped")
+                raise Skip("not ours")
+            if self.is_transaction:
+                numbers = json.loads(await ctx.tx.get(event.name) or b"[]")
+                await ctx.tx.put(event.name, json.dumps([*numbers, number]).encode())
+            else:
+                await ctx.once("effect", self.effect, number)
+            self.check_alive(process)
+            self.end(process, event, "done")
+        finally:
+            if self.running.get(number) is process:
+                del self.running[number]
+
+    async def effect(self, number: int, *, idempotency_key: str) -> None:
+        self.effects[number].add(idempotency_key)
+
+    def check_alive(self, process: Process) -> None:
+        if process.is_dead:  # a killed process does nothing more
+            raise asyncio.CancelledError
+
+    # ---- the checkers ------------------------------------------------------------------------------------------
+
+    def begin(self, process: Process, event: Happened) -> None:
+        self.check_alive(process)
+        self.note(f"{process} begins {event.name} {event.number}")
+        for earlier in self.order[event.name]:
+            if earlier < event.number and earlier not in self.done:
+                self.violate(f"{event.number} of {event.name} began before {earlier} was done")
+        for other, owner in self.running.items():
+            if other in self.order[event.name] and owner is not process and not owner.is_dead:
+                # One that was cut off is taken for dead, and its events are delivered to another.
+                if not owner.was_away and not process.was_away:
+                    self.violate(f"{other} and {event.number} run at a time")
+                self.zombies += 1
+        self.running[event.number] = process
+
+    def end(self, process: Process, event: Happened, how: str) -> None:
+        self.note(f"{process} has {how} {event.name} {event.number}")
+        self.done.add(event.number)
+
+    def violate(self, text: str) -> None:
+        """Noted, not raised: the application takes what a handler raises for a failure of the handler."""
+        self.note(f"VIOLATION: {text}")
+        self.violations.append(text)
+
+    # ---- processes and their misfortunes -----------------------------------------------------------------------
+
+    def start(self) -> Process:
+        self._count += 1
+        process = Process(self._count)
+        self.processes.append(process)
+
+        async def life() -> None:
+            CURRENT.set(process)
+            while not process.is_dead:
+                try:
+                    await run_app(self.app(), URL, only=(), stop_timeout=2.0)
+                    return
+                except JetSparkError as error:  # it came up while the server was away: its supervisor starts it again
+                    self.note(f"{process} ended: {error}")
+                    await asyncio.sleep(1.0)
+
+        process.task = asyncio.create_task(life())
+        self.note(f"{process} starts")
+        return process
+
+    async def kill(self, process: Process) -> None:
+        self.kills += 1
+        self.note(f"{process} is killed")
+        process.is_dead = True
+        self._cut(process)
+        assert process.task is not None
+        process.task.cancel()
+        await asyncio.wait([process.task])
+
+    async def cut_off(self, process: Process, seconds: float) -> None:
+        self.cuts += 1
+        self.note(f"{process} is cut off for {seconds:.1f} s")
+        process.is_cut_off = process.was_away = True
+        self._cut(process)
+        await asyncio.sleep(seconds)
+        process.is_cut_off = False
+
+    def _cut(self, process: Process) -> None:
+        for wire in process.wires:
+            if not wire.is_cut:
+                self.network.cut(wire)
+        process.wires.clear()
+
+    async def stop(self, process: Process) -> None:
+        """As SIGTERM does."""
+        assert process.task is not None
+        self.note(f"{process} is asked to end")
+        process.task.cancel()
+        await asyncio.wait([process.task])
+        process.is_dead = True
+
+    # ---- a run -------------------------------------------------------------------------------------------------
+
+    async def run(self, faults: list[str]) -> None:
+        async with connect(URL, name="test") as client:
+            js = client.jetstream()
+            app = self.app()
+            await apply_topology(js, app)
+            alive = [self.start() for _ in range(3)]
+            publishing = asyncio.create_task(self._publish(app))
+            for fault in faults:
+                await asyncio.sleep(self.rng.uniform(0.2, 6.0))
+                await self._misfortune(fault, alive)
+            await publishing
+            await self._settle(app)
+            self.is_mended = True
+            await run_redrive(js, app, LetterFilter())
+            await self._settle(app)
+            letters = await read_letters(js, app, LetterFilter())
+            assert letters == [], letters
+            assert self.violations == []
+            assert self.done == set(range(len(self.events))), f"never done: {set(range(len(self.events))) - self.done}"
+            if self.is_transaction:
+                await self._check_sums(js)
+            else:
+                assert all(len(keys) == 1 for keys in self.effects.values())
+            for process in alive:
+                await self.stop(process)
+
+    async def _publish(self, app: App) -> None:
+        async with app.connect(URL) as client:
+            for event in self.events:
+                await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.5]))
+                while True:
+                    try:
+                        await client.publish(event, id=f"e{event.number}")
+                        break
+                    except JetSparkError:
+                        await asyncio.sleep(0.5)
+
+    async def _misfortune(self, fault: str, alive: list[Process]) -> None:
+        process = self.rng.choice(alive)
+        if fault == "kill":
+            await self.kill(process)
+            alive.remove(process)
+            await asyncio.sleep(self.rng.choice([0.0, 1.0]))
+            alive.append(self.start())
+        elif fault == "join":
+            alive.append(self.start())
+        elif fault == "leave" and len(alive) > 1:
+            await self.stop(process)
+            alive.remove(process)
+        elif fault == "cut":
+            await self.cut_off(process, self.rng.choice([0.1, 3.0, 12.0]))
+        elif fault == "server":
+            self.network.kill_server(self.rng.uniform(0.1, 3.0))
+        elif fault == "leader":
+            name = self.rng.choice([STREAM, "SIM_h_PARTITIONS"])
+            self.network.lose_leader(name, self.rng.uniform(0.1, 2.0))
+
+    async def _settle(self, app: App, limit_s: float = 2000.0) -> None:
+        model, quiet = self.network.front.model, 0
+        until = self.network.clock.now + limit_s
+        while quiet < 4:
+            await asyncio.sleep(0.5)
+            left = self._left(app)
+            quiet = 0 if left else quiet + 1
+            assert self.network.clock.now < until, f"not settled: {left}"
+        assert model is self.network.front.model
+
+    def _left(self, app: App) -> str:
+        model = self.network.front.model
+        for place in app.consumers_of(app.handlers["h"]):
+            consumer = model.consumer(place.stream, place.name)
+            if consumer is None or consumer.num_pending or consumer.pending:
+                return f"{place.name} of {place.stream}: {consumer and list(consumer.pending)}"
+        for message in model.messages(app.retry_stream):
+            if ".wait." in message.subject:
+                return f"{message.subject} is scheduled"
+        return ""
+
+    async def _check_sums(self, js: Any) -> None:
+        kv = await js.kv("sums")
+        for key, numbers in self.order.items():
+            try:
+                counted = json.loads((await kv.get(key)).value)
+            except JetSparkError:
+                counted = []
+            assert counted == sorted(set(counted)), f"{key} counted {counted}"
+            skipped = [each for each in numbers if each not in counted]
+            assert all(each in self.skipped for each in skipped), f"{key} counted {counted} of {numbers}"
+
+    @property
+    def skipped(self) -> set[int]:
+        return {int(line.rsplit(" ", 1)[1]) for line in self.log if " has skipped " in line}
+
+
+FAULTS = ["kill", "kill", "kill", "join", "leave", "cut", "cut", "server", "leader"]
+
+
+@contextlib.contextmanager
+def seeded(rng: random.Random) -> Iterator[None]:
+    """Names and chances from the seed, so that it is the same run each time."""
+    token = lambda count: f"{rng.getrandbits(8 * count):0{2 * count}x}"  # noqa: E731
+    with (
+        mock.patch("jetspark.app.record_watch.secrets.token_hex", token),
+        mock.patch("jetspark.app.worker.random.SystemRandom", lambda: rng),
+    ):
+        yield
+
+
+def run_world(seed: int, *, count: int = 6) -> World:
+    world = World(seed)
+    faults = world.rng.choices(FAULTS, k=count)
+    logging.getLogger("jetspark").setLevel(logging.CRITICAL)
+    with seeded(random.Random(seed)), asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner:
+        try:
+            runner.run(world.run(faults))
+        except BaseException:
+            print("\n".join(world.log[-120:]))
+            raise
+    return world

@@ -1,0 +1,112 @@
+"""Projections on Spark, as far as no Spark is needed: what a write covers, and where an application is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from support import projected
+
+from jetspark.app import App
+from jetspark.app.projections.positions import Position
+from jetspark.errors import ConfigError, UsageError
+from jetspark.spark.engine.covering import Covered, advance, check_reach, merge
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.engine.projections import _names, _source_filters
+from jetspark.spark.engine.rows import Readings
+from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
+from jetspark.spark.options import read_options
+
+AT_100 = Position("BANK", "then", 100)
+
+
+def test_ranges_are_one_part_only_if_nothing_between_them_is_missing() -> None:
+    parts = [Covered(51, 101), Covered(1, 51, is_earliest=True), Covered(101, 120)]
+    assert merge(parts) == Covered(1, 120, is_earliest=True)
+    assert merge([Covered(1, 51), Covered(52, 60)]) is None
+    assert merge([]) is None
+
+
+def test_a_position_advances_over_what_is_next_to_it_and_never_goes_back() -> None:
+    assert advance(AT_100, AT_100, Covered(101, 151)) == Position("BANK", "then", 150)
+    assert advance(AT_100, AT_100, Covered(90, 151)) == Position("BANK", "then", 150)
+    assert advance(AT_100, AT_100, Covered(102, 151)) is None
+    assert advance(AT_100, AT_100, Covered(1, 51)) is None
+    # Nothing was before the first message of the stream.
+    begin = Position("BANK", "then", 0)
+    assert advance(begin, begin, Covered(40, 51, is_earliest=True)) == Position("BANK", "then", 50)
+
+
+def test_a_position_that_a_repair_has_moved_back_stays_there() -> None:
+    assert advance(AT_100, AT_100.repaired(70), Covered(1, 151, is_earliest=True)) is None
+
+
+def test_a_bucket_that_lacks_what_comes_before_is_refused() -> None:
+    check_reach("totals", AT_100, 101, is_earliest=False)
+    check_reach("totals", AT_100, 300, is_earliest=True)
+    with pytest.raises(UsageError, match=r"up to sequence 100, and this begins at 102: .* leave out 101 to 101"):
+        check_reach("totals", AT_100, 102, is_earliest=False)
+
+
+def test_filters_that_overlap_are_read_as_the_wider_one_or_as_everything() -> None:
+    assert _source_filters(["a.*.b", "a.*.c"]) == ["a.*.b", "a.*.c"]
+    assert _source_filters(["a.*.b", "a.>"]) == ["a.>"]
+    assert _source_filters(["a.*.b", "a.c.*"]) == []
+
+
+def test_a_projection_that_is_not_there_is_named_with_those_that_are() -> None:
+    assert _names(projected.app, (), {}) == ["accounts", "totals"]
+    with pytest.raises(ConfigError, match="projection 'total': bank has none of this name; it has accounts, totals"):
+        _names(projected.app, ["total"], {})
+
+
+def test_every_version_that_can_be_read_is_read_by_its_number_as_the_newest_class() -> None:
+    found = Readings(projected.app)
+    read = found.readers[found.numbers["account.opened", 1]]
+    assert read(b'{"account":"a","name":"ann lee"}') == projected.Opened(account="a", owner="Ann Lee")
+    read = found.readers[found.numbers["account.opened", 2]]
+    assert read(b'{"account":"a","owner":"Ann"}') == projected.Opened(account="a", owner="Ann")
+
+
+# ---- where an application is -----------------------------------------------------------------------------------------
+
+
+def test_an_application_is_found_in_its_module_and_loaded_from_there() -> None:
+    place = place_app(projected.app)
+    assert place == AppPlace("support.projected:app", str(Path(__file__).parents[1]))
+    assert place_app("support.projected:app") == place
+    assert load_app(*place) is projected.app
+
+
+def test_an_application_that_nobody_can_import_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a global name of a module"):
+        place_app(App("hidden", stream="HIDDEN"))
+    with pytest.raises(ConfigError, match=r"has no application of the name 'Totals'"):
+        load_app("support.projected:Totals")
+    with pytest.raises(ConfigError, match=r"install it where workers run, or ship it with spark.addArtifact"):
+        load_app("no_such_module:app")
+
+
+def test_a_program_that_runs_is_imported_by_the_name_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from jetspark.app import App\n"
+        "app = App('shop', stream='SHOP')\n"
+        "if __name__ == '__main__':\n"
+        "    from jetspark.spark.engine.shipping import place_app\n"
+        "    print(*place_app(app), sep='\\n')\n"
+    )
+    shown = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == ["shop:app", str(tmp_path.resolve())]
+
+
+def test_options_without_an_application_say_who_sets_them() -> None:
+    with pytest.raises(ConfigError, match=r"option 'app' is missing; jetspark.spark.run sets it"):
+        read_options(ProjectionOptions, FORMAT, {"servers": "nats://x", "stream": "S"})
+    given = {"servers": "nats://x", "stream": "S", "app": "a:b", "projections": "one,two", "buckets": "one"}
+    with pytest.raises(ConfigError, match="expected one for each of 'one,two'"):
+        read_options(ProjectionOptions, FORMAT, given)
