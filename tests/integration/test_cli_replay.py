@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import jetspark
 from jetspark.cli import commands
 from jetspark.errors import JetSparkError
+from jetspark.server import NatsServer
 
 APP = """
 from jetspark.app import App, Event
@@ -43,6 +44,17 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str) -> Iterator[Any]:
+    yield from _folded_till(tmp_path, monkeypatch, nats_url)
+
+
+@pytest.fixture
+def own_till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """On a server without passwords, which Spark's options refuse."""
+    with NatsServer() as server:
+        yield from _folded_till(tmp_path, monkeypatch, server.url)
+
+
+def _folded_till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str) -> Iterator[Any]:
     """The application, with ten events folded by a live engine that has ended; one key is parked."""
     (tmp_path / "till.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
@@ -124,3 +136,17 @@ def test_what_cannot_be_meant_is_refused(till: Any) -> None:
     assert "--key: expected without" in run("rebuild", "till:app", "totals", "--key", "o-1", "--swap", code=1)
     assert "together with swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
     assert "it has totals" in run("verify", "till:app", "sums", code=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_spark_folds_for_verify_and_rebuild(own_till: Any) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("pandas")
+    found = json.loads(run("verify", "till:app", "totals", "--engine", "spark", "--json"))
+    assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
+    assert found["digest"] == json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
+    built = json.loads(run("rebuild", "till:app", "totals", "--engine", "spark", "--verify", "--swap", "--json"))
+    assert (built["new"]["bucket"], built["swapped"], built["verification"]["equal"]) == ("totals_v1", True, True)
+    assert built["verification"]["digest"] == found["digest"]
+    assert built["record"]["events"] == 10

@@ -6,19 +6,20 @@ import datetime
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, with_server
+from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app import App
     from jetspark.app.replay import ReplayRecord
+    from jetspark.cli.replay_spark import SparkFold
 
 __all__ = ["list_replays", "rebuild_projection", "replay_projection", "verify_projection"]
 
@@ -28,6 +29,11 @@ MAX_SHOWN = 20
 Projection = Annotated[str, typer.Argument(metavar="PROJECTION", help="Its name, as the application declares it.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Events each second, at most.", min=0.001)]
 Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with one that was interrupted.")]
+
+
+Engine = Annotated[
+    Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark on this machine.")
+]
 
 
 def replay_projection(
@@ -94,6 +100,7 @@ def rebuild_projection(
         list[str] | None,
         typer.Option("--key", help="Repair only this key, in the bucket that is in use; may be repeated."),
     ] = None,
+    engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -107,15 +114,15 @@ def rebuild_projection(
     from jetspark.app.replay import rebuild, repair_keys
 
     if key:
-        if swap or verify or drop_old or resume is not None:
-            raise ConfigError("--key: expected without --verify, --swap, --drop-old and --resume")
+        if swap or verify or drop_old or resume is not None or engine == "spark":
+            raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
         with _bar(as_json) as tell:
             done = with_server(
                 app, servers, lambda js, it: repair_keys(js, it, projection, key, rate=rate, on_progress=tell)
             )
         typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
         return
-    with _bar(as_json) as tell:
+    with _bar(as_json) as tell, _spark(engine, app, servers, projection) as spark:
         outcome = with_server(
             app,
             servers,
@@ -129,6 +136,7 @@ def rebuild_projection(
                 rate=rate,
                 resume=resume,
                 on_progress=tell,
+                fold_first=None if spark is None else spark.fill,
             ),
         )
     typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
@@ -138,6 +146,7 @@ def verify_projection(
     app: AppName,
     projection: Projection,
     to_seq: Annotated[int | None, typer.Option("--to-seq", help="The boundary; else the end of the stream.")] = None,
+    engine: Engine = "live",
     rate: Rate = None,
     servers: Servers = None,
     as_json: AsJson = False,
@@ -148,7 +157,11 @@ def verify_projection(
     """
     from jetspark.app.replay import verify
 
-    found = with_server(app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate))
+    with _spark(engine, app, servers, projection) as spark:
+        fresh = None if spark is None else spark.states
+        found = with_server(
+            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, fresh=fresh)
+        )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:
@@ -190,6 +203,19 @@ def _moment(name: str, text: str | None) -> datetime.datetime | None:
         return datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"{name} {text!r}: expected a time such as 2026-03-20T10:14:30Z") from None
+
+
+@contextmanager
+def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[SparkFold | None]:
+    """The other engine, if it is wanted."""
+    if engine == "live":
+        yield None
+        return
+    from jetspark.app.replay.history import spec_of
+    from jetspark.cli.replay_spark import on_spark
+
+    with on_spark(app, servers, spec_of(load_app(app), projection)) as spark:
+        yield spark
 
 
 @contextmanager

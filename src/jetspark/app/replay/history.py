@@ -197,6 +197,12 @@ class MemoryFold:
         """Begin a key with a state that it had."""
         self._states[key] = KeyState(self._spec, key, base)
 
+    def begin_all(self, states: Mapping[str, Current], reached: int) -> None:
+        """Begin with the states that keys had after a sequence; others had none."""
+        for key, state in states.items():
+            self.begin(key, state)
+        self.reached = reached
+
     def content(self, key: str) -> KeyContent:
         return KeyContent.of_state(self._states.get(key))
 

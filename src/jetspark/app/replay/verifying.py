@@ -207,6 +207,7 @@ class _Slice:
         self._low, self._high = keys
         self._found: dict[str, Current] = {}
         self._fold = MemoryFold(spec, wants=self._wants)
+        self._states: Mapping[str, Current] | None = None
 
     def _wants(self, key: str) -> bool:
         return self._low <= key and (self._high is None or key < self._high)
@@ -217,10 +218,9 @@ class _Slice:
         async for key, current in _entries(self._js, self._bucket, is_small=self._is_small):
             if self._wants(key):
                 self._found[key] = current
+        self._states = states
         if states is not None:
-            for key, state in states.items():
-                self._fold.begin(key, state)
-            self._fold.reached = boundary
+            self._fold.begin_all(states, boundary)
         further = reaches(self._found, boundary)
         await self._fold.advance(self._history, self._extent, boundary, further, pace=pace, on_events=on_events)
 
@@ -231,6 +231,8 @@ class _Slice:
             return
         current = await ProcedureRunner(self._js).run(load(self._bucket, sorted(suspects)))
         again = MemoryFold(self._spec, wants=suspects.__contains__)
+        if self._states is not None:
+            again.begin_all({key: self._states[key] for key in suspects if key in self._states}, boundary)
         further = reaches(current, boundary)
         await again.advance(self._history, self._extent, boundary, further)
         for key in suspects:
