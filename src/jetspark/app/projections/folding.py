@@ -18,6 +18,7 @@ from jetspark.app.contracts import Catalogue, contract_of
 from jetspark.app.envelope import Envelope, RawHeaders, read_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.core.subjects import is_subset
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
@@ -81,8 +82,9 @@ class Router:
 
     @property
     def filters(self) -> list[str]:
-        """What has to be read: the subjects of all events."""
-        return list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+        """What has to be read: the subjects of all events. One within another is left out, as the server wants it."""
+        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+        return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
 
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""

@@ -440,6 +440,7 @@ class ProjectionWorker:
                 await self._work(lease, records)
             except LeaseLost as error:
                 _logger.warning("app %s: %s; it stands by", self.app.name, error)
+                await lease.leave(error.owner)
             finally:
                 self.is_active = False
                 await lease.release()
