@@ -19,7 +19,7 @@ from jetspark.app import App
 from jetspark.app.projections.buckets import open_records
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Router, Row
-from jetspark.app.projections.positions import Position, position_change
+from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.replay import (
     ReplayRequest,
     plan_replay,
@@ -303,7 +303,7 @@ async def test_an_engine_that_is_wrong_is_caught(js: JetStream, kind: type[Engin
     engine = kind(spec)
     engine.run([row for message in messages for row in router.route(message).rows])
     stream = await js.stream(app.stream)
-    position = Position.beginning(app.stream, stream.cached_info.created)._replace(sequence=len(messages))
+    position = FoldPosition.beginning(app.stream, stream.cached_info.created)._replace(sequence=len(messages))
     changes = [position_change(position, 0)]
     for key, (value, sequence) in engine.values.items():
         operation: Any = "delete" if value is None else "put"

@@ -12,7 +12,7 @@ from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.tokens import unescape
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.jetstream.kv import Bucket
@@ -32,7 +32,7 @@ PAUSE_S = 0.02
 class NotedPosition(NamedTuple):
     """What a bucket says of how far it is."""
 
-    position: Position | None
+    position: FoldPosition | None
     revision: int
     """Of the note; 0 if there is none."""
 
@@ -52,7 +52,7 @@ async def read_position(js: JetStream, bucket: str) -> NotedPosition:
         entry = await (await js.kv(bucket)).get(position_key())
     except KeyNotFound:
         return NotedPosition(None, 0)
-    return NotedPosition(Position.decode(entry.value), entry.revision)
+    return NotedPosition(FoldPosition.decode(entry.value), entry.revision)
 
 
 async def await_position(js: JetStream, bucket: str, sequence: int, timeout: float) -> int | None:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.buckets import Alias, Place, find_place, open_records, swap
+from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place, open_records, swap
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, position_change, start_of
 from jetspark.app.projections.states import CacheLimits, LiveStates
 from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
 from jetspark.app.replay.places import read_position, standstill
@@ -63,8 +63,8 @@ class RebuildOutcome:
     """What a rebuild has made."""
 
     record: ReplayRecord
-    old: Place
-    new: Place
+    old: ProjectionPlace
+    new: ProjectionPlace
     verification: Verification | None = None
     is_swapped: bool = False
     swap_s: float | None = None
@@ -144,7 +144,7 @@ async def rebuild(
         keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
         await keeper.note(bucket=await _make_shadow(js, app, spec, keeper.record.id))
     record = keeper.record
-    outcome = RebuildOutcome(record=record, old=alias.place, new=Place(record.bucket, spec.version))
+    outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
     await noting(keeper, work.run(ReadingRate(rate), check=check, fold_first=fold_first))
     if swap_in:
@@ -205,7 +205,7 @@ class _Rebuilding:
         self._runner = ProcedureRunner(js)
         self._states = LiveStates(spec, CACHE)
         self._target: StateBucket
-        self._position: Position
+        self._position: FoldPosition
         self._revision = 0
         self._noted_at = 0.0
 
@@ -230,7 +230,7 @@ class _Rebuilding:
     async def _open(self) -> None:
         self._target = await self._runner.run(open_bucket(self._bucket))
         noted = await read_position(self._js, self._bucket)
-        beginning = Position.beginning(self._extent.stream, (await self._history.info()).created)
+        beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
         self._position = start_of(noted.position, beginning, projection=self._spec.name, bucket=self._bucket)
         self._revision = noted.revision
 

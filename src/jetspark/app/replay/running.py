@@ -30,7 +30,7 @@ from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.positions import Position, position_change
+from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import NotedPosition, read_position, store_together
@@ -393,7 +393,7 @@ class _KeyRepair:
         """Keys, and the position no further than they are; returns those that others were quicker with."""
         for begin in range(0, len(changes), MAX_TOGETHER):
             some = changes[begin : begin + MAX_TOGETHER]
-            beginning = Position.beginning(self._extent.stream, (await self._history.info()).created)
+            beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
             position = (noted.position or beginning).repaired(last)
             try:
                 await store_together(self._js, self._bucket, [*some, position_change(position, noted.revision)])
