@@ -116,7 +116,7 @@ class Run:
                     await self._until_done(folder, parent)
                     killer.cancel()
                 parent.terminate()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     assert await parent.wait() == 0
             finally:
                 if parent.returncode is None:

@@ -212,7 +212,7 @@ async def test_an_orderly_end_does_not_wait_for_a_server_that_is_gone() -> None:
             await until(lambda: done)
         server.pause()
         task.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.wait([task])
         server.resume()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import Decoded, RawHeaders, decode, decode_event
+from jetspark.app.envelope import Decoded, RawHeaders, decode, read_message
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
 from jetspark.errors import ContractViolation, UsageError
@@ -93,7 +93,8 @@ class Router:
         failures: list[Failure] = []
         for spec in self._of_kind.get(type(event), ()):
             try:
-                rows += [Row(spec.name, key, message.sequence, event) for key in spec.keys_of(event)]
+                keys = spec.windowed_keys_of(event, decoded.time, message.time_us)
+                rows += [Row(spec.name, key, message.sequence, event) for key in keys]
             except Exception as error:
                 failures.append(Failure((spec.name,), message.sequence, error))
         return Routing(rows, failures, decoded)
@@ -108,16 +109,19 @@ class Router:
         failed: list[tuple[Recorded, list[Failure]]] = []
         of_kind, catalogue = self._of_kind, self._catalogue
         for message in messages:
-            sequence, subject, data, headers, _ = message
+            sequence, subject, data, headers, time_us = message
             try:
-                event = decode_event(subject, data, headers, catalogue)
+                envelope, _, event = read_message(subject, data, headers, catalogue)
             except ContractViolation as error:
                 failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
                 continue
             failures = []
             for spec in of_kind.get(type(event), ()):
                 try:
-                    keys = spec.keys_of(event)
+                    if spec.window is None:
+                        keys = spec.keys_of(event)
+                    else:
+                        keys = spec.windowed_keys_of(event, envelope.time, time_us)
                 except Exception as error:
                     failures.append(Failure((spec.name,), sequence, error))
                     continue
