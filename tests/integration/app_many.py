@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def note(what: str, event: Happened | Counted, **fields: Any) -> None:
     if _file is None:
         _file = os.open(FOLDER / f"{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     # One write: what is written survives a SIGKILL.
-    os.write(_file, (json.dumps([what, event.name, event.number, *fields.values()]) + "\n").encode())
+    line = [what, event.name, event.number, time.monotonic_ns(), *fields.values()]
+    os.write(_file, (json.dumps(line) + "\n").encode())
 
 
 def luck_of(handler: str, event: Happened | Counted, attempt: int) -> float:
@@ -45,13 +47,17 @@ def luck_of(handler: str, event: Happened | Counted, attempt: int) -> float:
     return int.from_bytes(digest) / 2**32
 
 
+def is_skipped(handler: str, event: Happened | Counted) -> bool:
+    return 0.001 <= luck_of(handler, event, 0) < 0.003
+
+
 def fail_at_random(handler: str, event: Happened | Counted, ctx: Context) -> None:
     luck = luck_of(handler, event, ctx.attempt)
     if luck_of(handler, event, 0) < 0.001:
         raise Reject("never")
-    if luck < 0.002:
+    if is_skipped(handler, event):
         raise Skip("not ours")
-    if luck < 0.004:
+    if luck < 0.003:
         raise RetryIn(1.0)  # longer than it may wait in its lane: stored, and the key is parked
     if luck < 0.1:
         raise OSError("away for a moment")
