@@ -91,8 +91,8 @@ def _writes_without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores whatever is there."""
     take = states.LiveStates.take
 
-    def careless(self: states.LiveStates) -> list[Change]:
-        return [change._replace(revision=None) for change in take(self)]
+    def careless(self: states.LiveStates, checked: Any = None) -> list[Change]:
+        return [change._replace(revision=None) for change in take(self, checked)]
 
     monkeypatch.setattr(states.LiveStates, "take", careless)
 
