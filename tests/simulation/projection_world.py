@@ -69,6 +69,7 @@ class ProjectionWorld:
         )
         self.patience_s = 600.0
         self.outdated = 0
+        self._folded_through = -1
         self.kills = self.looks = self.conflicts = self.restarts = 0
         self._killed: set[bytes] = set()
         self._seen: dict[tuple[str, str], int] = defaultdict(int)
@@ -257,6 +258,10 @@ class ProjectionWorld:
 
     def _fold_prefixes(self) -> None:
         """What each key is after each of its events."""
+        last = self.network.front.model.last_sequence(self.app.stream)
+        if last == self._folded_through:
+            return
+        self._folded_through = last
         states: dict[tuple[str, str], KeyState] = {}
         self._prefixes = defaultdict(dict)
         router = Router(self.app.projections.values(), self.app.catalogue)
