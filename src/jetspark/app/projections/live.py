@@ -142,8 +142,7 @@ class _Place:
         Args:
             through: Everything up to this sequence is stored already.
         """
-        await self._make_sure()
-        changes = self.states.take()
+        changes = self.states.take(await self._make_sure())
         position: list[Change] = []
         if with_position and through > self.written.sequence:
             wanted = self.written._replace(sequence=through)
@@ -170,16 +169,22 @@ class _Place:
             raise _Again(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
         self.written = found
 
-    async def _make_sure(self) -> None:
-        """Look again at keys of which it is not known what the bucket has."""
+    async def _make_sure(self) -> list[str] | None:
+        """Look again at keys of which it is not known what the bucket has.
+
+        Returns those that the leader was asked for because nothing is stored for them; None if that is not necessary.
+        """
         states, bucket = self.states, self.bucket
         if unsure := states.unsure():
             loaded = await self.storing.run(bucket.load_all(unsure))
             if bucket.is_replicated and (behind := states.behind(unsure, loaded)):
                 loaded |= await self.storing.run(bucket.load_from_leader(behind))
             states.look_again(unsure, loaded)
-        if bucket.is_replicated and (unchecked := states.unchecked()):
+        if not bucket.is_replicated:
+            return None
+        if unchecked := states.unchecked():
             states.look_again(unchecked, await self.storing.run(bucket.load_from_leader(unchecked)))
+        return unchecked
 
     async def consider_gone(self, gone: StateGone) -> None:
         """States are not there any more. All of them, and the position with them; or only some.

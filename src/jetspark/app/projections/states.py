@@ -19,7 +19,7 @@ it may have passed by others before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -156,16 +156,25 @@ class LiveStates:
         """
         self._rebase({key: loaded.get(key, NOTHING) for key in keys})
 
-    def take(self) -> list[Change]:
-        """Everything that has to be stored. What comes meanwhile is stored the next time."""
+    def take(self, checked: Collection[str] | None = None) -> list[Change]:
+        """Everything that has to be stored. What comes meanwhile is stored the next time.
+
+        Args:
+            checked: The keys of :meth:`unchecked` that the leader was asked for. Those that came since wait for the
+                next time. None where nobody has to be asked.
+        """
         spec, changes = self.spec, []
+        waiting: dict[str, _Key] = {}
         for key, entry in self._dirty.items():
             change = entry.state.change(spec, key)
             if change is not None:
                 entry.sent, entry.sent_rows = change, entry.rows
                 changes.append(change)
+            elif checked is not None and entry.state.value is None and key not in checked:
+                waiting[key] = entry
+                continue
             entry.rows = []
-        self._dirty = {}
+        self._dirty = waiting
         return changes
 
     def settle(self, changes: Iterable[Change], outcome: Outcome) -> None:
