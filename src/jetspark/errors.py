@@ -69,6 +69,7 @@
         │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
         │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
         ├── ContractFrozen                      a type and version is recorded already, and means something else
+        ├── StateParked                         a projected state does not go on: an event could not be applied
         ├── TopologyDrift                       the server is not as the application declares
         ├── DataLoss                            messages that were to be read are gone
         ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
@@ -146,6 +147,7 @@ __all__ = [
     "ServerError",
     "ServerFault",
     "ServerRefused",
+    "StateParked",
     "StreamNameInUse",
     "StreamNotFound",
     "StreamRecreated",
@@ -829,6 +831,21 @@ class JetStreamUnavailable(NetworkError):
     def __str__(self) -> str:
         guess = "JetStream is not enabled, no stream stores this subject, or a leader is being elected"
         return f"nobody answers on {self.subject!r}: {self.reason or guess}"
+
+
+class StateParked(DataError):
+    """A key of a projection does not go on, because an event could not be applied to it. Rebuild the key.
+
+    ``sequence`` is that of the event; 0 if it was not an event.
+    """
+
+    def __init__(self, projection: str, key: str, sequence: int, reason: str) -> None:
+        super().__init__(projection, key, sequence, reason)
+        self.projection, self.key, self.sequence, self.reason = projection, key, sequence, reason
+
+    def __str__(self) -> str:
+        where = f" at event {self.sequence}" if self.sequence else ""
+        return f"key {self.key!r} of projection {self.projection!r} is parked{where}: {self.reason}"
 
 
 class DataLoss(DataError):

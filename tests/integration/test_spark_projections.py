@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from support.sparks import Driver
 
 pytest_plugins = ["support.sparks"]
-pytestmark = [pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(600)]
 
 NAMES = ["accounts", "totals"]
 
@@ -197,7 +197,7 @@ def test_the_command_line_folds_on_spark_until_it_is_told_to_end(server: NatsSer
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(250) == 0
     finally:
         process.kill()
         process.communicate()

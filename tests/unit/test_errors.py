@@ -81,6 +81,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.KeyExists("orders", ("order.1",)),
     errors.ObjectNotFound("files", "report.pdf"),
     errors.DigestMismatch("files", "report.pdf", "3 of 5 chunks"),
+    errors.StateParked("totals", "a", 7, "ValueError: no"),
     errors.JetStreamUnavailable("orders.created", "JetStream is off on this server"),
     errors.FeatureUnavailable("allow_batched", "2.14", "2.10.29"),
     errors.EmbeddedServerError("did not start", "[FTL] bad port"),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import Envelope, RawHeaders, decode_event, read_event
+from jetspark.app.envelope import Envelope, RawHeaders, read_message
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
 from jetspark.errors import ContractViolation, UsageError
@@ -87,14 +87,15 @@ class Router:
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
         try:
-            event = decode_event(message.subject, message.data, message.headers, self._catalogue)
+            envelope, _, event = read_message(message.subject, message.data, message.headers, self._catalogue)
         except ContractViolation as error:
             return Routing([], [Failure(tuple(self.specs), message.sequence, error)])
         rows: list[Row] = []
         failures: list[Failure] = []
         for spec in self._of_kind.get(type(event), ()):
             try:
-                rows += [Row(spec.name, key, message.sequence, event) for key in spec.keys_of(event)]
+                keys = spec.windowed_keys_of(event, envelope.time, message.time_us)
+                rows += [Row(spec.name, key, message.sequence, event) for key in keys]
             except Exception as error:
                 failures.append(Failure((spec.name,), message.sequence, error))
         return Routing(rows, failures)
@@ -109,16 +110,19 @@ class Router:
         failed: list[tuple[Recorded, list[Failure]]] = []
         of_kind, catalogue = self._of_kind, self._catalogue
         for message in messages:
-            sequence, subject, data, headers, _ = message
+            sequence, subject, data, headers, time_us = message
             try:
-                event = decode_event(subject, data, headers, catalogue)
+                envelope, _, event = read_message(subject, data, headers, catalogue)
             except ContractViolation as error:
                 failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
                 continue
             failures = []
             for spec in of_kind.get(type(event), ()):
                 try:
-                    keys = spec.keys_of(event)
+                    if spec.window is None:
+                        keys = spec.keys_of(event)
+                    else:
+                        keys = spec.windowed_keys_of(event, envelope.time, time_us)
                 except Exception as error:
                     failures.append(Failure((spec.name,), sequence, error))
                     continue
@@ -133,16 +137,18 @@ class Router:
         """The keys of each of many messages, as :meth:`route`, for engines whose events are decoded elsewhere."""
         of_kind, catalogue, nothing = self._of_kind, self._catalogue, list[Failure]()
         for message in messages:
-            sequence, subject, data, headers, _ = message
+            sequence, subject, data, headers, time_us = message
             try:
-                envelope, _, event = read_event(subject, data, headers, catalogue)
+                envelope, _, event = read_message(subject, data, headers, catalogue)
             except ContractViolation as error:
                 yield message, None, [], [Failure(tuple(self.specs), sequence, error)]
                 continue
             found, failures = [], nothing
             for spec in of_kind.get(type(event), ()):
                 try:
-                    found.append((spec.name, spec.keys_of(event)))
+                    is_plain = spec.window is None
+                    keys = spec.keys_of(event) if is_plain else spec.windowed_keys_of(event, envelope.time, time_us)
+                    found.append((spec.name, keys))
                 except Exception as error:
                     failures = [*failures, Failure((spec.name,), sequence, error)]
             yield message, envelope, found, failures

@@ -68,8 +68,8 @@ class LiveOptions:
     cache_keys: int = 200_000
     """States kept in memory for each projection."""
     cache_bytes: int = 128 << 20
-    position_every_s: float = 1.0
-    """How often the position is written; what lies behind it is read again after a crash."""
+    position_every_s: float = 0.1
+    """How often the position is written: readers that wait for an event of another key wait for it."""
     lease_s: float = 10.0
     """How long a process that died holds the others up."""
 
