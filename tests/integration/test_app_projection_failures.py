@@ -20,7 +20,7 @@ import jetspark
 from jetspark import StreamRecreated
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.projections.buckets import Place, open_records, swap
+from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import Mark
 from jetspark.app.redriving import LetterFilter, read_letters
@@ -182,7 +182,7 @@ async def test_a_stream_that_was_made_anew_is_an_error_that_says_what_to_do(serv
 async def test_code_of_another_version_refuses_to_run(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)
-    await swap(await open_records(js, app.name), app.projections["moves"], Place("bank_moves", 2), revision=0)
+    await swap(await open_records(js, app.name), app.projections["moves"], ProjectionPlace("bank_moves", 2), revision=0)
     with pytest.raises(UsageError, match=r"'moves' is at version 2 .*this code is version 1: rebuild"):
         await app.run(server.url, live=QUICK)
 

@@ -16,7 +16,7 @@ import jetspark
 from jetspark import ConfigError, DataLoss, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
-from jetspark.app.projections.buckets import Place, open_records, swap
+from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.redriving import LetterFilter, read_letters
 from jetspark.errors import StateParked
 from jetspark.server import NatsServer
@@ -177,7 +177,7 @@ async def test_a_view_and_a_worker_follow_a_swap(server: NatsServer, js: JetStre
         ack = await client.publish(Opened(account="a"))
         await view.get("a", at_least=ack.sequence)
         records = await open_records(js, app.name)
-        await swap(records, spec, Place("bank_balances_2", 1), revision=0)
+        await swap(records, spec, ProjectionPlace("bank_balances_2", 1), revision=0)
         ack = await client.publish(Moved(source="b", target="a", cents=7))
         assert (await view.wait_for("a", lambda state: state is not None and state.moves == 1, timeout=20)).cents == 7
         expected, _ = folded(app, await in_stream(js, app))

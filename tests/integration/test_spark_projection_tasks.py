@@ -20,7 +20,7 @@ from support.projected import app, folded, publish, stored
 from jetspark.app.letters import DeadEvent
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position, position_change
+from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import UsageError
@@ -87,7 +87,7 @@ def check(js: JetStream, last: int | None = None) -> None:
 
 
 def position(js: JetStream, bucket: str) -> int:
-    return Position.decode(js.kv(bucket).get(position_key()).value).sequence
+    return FoldPosition.decode(js.kv(bucket).get(position_key()).value).sequence
 
 
 def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_the_same_bytes(
@@ -147,7 +147,7 @@ def test_a_repair_during_a_batch_keeps_its_position(server: NatsServer, bank: Je
     Batch(server, 1, 200).all()
     batch = Batch(server, 201, 500)
     entry = bank.kv("accounts").get(position_key())
-    repaired = Position.decode(entry.value).repaired(150)
+    repaired = FoldPosition.decode(entry.value).repaired(150)
     ProcedureRunner(bank).run(store("accounts", [position_change(repaired, entry.revision)]))
     batch.all()
     assert [position(bank, name) for name in NAMES] == [150, 500, 500]

@@ -26,7 +26,7 @@ from jetspark.app.projections.folding import KeyState, Recorded, Router
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import JetSparkError, NoServersAvailable
@@ -205,7 +205,7 @@ class ProjectionWorld:
             for message in self.network.front.model.messages(f"KV_{spec.bucket.bucket}"):
                 key = message.subject.removeprefix(prefix)
                 if key == position_key():
-                    position = Position.decode(message.data).sequence
+                    position = FoldPosition.decode(message.data).sequence
                     continue
                 headers = message.headers or Headers()
                 sequence = int(headers.get(SEQUENCE_HEADER) or 0)

@@ -80,6 +80,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.Conflict("orders", ("order.1", "order.2")),
     errors.KeyExists("orders", ("order.1",)),
     errors.ObjectNotFound("files", "report.pdf"),
+    errors.ProjectionDiffers("order_status", "order_state", 2, ("o-1: value",)),
     errors.DigestMismatch("files", "report.pdf", "3 of 5 chunks"),
     errors.StateParked("totals", "a", 7, "ValueError: no"),
     errors.JetStreamUnavailable("orders.created", "JetStream is off on this server"),

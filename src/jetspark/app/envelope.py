@@ -53,7 +53,7 @@ __all__ = [
     "derived_id",
     "encode",
     "read_data",
-    "read_message",
+    "read_event",
     "write_event",
 ]
 
@@ -239,14 +239,12 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         MissingField, WrongFieldType, BrokenRule: The data breaks its contract; ``field`` and ``rule`` say how.
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
-    envelope, contract, event = read_message(subject, data, headers, catalogue)
+    envelope, contract, event = read_event(subject, data, headers, catalogue)
     key = contract.key_of(event)
     return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
 
 
-def read_message(
-    subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue
-) -> tuple[Envelope, Contract, Any]:
+def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:
     """The parts of a message, for those who read many and need no more; raises as :func:`decode`."""
     try:
         envelope = _decode(data)

@@ -19,7 +19,7 @@ from jetspark.app.provisioning import check_for_drift
 from jetspark.core.auth import Credentials, Token, UserPassword
 from jetspark.errors import ConfigError, UsageError
 
-__all__ = ["run_on_spark"]
+__all__ = ["run_on_spark", "spark_options"]
 
 # How soon a signal is noticed.
 POLL_S = 0.2
@@ -33,7 +33,7 @@ def run_on_spark(
     import jetspark.spark  # noqa: F401 - says which extra is missing, if it is
 
     asyncio.run(_prepare(app, options, apply=apply))
-    given = _spark_options(options)
+    given = spark_options(options)
     with tempfile.TemporaryDirectory(prefix="jetspark-") as folder:
         _fold(name, app, only, {"checkpoint": checkpoint or folder, **given})
 
@@ -71,7 +71,7 @@ async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
         await check_for_drift(nc.jetstream(), app)
 
 
-def _spark_options(options: dict[str, Any]) -> dict[str, Any]:
+def spark_options(options: dict[str, Any]) -> dict[str, Any]:
     """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
     given = {"servers": options["servers"]}
     match options.get("auth"):

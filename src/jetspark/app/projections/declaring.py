@@ -144,8 +144,8 @@ class ProjectionSpec:
 
     @property
     def bucket_config(self) -> KVConfig:
-        """Its bucket as it has to be: fast ingest is what stores many keys at once."""
-        return dataclasses.replace(self.bucket, allow_batched=True)
+        """Its bucket as it has to be: fast ingest stores many keys at once, and a repair is an atomic batch."""
+        return dataclasses.replace(self.bucket, allow_batched=True, allow_atomic=True)
 
     def __repr__(self) -> str:
         return f"<Projection {self.name} version {self.version}: bucket {self.bucket.bucket}>"

@@ -24,12 +24,12 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.projections.buckets import Place, open_records, watch_place
+from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRow, KeyState, Router
 from jetspark.app.projections.live import recorded_of
 from jetspark.app.projections.marks import Parked, mark_of, position_key
-from jetspark.app.projections.positions import Position
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.tokens import escape, text_of, unescape
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
@@ -78,11 +78,11 @@ class _Follower:
 
     def __init__(self, js: JetStream, app: str, spec: ProjectionSpec) -> None:
         self._js, self._app, self.spec = js, app, spec
-        self._place: asyncio.Future[tuple[Place, Stream]] | None = None
+        self._place: asyncio.Future[tuple[ProjectionPlace, Stream]] | None = None
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    async def place(self) -> tuple[Place, Stream]:
+    async def place(self) -> tuple[ProjectionPlace, Stream]:
         if self.task is None:
             self._place = asyncio.get_running_loop().create_future()
             self.task = asyncio.create_task(self._follow())
@@ -244,7 +244,7 @@ class View:
                 elif change.key == name:
                     current = change.current
                 elif change.current.value is not None:
-                    position = Position.decode(change.current.value).sequence
+                    position = FoldPosition.decode(change.current.value).sequence
                 if current.sequence >= wanted or (not is_initial and position >= wanted):
                     mark = mark_of(current)
                     if mark is not None and mark.parked is not None and current.sequence < wanted:
@@ -303,7 +303,7 @@ class View:
         name = _name(key)
         present = await self._load(name)
         position = await self._load(position_key())
-        if position.value is not None and present.sequence <= sequence <= Position.decode(position.value).sequence:
+        if position.value is not None and present.sequence <= sequence <= FoldPosition.decode(position.value).sequence:
             return self._entry(name, present)
         stream = await self._js.stream(self._app.stream)
         first = stream.cached_info.state.first_sequence
@@ -409,7 +409,7 @@ class ViewReplica:
                         self._moved.set()
                     elif change.key == position_key():
                         if change.current.value is not None:
-                            self.position = Position.decode(change.current.value).sequence
+                            self.position = FoldPosition.decode(change.current.value).sequence
                             self._moved.set()
                     elif not change.key.startswith(OWN):
                         (self._states if fresh is None else fresh)[change.key] = (change.current, None)

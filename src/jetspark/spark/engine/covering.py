@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jetspark.errors import UsageError
 
 if TYPE_CHECKING:
-    from jetspark.app.projections.positions import Position
+    from jetspark.app.projections.positions import FoldPosition
 
 __all__ = ["Covered", "advance", "check_reach", "merge"]
 
@@ -29,7 +29,7 @@ class Covered(NamedTuple):
     """The first that is not among them."""
     is_earliest: bool = False
     """There is nothing before ``start``, and nobody was promised anything."""
-    positions: tuple[Position, ...] = ()
+    positions: tuple[FoldPosition, ...] = ()
     """Those of the buckets, before anything was loaded from them."""
 
 
@@ -46,7 +46,7 @@ def merge(parts: Iterable[Covered]) -> Covered | None:
     return whole
 
 
-def check_reach(bucket: str, position: Position, start: int, *, is_earliest: bool) -> None:
+def check_reach(bucket: str, position: FoldPosition, start: int, *, is_earliest: bool) -> None:
     """That a bucket has everything that comes before a sequence.
 
     Raises:
@@ -62,7 +62,7 @@ def check_reach(bucket: str, position: Position, start: int, *, is_earliest: boo
     )
 
 
-def advance(known: Position, stored: Position, whole: Covered) -> Position | None:
+def advance(known: FoldPosition, stored: FoldPosition, whole: Covered) -> FoldPosition | None:
     """The position of a bucket after a part was stored in it; None to leave it as it is.
 
     Args:
@@ -70,12 +70,12 @@ def advance(known: Position, stored: Position, whole: Covered) -> Position | Non
         stored: What it is now.
     """
     # Not above: most of Spark's processes plan and do without it, and what it imports.
-    from jetspark.app.projections.positions import Position
+    from jetspark.app.projections.positions import FoldPosition
 
     is_reached = _is_reached(stored.sequence, whole.start, whole.is_earliest)
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
         return None
-    return Position(stored.stream, stored.created, whole.end - 1, stored.repairs)
+    return FoldPosition(stored.stream, stored.created, whole.end - 1, stored.repairs)
 
 
 def _is_reached(have: int, start: int, is_earliest: bool) -> bool:

@@ -114,7 +114,7 @@ class RouteRows:
         numbers, target_of = self._readings, self._targets
         if self._filters:
             messages = (each for each in messages if any(matches(one, each.subject) for one in self._filters))
-        for message, envelope, found, failures in self._router.spread(messages):
+        for message, envelope, _, found, failures in self._router.spread(messages):
             if failures:
                 targets.append(LETTER)
                 keys.append(str(message.sequence))
