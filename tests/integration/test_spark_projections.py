@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.timeout(600)]
 
-NAMES = ["accounts", "totals"]
+NAMES = ["accounts", "totals", "recent"]
 
 
 @pytest.fixture

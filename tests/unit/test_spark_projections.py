@@ -62,8 +62,10 @@ def test_filters_that_overlap_are_read_as_the_wider_one_or_as_everything() -> No
 
 
 def test_a_projection_that_is_not_there_is_named_with_those_that_are() -> None:
-    assert _names(projected.app, (), {}) == ["accounts", "totals"]
-    with pytest.raises(ConfigError, match="projection 'total': bank has none of this name; it has accounts, totals"):
+    assert _names(projected.app, (), {}) == ["accounts", "totals", "recent"]
+    with pytest.raises(
+        ConfigError, match="projection 'total': bank has none of this name; it has accounts, totals, recent"
+    ):
         _names(projected.app, ["total"], {})
 
 
