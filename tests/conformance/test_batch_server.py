@@ -159,6 +159,7 @@ class Real:
         self.server = NatsServer(jetstream=False, extra_config=config).start()
         self._fences = itertools.count()
         self._streams: set[str] = set()
+        self._is_answered = True
         self._connect()
 
     def _connect(self) -> None:
@@ -181,6 +182,7 @@ class Real:
     def create(self, name: str = "S", **fields: Any) -> None:
         self.js.create_stream(_config(name, fields))
         self._streams.add(name)
+        self._is_answered = not fields.get("no_ack")
 
     def update(self, name: str = "S", **fields: Any) -> None:
         self.js.update_stream(_config(name, fields))
@@ -216,8 +218,9 @@ class Real:
         said: list[str] = []
         while True:
             try:
-                message = self._replies.next(timeout=0.5)
+                message = self._replies.next(timeout=30 if self._is_answered else 0.5)
             except RequestTimeout:  # a stream without acks does not answer the fence either
+                assert not self._is_answered
                 return said
             if message.subject == fence:
                 return said
@@ -229,7 +232,7 @@ class Real:
         found: list[dict[str, Any]] = []
         while True:
             try:
-                found.append(json.loads(self._advised.next(timeout=5 if len(found) < count else 0.05).data))
+                found.append(json.loads(self._advised.next(timeout=30 if len(found) < count else 0.05).data))
             except RequestTimeout:
                 return found
 

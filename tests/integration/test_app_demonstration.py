@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 from integration import app_many
-from integration.app_many import Happened, app
-from support.apps import set_up
+from integration.app_many import Counted, Happened, app
+from support.apps import set_up, until
 
 import jetspark
 from jetspark.aio.jetstream import JetStream
@@ -31,28 +31,33 @@ from jetspark.errors import JetSparkError
 from jetspark.server import NatsServer
 
 EVENTS = int(os.environ.get("JETSPARK_MANY_EVENTS", "1000"))
-KEYS = EVENTS // 10
 KILL_EVERY_S = 2.0
+COUNTED_EVERY = 5 if EVENTS <= 1000 else 50
 MAX_KILLS = 5 if EVENTS <= 1000 else 1_000_000
 PATIENCE_S = 120 + EVENTS / 20
 CONCURRENCY = app.handlers["once"].concurrency
 SOURCES = Path(__file__).parents[1]
 
 
-async def publish_all(url: str, rng: random.Random) -> dict[str, list[int]]:
+def is_counted(number: int) -> bool:
+    return number % COUNTED_EVERY == 0
+
+
+async def publish_all(url: str, rng: random.Random, events: int = EVENTS) -> dict[str, list[int]]:
     """Publish the events; returns the numbers of each key, in the order of the stream."""
     order: dict[str, list[int]] = defaultdict(list)
     async with jetspark.connect(url) as client, client.jetstream().fast_publisher() as publisher:
-        for number in range(EVENTS):
-            key = f"k{rng.randrange(KEYS)}"
+        for number in range(events):
+            key = f"k{rng.randrange(events // 10)}"
             order[key].append(number)
             now = datetime.datetime.now(datetime.UTC)
-            made = encode(Happened(name=key, number=number), id=f"e{number}", source=app.source, time=now)
+            kind = Counted if is_counted(number) else Happened
+            made = encode(kind(name=key, number=number), id=f"e{number}", source=app.source, time=now)
             await publisher.publish(made.subject, made.data, headers=made.headers)
     return order
 
 
-async def open_places(js: JetStream) -> list[str]:
+async def open_places(js: JetStream, events: int = EVENTS) -> list[str]:
     """What is left to do."""
     found = []
     for spec in app.handlers.values():
@@ -63,8 +68,9 @@ async def open_places(js: JetStream) -> list[str]:
         waits = await (await js.stream(app.retry_stream)).info(subjects_filter=f"retry.{app.name}.{spec.name}.wait.>")
         found += [f"{subject} is scheduled" for subject in waits.state.subjects or ()]
         copied = (await (await js.stream(f"MANY_{spec.name}_PARTITIONS")).info()).state.last_sequence
-        if copied < EVENTS:
-            found.append(f"{spec.name}: {copied} of {EVENTS} are copied")
+        published = events if spec.name == "once" else len(range(0, events, COUNTED_EVERY))
+        if copied < published:
+            found.append(f"{spec.name}: {copied} of {published} are copied")
     return found
 
 
@@ -109,7 +115,7 @@ class Run:
                     await self._until_done(folder, parent)
                     killer.cancel()
                 parent.terminate()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     assert await parent.wait() == 0
             finally:
                 if parent.returncode is None:
@@ -128,7 +134,7 @@ class Run:
         async with jetspark.connect(self.server.url) as client:
             js = client.jetstream()
             while True:
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5 + EVENTS / 40_000)  # asking has a price, too
                 assert parent.returncode is None, f"the workers ended with {parent.returncode}"
                 if not self.restarted and lines_in(folder) > EVENTS:
                     self.restarted = True
@@ -161,12 +167,53 @@ async def test_every_event_ends_once_and_no_key_is_out_of_order(tmp_path: Path) 
             letters = {name: await letters_of(client.jetstream(), name) for name in app.handlers}
             numbers = await sums_of(client.jetstream())
     report = check_once(order, tmp_path, letters["once"], run.kills)
-    check_sums(order, numbers, letters["sums"])
+    counted = {key: [number for number in found if is_counted(number)] for key, found in order.items()}
+    check_sums(counted, numbers, letters["sums"])
     print(
         f"\n{EVENTS} events, {len(order)} keys, {run.kills} kills, seed {seed}: published in {published_s:.0f} s, "
-        f"all in {took_s:.0f} s; {report}; sums: {sum(map(len, letters['sums'].values()))} letters"
+        f"all in {took_s:.0f} s; {report}; transactions: {sum(map(len, numbers.values()))} done, "
+        f"{sum(map(len, letters['sums'].values()))} letters"
     )
     assert run.kills >= 2
+
+
+@pytest.mark.slow
+async def test_a_process_that_was_stopped_comes_back_to_what_others_have_taken_over(tmp_path: Path) -> None:
+    events = 150
+    environment = {**os.environ, "JETSPARK_MANY": str(tmp_path), "PYTHONPATH": str(SOURCES)}
+    with NatsServer() as server:
+        command = [sys.executable, "-m", "jetspark", "run", "integration.app_many:app", "--servers", server.url]
+        async with jetspark.connect(server.url) as client:
+            js = client.jetstream()
+            await set_up(js, app)
+            workers = [
+                await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.DEVNULL)
+                for _ in range(2)
+            ]
+            try:
+                order = await publish_all(server.url, random.Random(1), events)
+                await until(lambda: all((tmp_path / f"{worker.pid}.log").exists() for worker in workers))
+                workers[0].send_signal(signal.SIGSTOP)
+                await asyncio.sleep(2.5 * app.handlers["once"].ack_wait_s)  # by then others have all it had
+                workers[0].send_signal(signal.SIGCONT)
+                await until(lambda: is_all_done(js, events), timeout=90)
+                for worker in workers:
+                    worker.terminate()
+                assert [await worker.wait() for worker in workers] == [0, 0]
+            finally:
+                for worker in workers:
+                    if worker.returncode is None:
+                        worker.kill()
+                        await worker.wait()
+            letters = {name: await letters_of(js, name) for name in app.handlers}
+            numbers = await sums_of(js)
+    check_once(order, tmp_path, letters["once"], 1)
+    counted = {key: [number for number in found if is_counted(number)] for key, found in order.items()}
+    check_sums(counted, numbers, letters["sums"])
+
+
+async def is_all_done(js: JetStream, events: int) -> bool:
+    return not await open_places(js, events)
 
 
 async def letters_of(js: JetStream, handler: str) -> dict[str, list[tuple[int, str]]]:
@@ -237,5 +284,5 @@ def check_sums(
 
 
 def is_skipped(handler: str, key: str, number: int) -> bool:
-    event = Happened(name=key, number=number)
+    event = Counted(name=key, number=number)
     return any(app_many.luck_of(handler, event, attempt) < 0.002 for attempt in range(1, 30))

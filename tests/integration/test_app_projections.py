@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import random
 from collections.abc import AsyncIterator, Iterator
 
@@ -14,7 +15,7 @@ from support.projections import Closed, Moved, Opened, bank, folded, in_buckets,
 import jetspark
 from jetspark import ConfigError, DataLoss, RequestTimeout
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App
+from jetspark.app import App, Event, Window
 from jetspark.app.projections.buckets import Place, open_records, swap
 from jetspark.app.redriving import LetterFilter, read_letters
 from jetspark.errors import StateParked
@@ -187,3 +188,32 @@ async def test_a_view_and_a_worker_follow_a_swap(server: NatsServer, js: JetStre
         await until(is_there)
         await js.delete_kv("bank_balances")
         assert (await view.get("a")).cents == 7
+
+
+class Sold(Event, type="window.sold", version=1, key="shop", subject="bank.{shop}.sold"):
+    shop: str
+    cents: int
+
+
+async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStream) -> None:
+    app = App("shops", stream="SHOPS", subjects=["bank.>"])
+    hour = Window(size_s=3600)
+
+    @app.projection("takings", events=[Sold], bucket="takings", window=hour)
+    class Takings:
+        def key(self, event: Sold) -> str:
+            return event.shop
+
+        def apply(self, state: int | None, event: Sold) -> int:
+            return (state or 0) + event.cents
+
+    await set_up(js, app)
+    now = datetime.datetime.now(datetime.UTC)
+    async with running(app, server.url), app.connect(server.url) as client:
+        await client.publish(Sold(shop="s", cents=3), time=now)
+        await client.publish(Sold(shop="s", cents=4), time=now - datetime.timedelta(hours=1))
+        ack = await client.publish(Sold(shop="s", cents=5), time=now - datetime.timedelta(days=3))
+        takings = client.view("takings")
+        assert await takings.get(("s", "late"), at_least=ack.sequence) == 5
+        assert await takings.get(("s", hour.name(now)), at_least=ack.sequence) == 3
+        assert await takings.get(("s", hour.name(now - datetime.timedelta(hours=1)))) == 4

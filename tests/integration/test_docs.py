@@ -41,14 +41,17 @@ def _blocks() -> dict[str, str]:
 
 BLOCKS = _blocks()
 SPARK_BLOCKS = {name: code for name, code in BLOCKS.items() if "jetspark.spark" in code}
+SPARK_EXAMPLES = {str(path): text for path in EXAMPLES if "jetspark.spark" in (text := path.read_text("utf-8"))}
 
-# One block after the other in one process, so that all have one JVM: each makes a session of its own, and stops it.
-RUN_SPARK_BLOCKS = """
-import json, sys
+# One after the other in one process, so that all have one JVM: each makes a session of its own, and stops it. Examples
+# find the modules of their folder, as they do when they are run alone.
+RUN_WITH_SPARK = """
+import json, os, sys
 from pyspark import SparkContext
 for name, code in json.load(sys.stdin).items():
     print(f"{name} begins", file=sys.stderr)
-    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    sys.path[0] = os.path.dirname(name)
+    exec(compile(code, name, "exec"), {"__name__": "__main__", "__file__": name})
     assert SparkContext._active_spark_context is None, f"{name} leaves a session"
     print(f"{name} is done")
 """
@@ -78,18 +81,18 @@ def test_a_block_of_the_documentation_runs_as_written(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_blocks_of_the_documentation_with_spark_run_as_written(tmp_path: Path) -> None:
-    """Each has a server of its own: an account's address has a password, which Spark's options refuse."""
+def test_blocks_of_the_documentation_and_examples_with_spark_run_as_written(tmp_path: Path) -> None:
+    """Each block has a server of its own: an account's address has a password, which Spark's options refuse."""
     with contextlib.ExitStack() as servers:
         blocks = {name: _at(servers.enter_context(NatsServer()).url, code) for name, code in SPARK_BLOCKS.items()}
-        assert len(blocks) >= 5
-        command = [sys.executable, "-W", "error", "-c", RUN_SPARK_BLOCKS]
-        shown = _run(command, tmp_path, input=json.dumps(blocks), timeout=580)
-    assert [name for name in blocks if f"{name} is done" not in shown.splitlines()] == []
+        assert (len(blocks) >= 5, len(SPARK_EXAMPLES) >= 2) == (True, True)
+        command = [sys.executable, "-W", "error", "-c", RUN_WITH_SPARK]
+        shown = _run(command, tmp_path, input=json.dumps(blocks | SPARK_EXAMPLES), timeout=580)
+    assert [name for name in blocks | SPARK_EXAMPLES if f"{name} is done" not in shown.splitlines()] == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_tutorial_can_be_followed(shared: SharedNatsServer, tmp_path: Path) -> None:
     reader = Reader(tmp_path, shared.new_account_url())
     try:
@@ -104,18 +107,11 @@ def _at(url: str, code: str) -> str:
     return code.replace("nats://127.0.0.1:4222", url)
 
 
-@pytest.mark.timeout(600)  # two of them start a Spark
 @pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(
-            path, id=path.name, marks=[pytest.mark.slow] if "jetspark.spark" in path.read_text("utf-8") else []
-        )
-        for path in EXAMPLES
-    ],
+    "example", [path for path in EXAMPLES if str(path) not in SPARK_EXAMPLES], ids=lambda path: path.name
 )
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=550)
+    _run([sys.executable, "-W", "error", str(example)], tmp_path, timeout=250)
 
 
 def _run(command: list[str], folder: Path, *, timeout: float = 110, **options: Any) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -128,93 +130,120 @@ def test_tasks_that_fail_and_then_die_store_every_row_and_apply_every_event_once
     assert state_of(bucket) == state
 
 
-def test_drivers_killed_and_started_again_after_the_duplicate_window_store_every_row_once(
-    server: NatsServer, js: JetStream, inputs: Path, drivers: Callable[..., Driver]
-) -> None:
-    stream = new_stream(js, duplicate_window_s=1.0)
-    expected = [line for file in range(2) for line in lines(inputs, file, 900)]
-    job = copy_job(server, stream, inputs.parent, input=str(inputs))
-    moments = {"while writing": 100, "before the commit": 900, "after the commit": 900, "": 1800}
-    following = drivers(job, hangs="while writing")
-    for moment, after in itertools.pairwise(moments):
-        driver, following = following, drivers(job, hangs=after)  # starting Spark takes longest: it does so meanwhile
-        driver.go()
+# At which moment a query hangs in each of the first lives, and which. There is a second and a half between two lives,
+# which is longer than the duplicate window of the stream that lines are written to.
+HANGS = [
+    ("lines", "while writing"),
+    ("lines", "before the commit"),
+    ("lines", "after the commit"),
+    ("each", "after the write"),
+]
+# After these come deaths at any moment, which are others in every run.
+DEATHS = int(os.environ.get("JETSPARK_DEATHS", "7"))
+
+
+@dataclass
+class Lives:
+    """Four queries, in one driver after the other: two in every life, and two in those in which they hang."""
+
+    server: NatsServer
+    folder: Path
+    source: Stream
+    copy: Stream
+    bucket: KeyValue
+    lines: Stream
+    each: Stream
+    inputs: Path
+    drivers: Callable[..., Driver]
+
+    def start(self, number: int, per_batch: int) -> Driver:
+        hangs = dict(HANGS[number : number + 1]) if number < DEATHS else {"lines": "", "each": ""}
+        jobs = []
+        if "lines" in hangs:
+            jobs.append(copy_job(self.server, self.lines, self.folder, input=str(self.inputs), hangs=hangs["lines"]))
+        if "each" in hangs:
+            jobs.append(
+                {
+                    "checkpoint": str(self.folder / "checkpoint-each"),
+                    "reads": reading(self.server, self.source, 1_000_000),
+                    "each": {"servers": self.server.url, "subject": f"{self.each.name}.x"},
+                    "hangs": hangs["each"],
+                }
+            )
+        reads = reading(self.server, self.source, per_batch)
+        jobs.append(copy_job(self.server, self.copy, self.folder, reads=reads))
+        jobs.append(fold_job(self.server, self.bucket, self.folder, reads=reads))
+        return self.drivers(*jobs, at_once=True)
+
+    def wait_until_one_hangs(self, number: int, driver: Driver, least: dict[str, int]) -> None:
+        """When it does, the stream that it writes to has this many messages, or soon will have."""
+        name, moment = HANGS[number]
         driver.wait_for("hangs")
-        while stream.info().state.messages < moments[moment]:
+        while getattr(self, name).info().state.messages < least[moment]:
             assert driver.is_running, driver.log()[-6000:]
             time.sleep(0.05)
-        driver.kill()
-        time.sleep(1.5)
-    following.go()
-    following.finish()
-    assert Counter(stored(stream)) == Counter(expected)
 
 
-def test_a_driver_killed_between_a_write_of_foreach_batch_and_its_commit_stores_every_row_once(
-    server: NatsServer, js: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
-) -> None:
-    source, copy = new_stream(js), new_stream(js)
-    expected, _ = events(js, source, 20_000)
-    job = {
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "reads": reading(server, source, len(expected)),
-        "each": {"servers": server.url, "subject": f"{copy.name}.x"},
-    }
-    first, second = drivers(job, hangs="after the write"), drivers(job)
-    first.go()
-    first.wait_for("hangs")
-    assert copy.info().state.messages == len(expected)
-    first.kill()
-    second.go()
-    second.finish()
-    assert Counter(stored(copy)) == Counter(expected)
-
-
-def test_ten_deaths_of_the_driver_leave_every_message_once_in_the_copy_and_every_event_once_in_the_state(
-    server: NatsServer, js: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
+def test_deaths_of_the_driver_leave_every_row_once_in_the_streams_and_every_event_once_in_the_state(
+    server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path, drivers: Callable[..., Driver]
 ) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     source, copy, bucket = new_stream(js), new_stream(js), new_bucket(js)
+    written_lines = [line for file in range(2) for line in lines(inputs, file, 900)]
     expected, state = events(js, source, 20_000)
-
-    def start(per_batch: int) -> Driver:
-        return drivers(
-            copy_job(server, copy, tmp_path, reads=reading(server, source, per_batch)),
-            fold_job(server, bucket, tmp_path, reads=reading(server, source, per_batch)),
-            at_once=True,
-        )
-
+    least = {"while writing": 100, "before the commit": 900, "after the commit": 900, "after the write": len(expected)}
+    lives = Lives(
+        server,
+        tmp_path,
+        source,
+        copy,
+        bucket,
+        lines=new_stream(js, duplicate_window_s=1.0),
+        each=new_stream(js),
+        inputs=inputs,
+        drivers=drivers,
+    )
     targets = [copy, js.stream(f"KV_{bucket.bucket}")]
 
     def written() -> tuple[int, ...]:
         return tuple(target.info().state.last_sequence for target in targets)
 
+    def start(number: int) -> Driver:
+        """Batches are small, so that no query comes to its end; the last one may take everything at once."""
+        return lives.start(number, 40 if number < len(HANGS) else 200 if number < DEATHS else len(expected))
+
     deaths = [written()]
-    # Starting Spark takes longest: two do so while one is at work. The last one may take everything at once.
-    waiting = deque([start(200), start(200)])
-    for number, awaited in enumerate(chance.sample([0, 1] * 5, 10)):
+    # Starting Spark takes longest: two do so while one is at work.
+    waiting = deque([start(0), start(1)])
+    for number, awaited in enumerate(chance.sample([0, 1] * ((DEATHS + 1) // 2), DEATHS)):
         driver = waiting.popleft()
-        if number < 9:
-            waiting.append(start(200 if number < 8 else len(expected)))
+        if number < DEATHS - 1:
+            waiting.append(start(number + 2))
         driver.go()
+        if number < len(HANGS):
+            lives.wait_until_one_hangs(number, driver, least)
         while written()[awaited] == deaths[-1][awaited]:
             assert driver.is_running, driver.log()[-6000:]
             time.sleep(0.05)
         time.sleep(chance.uniform(0, 0.8))
         driver.kill()
         deaths.append(written())
-    # Both queries have come some way in at least five of their lives, and neither to its end.
+        if number < len(HANGS):
+            time.sleep(1.5)
+    # Both queries have come some way in some of their lives, and neither to its end.
     print(f"killed when this was written: {deaths[1:]}")
     assert deaths[-1][0] < len(expected)
     assert sum(json.loads(entry.value)[0] for entry in bucket.snapshot([">"]).values()) < len(expected)
     for which in range(2):
-        assert sum(one[which] < other[which] for one, other in itertools.pairwise(deaths)) >= 5
+        assert sum(one[which] < other[which] for one, other in itertools.pairwise(deaths)) >= 3
     [last] = waiting
     last.go()
     last.finish()
     assert Counter(stored(copy)) == Counter(expected)
+    assert Counter(stored(lives.each)) == Counter(expected)
+    assert Counter(stored(lives.lines)) == Counter(written_lines)
     assert state_of(bucket) == state
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -13,6 +18,7 @@ from support import projected
 from support.projected import app, folded, publish, stored
 
 from jetspark.app.letters import DeadEvent
+from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import Position, position_change
 from jetspark.blocking import JetStream
@@ -187,3 +193,47 @@ def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: Nats
 
 def bank_limit(js: JetStream) -> int:
     return 1 << 20
+
+
+@contextlib.contextmanager
+def live(server: NatsServer) -> Iterator[None]:
+    """The live engine, in a thread."""
+    loop = asyncio.new_event_loop()
+    running = loop.create_task(app.run(server.url, live=LiveOptions(position_every_s=0.05)))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([running])))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(running.cancel)
+        thread.join()
+        loop.close()
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error
+
+
+def test_the_live_engine_and_tasks_of_spark_at_the_same_time_store_the_same_bytes(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(1_500))
+    before = Batch(server, 1, 1_500)
+    with live(server):
+        before.all()
+        for seed in range(2, 5):
+            publish(bank, projected.messages(400, seed=seed, unreadable=0))
+            last = bank.stream(app.stream).info().state.last_sequence
+            Batch(server, 1, last - 200).all()
+        while min(position(bank, name) for name in NAMES) < last:
+            time.sleep(0.02)
+    check(bank)
+    letters = [DeadEvent.of(each.headers, each.data) for each in bank.stream(app.dead_letter_stream).get_messages()]
+    assert len(letters) == 3
+    # And Spark goes on where the live engine was.
+    publish(bank, projected.messages(300, seed=9, unreadable=0))
+    Batch(server, last + 1, last + 300).all()
+    check(bank)
+    with live(server):
+        publish(bank, projected.messages(100, seed=10, unreadable=0))
+        while min(position(bank, name) for name in NAMES) < last + 400:
+            time.sleep(0.02)
+    check(bank)

@@ -111,7 +111,7 @@ class World:
             Happened,
             durable="h",
             partitions=PARTITIONS,
-            takeover_s=2.0,
+            takeover_s=5.0,
             ack_wait_s=6.0,
             timeout=4.0,
             concurrency=3,
@@ -343,7 +343,7 @@ def seeded(rng: random.Random) -> Iterator[None]:
     token = lambda count: f"{rng.getrandbits(8 * count):0{2 * count}x}"  # noqa: E731
     with (
         mock.patch("jetspark.app.record_watch.secrets.token_hex", token),
-        mock.patch("jetspark.app.worker.random.SystemRandom", lambda: rng),
+        mock.patch("jetspark.app.worker.random.SystemRandom", return_value=rng),
     ):
         yield
 

@@ -24,15 +24,15 @@ def _quiet() -> Iterator[None]:
     logger.level = level
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(25), *seeds.fresh(5)])
+@pytest.mark.parametrize("seed", seeds.given() or range(25))
 def test_every_state_is_what_a_plain_loop_makes_whatever_dies(seed: int) -> None:
     world_of(seed).run()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(10))
-def test_every_state_is_right_for_many_more_seeds(block: int) -> None:
-    for seed in seeds.given() or range(1000 + 20 * block, 1020 + 20 * block):
+@pytest.mark.parametrize("block", range(3))
+def test_every_state_is_right_for_many_more_seeds_that_nobody_has_tried(block: int) -> None:
+    for seed in seeds.fresh(60)[20 * block : 20 * block + 20]:
         try:
             world_of(seed).run()
         except BaseException as error:

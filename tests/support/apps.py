@@ -31,7 +31,7 @@ async def until(condition: Callable[[], Any], timeout: float = 120.0) -> None:
             result = condition()
             if await result if asyncio.iscoroutine(result) else result:
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 async def is_settled(js: JetStream, app: App, name: str) -> bool:

@@ -60,9 +60,11 @@ BY_FUNCTION = {
 BY_CASE = {
     "conformance/test_js_stopped_server.py",
     "conformance/test_unresponsive.py",
+    "integration/test_app_guarantees.py",
     "integration/test_spark_setup.py",
     "simulation/test_batcher.py",
     "simulation/test_batches.py",
+    "simulation/test_projections.py",
 }
 # One function with a case for each operation, which share a server and its witness.
 BY_DRIVER = {"conformance/test_interrupts.py"}
@@ -70,13 +72,14 @@ BY_DRIVER = {"conformance/test_interrupts.py"}
 # Parts with long tests, by the beginning of their names.
 BUSY = [
     *(files[0] for files in SESSIONS),
-    "integration/test_spark_deaths.py::test_ten_deaths",
+    "integration/test_spark_deaths.py::test_deaths",
     "integration/test_spark_deaths.py",
     "integration/test_spark_setup.py",
     "integration/test_demo.py",
     "integration/test_docs.py",
     "integration/test_bench.py",
     "integration/test_spark_reading.py",
+    "integration/test_batcher_ingest.py",
     "simulation/",
 ]
 WAITING = [
@@ -85,6 +88,8 @@ WAITING = [
     "conformance/test_fast_replicated.py",
     "conformance/test_unresponsive.py",
     "conformance/test_interrupts.py",
+    "integration/test_app_demonstration.py",
+    "integration/test_app_guarantees.py",
     "conformance/test_atomic.py",
     "conformance/test_fast.py",
     "conformance/test_kv.py",

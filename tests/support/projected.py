@@ -112,7 +112,7 @@ def messages(count: int, *, accounts: int = 40, unreadable: int = 3, seed: int =
             event = Closed(account=one)
         else:
             event = Moved(source=one, target=other, cents=rng.randrange(1, 200))
-        encoded = encode(event, id=f"e{number}", source="/bank", time=utc_now())
+        encoded = encode(event, id=f"e{seed}-{number}", source="/bank", time=utc_now())
         data = encoded.data
         if isinstance(event, Opened) and number % 3 == 0:  # as the version before has written it
             data = data.replace(b'"owner":"Owner', b'"name":"owner').replace(b'"schemaversion":2', b'"schemaversion":1')

@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
@@ -30,7 +30,7 @@ from support.sparks import CONF
 
 # Spark's workers get what is here by value, so the plan has to be known when this module is run.
 PLAN, FOLDER = json.loads(sys.argv[1]), Path(sys.argv[2])
-HANGS, HAS_FAILURES = PLAN.get("hangs", ""), PLAN.get("failures", False)
+HAS_FAILURES = PLAN.get("failures", False)
 
 
 def hang() -> None:
@@ -44,20 +44,6 @@ def attempt() -> int:
     return context.attemptNumber()
 
 
-class TroubledWriter(sink.StreamWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        if HAS_FAILURES and attempt() == 1:
-            iterator = dying(iterator)
-        return super().write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        if HANGS == "before the commit":
-            hang()
-        super().commit(messages, batchId)
-        if HANGS == "after the commit":
-            hang()
-
-
 def dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for number, batch in enumerate(batches):
         if number == 6:
@@ -66,15 +52,33 @@ def dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-class TroubledFormat(DataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "troubled"
+def troubled_format(hangs: str) -> type[DataSource]:
+    """One that hangs at such a moment, if any."""
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TroubledWriter:
-        writer = sink.stream_writer(self.options, schema, overwrite)
-        assert isinstance(writer, sink.StreamWriter)
-        return TroubledWriter(writer._options, writer._layout)
+    class TroubledWriter(sink.StreamWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+            if HAS_FAILURES and attempt() == 1:
+                iterator = dying(iterator)
+            return super().write(iterator)
+
+        def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+            if hangs == "before the commit":
+                hang()
+            super().commit(messages, batchId)
+            if hangs == "after the commit":
+                hang()
+
+    class TroubledFormat(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "troubled"
+
+        def streamWriter(self, schema: StructType, overwrite: bool) -> TroubledWriter:
+            writer = sink.stream_writer(self.options, schema, overwrite)
+            assert isinstance(writer, sink.StreamWriter)
+            return TroubledWriter(writer._options, writer._layout)
+
+    return TroubledFormat
 
 
 class TroubledFold(folding._FoldWriter):
@@ -99,22 +103,26 @@ class TroubledFoldFormat(folding.FoldFormat):
         return TroubledFold(writer._options)
 
 
-@F.udf(StringType())
-def checked(value: str) -> str:
-    if value.endswith("-700"):
-        if HAS_FAILURES and attempt() == 0:
-            raise RuntimeError("this attempt fails")
-        if HANGS == "while writing":
-            hang()  # what came before is sent meanwhile
-    return value
+def checking(hangs: str) -> Callable[[str], Column]:
+    """What a line of the input goes through."""
+
+    def checked(value: str) -> str:
+        if value.endswith("-700"):
+            if HAS_FAILURES and attempt() == 0:
+                raise RuntimeError("this attempt fails")
+            if hangs == "while writing":
+                hang()  # what came before is sent meanwhile
+        return value
+
+    return F.udf(checked, StringType())
 
 
 def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
     # Each query has formats of its own, and so a session: Spark serialises what is registered for one query while it
     # changes it for another if they share it. Formats are looked up in the session that is active.
-    spark = any_session.newSession()
+    spark, hangs = any_session.newSession(), job.get("hangs", "")
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
-    for kind in (TroubledFormat, TroubledFoldFormat):
+    for kind in (troubled_format(hangs), TroubledFoldFormat):
         spark.dataSource.register(kind)
     register(spark)
     if "projects" in job:
@@ -123,10 +131,10 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
         frame = spark.readStream.format("jetstream").options(**job["reads"]).load()
     else:
         frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
-        frame = frame.select(checked("value").alias("data"))
+        frame = frame.select(checking(hangs)("value").alias("data"))
     writer = frame.writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
     if "each" in job:
-        return writer.foreachBatch(lambda batch, _: write_each(batch, job["each"])).start()
+        return writer.foreachBatch(lambda batch, _: write_each(batch, job["each"], hangs)).start()
     if "fold" not in job:
         return writer.format("troubled").options(**job["options"]).start()
 
@@ -143,9 +151,9 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
     return writer.foreachBatch(fold).start()
 
 
-def write_each(batch: DataFrame, options: dict[str, str]) -> None:
+def write_each(batch: DataFrame, options: dict[str, str], hangs: str) -> None:
     batch.write.format("jetstream").options(**options).mode("append").save()
-    if HANGS == "after the write":
+    if hangs == "after the write":
         hang()
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 __all__ = ["Reader"]
 
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 PROGRAMS = {
     "python": [sys.executable],
     "jetspark": [sys.executable, "-m", "jetspark"],
@@ -95,7 +95,7 @@ class Reader:
                 env=self._environment,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=250,
                 check=False,
             )
             shown = done.stdout + done.stderr

@@ -38,7 +38,7 @@ def test_long_parts_begin_first() -> None:
         f"tests/{packing.SESSIONS[0][0]}::test_a",
         "tests/conformance/test_batch_server.py::test_a",
         f"tests/{packing.SESSIONS[1][0]}::test_a",
-        "tests/integration/test_spark_deaths.py::test_ten_deaths_of",
+        "tests/integration/test_spark_deaths.py::test_deaths_of",
         "tests/integration/test_spark_deaths.py::test_a",
         "tests/conformance/test_login.py::test_a",
         "tests/unit/test_pull.py::test_a",

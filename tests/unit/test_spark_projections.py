@@ -48,7 +48,9 @@ def test_a_position_that_a_repair_has_moved_back_stays_there() -> None:
 
 def test_a_bucket_that_lacks_what_comes_before_is_refused() -> None:
     check_reach("totals", AT_100, 101, is_earliest=False)
-    check_reach("totals", AT_100, 300, is_earliest=True)
+    check_reach("totals", Position("BANK", "then", 0), 300, is_earliest=True)
+    with pytest.raises(UsageError, match="leave out 101 to 299"):
+        check_reach("totals", AT_100, 300, is_earliest=True)  # the stream has removed them before they were folded
     with pytest.raises(UsageError, match=r"up to sequence 100, and this begins at 102: .* leave out 101 to 101"):
         check_reach("totals", AT_100, 102, is_earliest=False)
 

@@ -11,10 +11,12 @@ has moved the position back and counted itself, so a position with another count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jetspark.app.projections.positions import Position
 from jetspark.errors import UsageError
+
+if TYPE_CHECKING:
+    from jetspark.app.projections.positions import Position
 
 __all__ = ["Covered", "advance", "check_reach", "merge"]
 
@@ -51,7 +53,7 @@ def check_reach(bucket: str, position: Position, start: int, *, is_earliest: boo
         UsageError: Something between the two is missing.
     """
     have = position.sequence
-    if is_earliest or have >= start - 1:
+    if _is_reached(have, start, is_earliest):
         return
     raise UsageError(
         f"bucket {bucket} has everything up to sequence {have}, and this begins at {start}: folding it would leave out "
@@ -67,7 +69,18 @@ def advance(known: Position, stored: Position, whole: Covered) -> Position | Non
         known: What it was before anything was loaded.
         stored: What it is now.
     """
-    is_reached = whole.is_earliest or stored.sequence >= whole.start - 1
+    # Not above: most of Spark's processes plan and do without it, and what it imports.
+    from jetspark.app.projections.positions import Position
+
+    is_reached = _is_reached(stored.sequence, whole.start, whole.is_earliest)
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
         return None
     return Position(stored.stream, stored.created, whole.end - 1, stored.repairs)
+
+
+def _is_reached(have: int, start: int, is_earliest: bool) -> bool:
+    """Whether a bucket with everything up to ``have`` has everything before ``start``.
+
+    An empty one does if the stream begins there. One that is not has lost what the stream has removed since.
+    """
+    return have >= start - 1 or (is_earliest and have == 0)
