@@ -218,6 +218,16 @@ def test_a_router_tells_rows_from_what_cannot_be_read() -> None:
     assert [(failure.projections, failure.sequence) for failure in bad.failures] == [(("balances",), 6)]
 
 
+def test_a_router_reads_no_subject_twice() -> None:
+    class Any_(Event, type="account.any", version=1, key="account", subject="accounts.{account}.{kind}"):
+        account: str
+        kind: str
+
+    spec = ProjectionSpec("all", Balances, events=[Opened, Any_], bucket="all")
+    app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Any_])
+    assert Router([spec], app.catalogue).filters == ["accounts.*.*"]  # the server takes none within another
+
+
 def test_an_application_declares_the_buckets_of_its_projections() -> None:
     app = App("bank", stream="BANK", subjects=["accounts.>"])
     app.projection("balances", events=[Opened, Moved, Closed], bucket="balances")(Balances)
