@@ -68,7 +68,8 @@ async def effect(event: Happened | Counted, *, idempotency_key: str) -> int:
     return event.number
 
 
-RETRY = Retry(attempts=8, first_s=0.01, max_s=0.2, in_lane_s=0.5)
+# Many: an event whose workers are killed each time uses them up, too.
+RETRY = Retry(attempts=30, first_s=0.01, max_s=0.2, in_lane_s=0.5)
 COMMON: dict[str, Any] = {
     "partitions": PARTITIONS,
     "takeover_s": 1.0,
