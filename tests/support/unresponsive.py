@@ -48,10 +48,15 @@ __all__ += ["Stopped", "Undisturbed", "documented", "make_streams", "row", "run_
 
 R = TypeVar("R")
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 2.0
 # Generous, and far below the connection's own timeouts: a minute means that the operation used those instead.
 SLACK_S = 30.0
-OPTIONS: dict[str, Any] = {"request_timeout_s": 60.0, "drain_timeout_s": 60.0, "send_buffer_bytes": 64 << 10}
+OPTIONS: dict[str, Any] = {
+    "request_timeout_s": 60.0,
+    "drain_timeout_s": 60.0,
+    "connect_timeout_s": 30.0,  # many connect at once
+    "send_buffer_bytes": 64 << 10,
+}
 PAYLOAD = bytes(100)
 BUCKET = "stall"
 _CLASSES: dict[str, type] = {
