@@ -15,8 +15,8 @@ class Provider:
     def __init__(self) -> None:
         self.receipts: dict[str, str] = {}
 
-    async def charge(self, customer: str, cents: int, *, idempotency_key: str) -> str:
-        return self.receipts.setdefault(idempotency_key, f"receipt {len(self.receipts) + 1}")
+    async def charge(self, customer: str, invoice: str, cents: int, *, idempotency_key: str) -> str:
+        return self.receipts.setdefault(idempotency_key, f"receipt of {invoice}")
 
 
 class Mailer:

@@ -30,7 +30,7 @@ async def charge(event: InvoiceDue, ctx: Context, provider: Provider) -> Invoice
     if event.currency != "EUR":
         raise Reject(f"no account in {event.currency}")
     try:
-        receipt = await ctx.once("charge", provider.charge, event.customer, event.amount_cents)
+        receipt = await ctx.once("charge", provider.charge, event.customer, event.invoice, event.amount_cents)
     except CardDeclined as error:
         return PaymentDeclined(customer=event.customer, invoice=event.invoice, reason=str(error), email=event.email)
     ctx.log.info("charged %s", event.invoice)

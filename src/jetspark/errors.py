@@ -69,7 +69,9 @@
         │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
         │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
         ├── ContractFrozen                      a type and version is recorded already, and means something else
+        ├── StateParked                         a projected state does not go on: an event could not be applied
         ├── TopologyDrift                       the server is not as the application declares
+        ├── ProjectionDiffers                   the state of a projection is not what its events make of it
         ├── DataLoss                            messages that were to be read are gone
         ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
         └── StreamWentBack                      the stream ends before the position that was read
@@ -141,11 +143,13 @@ __all__ = [
     "ObjectNotFound",
     "PayloadTooLarge",
     "PermissionDenied",
+    "ProjectionDiffers",
     "ProtocolError",
     "RequestTimeout",
     "ServerError",
     "ServerFault",
     "ServerRefused",
+    "StateParked",
     "StreamNameInUse",
     "StreamNotFound",
     "StreamRecreated",
@@ -829,6 +833,36 @@ class JetStreamUnavailable(NetworkError):
     def __str__(self) -> str:
         guess = "JetStream is not enabled, no stream stores this subject, or a leader is being elected"
         return f"nobody answers on {self.subject!r}: {self.reason or guess}"
+
+
+class ProjectionDiffers(DataError):
+    """The state of a projection is not what its events make of it; ``differences`` names some of the keys."""
+
+    def __init__(self, projection: str, bucket: str, count: int, differences: tuple[str, ...]) -> None:
+        super().__init__(projection, bucket, count, differences)
+        self.projection, self.bucket, self.count, self.differences = projection, bucket, count, differences
+
+    def __str__(self) -> str:
+        more = f"; and {self.count - len(self.differences)} more" if self.count > len(self.differences) else ""
+        return (
+            f"projection {self.projection!r}: {self.count} keys of bucket {self.bucket} are not what their events make "
+            f"of them: {'; '.join(self.differences)}{more}"
+        )
+
+
+class StateParked(DataError):
+    """A key of a projection does not go on, because an event could not be applied to it. Rebuild the key.
+
+    ``sequence`` is that of the event; 0 if it was not an event.
+    """
+
+    def __init__(self, projection: str, key: str, sequence: int, reason: str) -> None:
+        super().__init__(projection, key, sequence, reason)
+        self.projection, self.key, self.sequence, self.reason = projection, key, sequence, reason
+
+    def __str__(self) -> str:
+        where = f" at event {self.sequence}" if self.sequence else ""
+        return f"key {self.key!r} of projection {self.projection!r} is parked{where}: {self.reason}"
 
 
 class DataLoss(DataError):

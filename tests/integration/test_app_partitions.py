@@ -14,8 +14,11 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters import HandlerStore
 from jetspark.app.redriving import LetterFilter, run_redrive
+from jetspark.core.headers import Headers
 from jetspark.errors import TopologyRefused
+from jetspark.jetstream.config import StreamConfig, StreamSource, SubjectTransform
 from jetspark.server import NatsServer
+from jetspark.testing.model import ModelServer
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +215,69 @@ async def test_an_orderly_end_does_not_wait_for_a_server_that_is_gone() -> None:
         async with asyncio.timeout(60):
             await asyncio.wait([task])
         server.resume()
+
+
+async def test_the_models_copies_are_those_of_the_server(js: JetStream) -> None:
+    transforms = [
+        SubjectTransform(source="moves.*.moved", destination="parts.{{partition(7,1)}}.moves.{{wildcard(1)}}.moved"),
+        SubjectTransform(source="moves.named.*.of.*", destination="parts.{{partition(9,2,1)}}.{{wildcard(2)}}"),
+    ]
+    configs = [
+        StreamConfig(name="ALL", subjects=["moves.>"]),
+        StreamConfig(
+            name="COPIES", allow_direct=True, sources=[StreamSource(name="ALL", subject_transforms=transforms)]
+        ),
+    ]
+    subjects = [f"moves.k-{number}.moved" for number in range(30)]
+    subjects += [f"moves.named.a{number}.of.b{number}" for number in range(30)] + ["moves.else"]
+    model = ModelServer()
+    for config in configs:
+        await js.create_stream(config)
+        model.create_stream(config)
+    for subject in subjects:
+        await js.publish(subject, b"x", headers={"own": "kept"})
+        model.publish(subject, b"x", headers={"own": "kept"}, now=1.0)
+    copies = await js.stream("COPIES")
+
+    async def are_copied() -> bool:
+        return (await copies.info()).state.messages == 60
+
+    await until(are_copied)
+    real = [message async for message in copies.get_messages(1)]
+    mine = model.messages("COPIES")
+    assert [each.subject for each in real] == [each.subject for each in mine]
+    for one, other in zip(real, mine, strict=True):
+        words = [Headers(each)["Nats-Stream-Source"].split(" ")[:5] for each in (one.headers, other.headers)]
+        assert words[0] == words[1]
+        assert one.headers.get("own") == "kept"
+
+
+@pytest.mark.parametrize("partitions", [None, 4])
+async def test_what_is_given_back_before_it_began_is_no_attempt(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    app = App("moving", stream="MOVING", subjects=["moves.>"])
+    done: list[str] = []
+
+    @app.handler(
+        Moved,
+        durable="m",
+        partitions=partitions,
+        takeover_s=1.0,
+        ack_wait_s=2.0,
+        concurrency=1,
+        retry=Retry(attempts=1),
+    )
+    async def move(event: Moved) -> None:
+        await asyncio.sleep(0.3)
+        done.append(event.name)
+
+    await set_up(js, app)
+    await publish(js, app, *(Moved(name=f"k{number}") for number in range(6)))
+    async with running(app, server.url):
+        await until(lambda: len(done) == 2)
+    async with running(app, server.url):
+        await until(lambda: are_done(js, app, "m"))
+    assert sorted(done) == [f"k{number}" for number in range(6)]
+    store = await HandlerStore.open(js, app.name, "m")
+    assert [each async for each in store.all_letters()] == []

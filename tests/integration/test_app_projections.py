@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import datetime
 import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.apps import publish, running, set_up, until
-from support.projections import bank, folded, in_buckets, in_stream, parked, some_events
+from support.projections import Closed, Moved, Opened, bank, folded, in_buckets, in_stream, parked, some_events
 
 import jetspark
+from jetspark import ConfigError, DataLoss, RequestTimeout
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App
+from jetspark.app import App, Event, Window
+from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.redriving import LetterFilter, read_letters
+from jetspark.errors import StateParked
 from jetspark.server import NatsServer
 
 
@@ -52,3 +58,162 @@ async def test_events_are_folded_into_every_projection(server: NatsServer, js: J
     found = await read_letters(js, app, LetterFilter())
     assert [each.letter.origin.sequence for each in found] == letters
     assert {each.letter.handler for each in found} == {"projections"}
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_view_shows_what_one_has_just_written(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url), app.connect(server.url) as client:
+        balances = client.view("balances")
+        assert await balances.get("a") is None
+        for number in range(1, 20):
+            await client.publish(Opened(account=f"x{number}"))
+            ack = await client.publish(Opened(account="a") if number == 1 else Moved(source="b", target="a", cents=1))
+            state = await balances.get("a", at_least=ack.sequence)
+            assert (state.cents, state.moves) == (number - 1, number - 1)
+        # An event of another key, one that is ignored, and one that ends the key.
+        other = await client.publish(Opened(account="other"))
+        assert (await balances.get("a", at_least=other.sequence)).moves == 18
+        ignored = await client.publish(Moved(source="never", target="opened", cents=1))
+        assert await balances.get("never", "none", at_least=ignored.sequence) == "none"
+        closed = await client.publish(Closed(account="a"))
+        assert await balances.get("a", at_least=closed.sequence) is None
+        entry = await balances.entry("a")
+        assert (entry.key, entry.state, entry.sequence) == ("a", None, closed.sequence)
+
+
+async def test_a_parked_key_is_visible_and_cannot_be_waited_for(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url), app.connect(server.url) as client:
+        balances = client.view("balances")
+        await client.publish(Opened(account="a"))
+        bad = await client.publish(Moved(source="a", target="b", cents=666))
+        later = await client.publish(Moved(source="a", target="c", cents=1))
+        with pytest.raises(StateParked, match="at event 2: ValueError: cannot be applied"):
+            await balances.get("a", at_least=later.sequence)
+        entry = await balances.entry("a")
+        assert entry.parked is not None
+        assert (entry.state.cents, entry.parked.sequence) == (0, bad.sequence)
+
+
+async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with app.connect(server.url) as client:
+        ack = await client.publish(Opened(account="a"))
+        with pytest.raises(RequestTimeout, match="does a worker run it"):
+            await client.view("balances").get("a", at_least=ack.sequence, timeout=0.3)
+        with pytest.raises(ConfigError, match="expected a projection of app 'bank': balances, moves"):
+            client.view("nothing")
+
+
+async def test_changes_are_waited_for_watched_and_copied(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url), app.connect(server.url) as client:
+        balances = client.view("balances")
+        rich = asyncio.create_task(balances.wait_for("a", lambda state: state is not None and state.cents >= 30))
+        gone = asyncio.create_task(balances.wait_for("zz", lambda state: state is None))
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for entry in balances.watch("a"):
+                seen.append(-1 if entry.state is None else entry.state.cents)  # noqa: PERF401  it never ends
+
+        following = asyncio.create_task(follow())
+        await client.publish(Opened(account="a"))
+        for _ in range(3):
+            ack = await client.publish(Moved(source="b", target="a", cents=10))
+            await asyncio.sleep(0.02)
+        assert (await rich).cents == 30
+        assert await gone is None
+        await until(lambda: bool(seen) and seen[-1] == 30)
+        assert seen == sorted(seen)
+        following.cancel()
+        async with balances.replica() as copy:
+            await copy.reached(ack.sequence)
+            assert copy.get("a").cents == 30
+            assert copy.get("b", "none") == "none"
+            ack = await client.publish(Moved(source="b", target="a", cents=5))
+            await copy.reached(ack.sequence)
+            assert copy.get("a").cents == 35
+            assert (copy.keys(), len(copy)) == (["a"], 1)
+
+
+async def test_a_state_of_the_past_is_folded_from_the_stream(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url), app.connect(server.url) as client:
+        balances = client.view("balances")
+        await client.publish(Opened(account="a"))
+        for _ in range(5):
+            last = await client.publish(Moved(source="b", target="a", cents=1))
+        await balances.get("a", at_least=last.sequence)
+        assert [getattr(await balances.get("a", as_of=sequence), "cents", None) for sequence in range(7)] == [
+            None,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
+        await (await js.stream("BANK")).purge(up_to_sequence=3)
+        with pytest.raises(DataLoss, match="sequences are gone"):
+            await balances.get("a", as_of=2)
+
+
+async def test_a_view_and_a_worker_follow_a_swap(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    spec = app.projections["balances"]
+    await js.create_kv(dataclasses.replace(spec.bucket_config, bucket="bank_balances_2"))
+    async with running(app, server.url), app.connect(server.url) as client:
+        view = client.view("balances")
+        ack = await client.publish(Opened(account="a"))
+        await view.get("a", at_least=ack.sequence)
+        records = await open_records(js, app.name)
+        await swap(records, spec, ProjectionPlace("bank_balances_2", 1), revision=0)
+        ack = await client.publish(Moved(source="b", target="a", cents=7))
+        assert (await view.wait_for("a", lambda state: state is not None and state.moves == 1, timeout=20)).cents == 7
+        expected, _ = folded(app, await in_stream(js, app))
+
+        async def is_there() -> bool:
+            return (await in_buckets(js, app, {"balances": "bank_balances_2"}))["balances"] == expected["balances"]
+
+        await until(is_there)
+        await js.delete_kv("bank_balances")
+        assert (await view.get("a")).cents == 7
+
+
+class Sold(Event, type="window.sold", version=1, key="shop", subject="bank.{shop}.sold"):
+    shop: str
+    cents: int
+
+
+async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStream) -> None:
+    app = App("shops", stream="SHOPS", subjects=["bank.>"])
+    hour = Window(size_s=3600)
+
+    @app.projection("takings", events=[Sold], bucket="takings", window=hour)
+    class Takings:
+        def key(self, event: Sold) -> str:
+            return event.shop
+
+        def apply(self, state: int | None, event: Sold) -> int:
+            return (state or 0) + event.cents
+
+    await set_up(js, app)
+    now = datetime.datetime.now(datetime.UTC)
+    async with running(app, server.url), app.connect(server.url) as client:
+        await client.publish(Sold(shop="s", cents=3), time=now)
+        await client.publish(Sold(shop="s", cents=4), time=now - datetime.timedelta(hours=1))
+        ack = await client.publish(Sold(shop="s", cents=5), time=now - datetime.timedelta(days=3))
+        takings = client.view("takings")
+        assert await takings.get(("s", "late"), at_least=ack.sequence) == 5
+        assert await takings.get(("s", hour.name(now)), at_least=ack.sequence) == 3
+        assert await takings.get(("s", hour.name(now - datetime.timedelta(hours=1)))) == 4

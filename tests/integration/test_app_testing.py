@@ -23,6 +23,14 @@ class Billed(Event, type="order.billed", key="order_id", subject="orders.{order_
     number: int
 
 
+class Totals:
+    def key(self, event: Billed) -> str:
+        return event.order_id
+
+    def apply(self, state: int | None, event: Billed) -> int:
+        return (state or 0) + 1
+
+
 def new_app() -> App:
     app = App("orders", stream="ORDERS", subjects=["orders.>"], events=[Billed])
 
@@ -34,6 +42,7 @@ def new_app() -> App:
             raise OSError("four")
         return Billed(order_id=event.order_id, number=event.number)
 
+    app.projection("totals", events=[Billed], bucket="totals")(Totals)
     return app
 
 
@@ -50,6 +59,7 @@ async def test_the_same_test_passes_on_the_model_and_on_a_server(is_real: bool, 
         await test.settled()
         assert test.dead_letters == []
         assert [each.number for each in test.published(Billed) if each.order_id == "a"] == [0, 1, 2]
+        assert test.state("totals") == {"a": 3, "b": 1}
 
 
 async def test_what_only_a_model_can_do_is_refused_with_the_reason(nats_url: str) -> None:

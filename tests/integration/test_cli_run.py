@@ -126,15 +126,20 @@ def test_changed_sources_restart_the_workers(folder: Path, start: Callable[..., 
     assert parent.wait(120) == 0
 
 
-def test_the_wait_for_a_replacement_doubles_until_one_has_lived() -> None:
+def waits_of(code: int) -> list[float]:
     slot, waits = Slot(), []
-    for _ in range(3):
-        slot.note_end(-9, slot.started_at + 1.0)
+    for _ in range(4):
+        slot.note_end(code, slot.started_at + 1.0)
         waits.append(slot.start_at - slot.started_at - 1.0)
-    assert waits == pytest.approx([0.2, 0.4, 0.8])
-    assert slot.refusals == 0  # killed, not failed: it is not given up
-    slot.note_end(-9, slot.started_at + STEADY_S)
-    assert slot.failures == 0
+    assert slot.refusals == (4 if code > 0 else 0)  # what is killed is not given up
+    slot.note_end(code, slot.started_at + STEADY_S)
+    assert slot.failures == slot.refusals == 0
+    return waits
+
+
+def test_the_wait_for_a_replacement_doubles_until_one_has_lived() -> None:
+    assert waits_of(1) == pytest.approx([0.2, 0.4, 0.8, 1.6])
+    assert waits_of(-9) == pytest.approx([0.2, 0.4, 0.8, 1.0])
 
 
 def test_a_program_that_cannot_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from jetspark.blocking import JetStream, Stream, StreamConfig
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsServer
 from jetspark.spark.stream.ledger import Ledger, stored_ids
-from jetspark.spark.stream.sink import Place, SinkOptions, Task
+from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
 from jetspark.spark.stream.writing import Layout
 
 pytest_plugins = ["support.sparks"]
@@ -157,7 +157,7 @@ def attempt(server: NatsServer, stream: Stream, mode: str, bucket: str, *, dies_
 
     subject = f"{stream.name}.x"
     options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket)
-    return Task(options, Layout(subject=subject, msg_id=None), Place(stream.name, 0, 0)).run(batches())
+    return Task(options, Layout(subject=subject, msg_id=None), TaskPlace(stream.name, 0, 0)).run(batches())
 
 
 def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(server: NatsServer, js: JetStream) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -13,8 +18,9 @@ from support import projected
 from support.projected import app, folded, publish, stored
 
 from jetspark.app.letters import DeadEvent
+from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position, position_change
+from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import UsageError
@@ -31,7 +37,7 @@ from jetspark.spark.options import read_options
 
 pytest_plugins = ["support.sparks"]
 
-NAMES = ["accounts", "totals"]
+NAMES = ["accounts", "totals", "recent"]
 
 
 @pytest.fixture
@@ -81,7 +87,7 @@ def check(js: JetStream, last: int | None = None) -> None:
 
 
 def position(js: JetStream, bucket: str) -> int:
-    return Position.decode(js.kv(bucket).get(position_key()).value).sequence
+    return FoldPosition.decode(js.kv(bucket).get(position_key()).value).sequence
 
 
 def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_the_same_bytes(
@@ -95,12 +101,12 @@ def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_t
     assert check_prefix  # keys of the task that was done are beyond 700, the others are not
     half.all()
     check(bank, 900)
-    assert [position(bank, name) for name in NAMES] == [900, 900]
+    assert [position(bank, name) for name in NAMES] == [900] * 3
     late = Batch(server, 601, 1_500)
     Batch(server, 901, 2_000).all()
     late.all()  # planned before, stored afterwards: the buckets are beyond it
     check(bank)
-    assert [position(bank, name) for name in NAMES] == [2_000, 2_000]
+    assert [position(bank, name) for name in NAMES] == [2_000] * 3
     assert any(" parked " in (mark or "") for _, _, mark in stored(bank, "accounts").values())
     letters = [DeadEvent.of(each.headers, each.data) for each in bank.stream(app.dead_letter_stream).get_messages()]
     assert [(each.handler, each.key, each.status) for each in letters] == [("projections", None, "open")] * 3
@@ -141,10 +147,10 @@ def test_a_repair_during_a_batch_keeps_its_position(server: NatsServer, bank: Je
     Batch(server, 1, 200).all()
     batch = Batch(server, 201, 500)
     entry = bank.kv("accounts").get(position_key())
-    repaired = Position.decode(entry.value).repaired(150)
+    repaired = FoldPosition.decode(entry.value).repaired(150)
     ProcedureRunner(bank).run(store("accounts", [position_change(repaired, entry.revision)]))
     batch.all()
-    assert [position(bank, name) for name in NAMES] == [150, 500]
+    assert [position(bank, name) for name in NAMES] == [150, 500, 500]
     with pytest.raises(UsageError, match="up to sequence 150"):
         Batch(server, 201, 500)
 
@@ -187,3 +193,47 @@ def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: Nats
 
 def bank_limit(js: JetStream) -> int:
     return 1 << 20
+
+
+@contextlib.contextmanager
+def live(server: NatsServer) -> Iterator[None]:
+    """The live engine, in a thread."""
+    loop = asyncio.new_event_loop()
+    running = loop.create_task(app.run(server.url, live=LiveOptions(position_every_s=0.05)))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([running])))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(running.cancel)
+        thread.join()
+        loop.close()
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error
+
+
+def test_the_live_engine_and_tasks_of_spark_at_the_same_time_store_the_same_bytes(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(1_500))
+    before = Batch(server, 1, 1_500)
+    with live(server):
+        before.all()
+        for seed in range(2, 5):
+            publish(bank, projected.messages(400, seed=seed, unreadable=0))
+            last = bank.stream(app.stream).info().state.last_sequence
+            Batch(server, 1, last - 200).all()
+        while min(position(bank, name) for name in NAMES) < last:
+            time.sleep(0.02)
+    check(bank)
+    letters = [DeadEvent.of(each.headers, each.data) for each in bank.stream(app.dead_letter_stream).get_messages()]
+    assert len(letters) == 3
+    # And Spark goes on where the live engine was.
+    publish(bank, projected.messages(300, seed=9, unreadable=0))
+    Batch(server, last + 1, last + 300).all()
+    check(bank)
+    with live(server):
+        publish(bank, projected.messages(100, seed=10, unreadable=0))
+        while min(position(bank, name) for name in NAMES) < last + 400:
+            time.sleep(0.02)
+    check(bank)

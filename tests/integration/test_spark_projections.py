@@ -15,11 +15,13 @@ import pytest
 from support import projected
 from support.projected import Dropped, app, folded, publish, stored
 
+from jetspark import KVConfig
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
 from jetspark.app.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.blocking import JetStream, connect
+from jetspark.errors import UsageError
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.timeout(600)]
 
-NAMES = ["accounts", "totals"]
+NAMES = ["accounts", "totals", "recent"]
 
 
 @pytest.fixture
@@ -89,10 +91,26 @@ def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
     second = backfill("support.projected:app", spark, server.url, from_sequence=500, minPartitions=4)
     check(bank)
     assert (second.to_sequence, second.letters) == (2_000, 3)
-    assert second.known > 0
+    assert (second.from_sequence, second.known > 0) == (500, True)
+    assert second.known < 1_000  # 401 messages, some of them with three keys; not all of history
     again = backfill(app, spark, server.url)
-    assert (again.applied, again.written, again.letters) == (0, 0, 0)
+    assert (again.written, again.letters) == (0, 0)  # events of accounts that are not there are applied, for nothing
     check(bank)
+
+
+def test_a_backfill_into_another_bucket_does_not_ask_which_version_is_in_use(
+    spark: SparkSession, server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(500))
+    bank.kv("bank_projections").put("totals.bucket", b'{"bucket": "totals", "version": 9}')
+    with pytest.raises(UsageError, match="is at version 9"):
+        backfill(app, spark, server.url, projections=["totals"])
+    bank.create_or_update_kv(KVConfig(bucket="totals-2", allow_batched=True))
+    report = backfill(app, spark, server.url, projections=["totals"], buckets={"totals": "totals-2"}, letters=False)
+    assert stored(bank, "totals-2") == folded(bank, "totals")
+    assert stored(bank, "totals") == {}
+    assert (report.buckets, report.letters, letters(bank)) == ({"totals": "totals-2"}, 0, [])
+    bank.delete_kv("totals-2")
 
 
 def test_states_folded_from_nothing_are_those_that_the_bucket_has_to_have(

@@ -42,7 +42,7 @@ from jetspark.spark import connections, following
 from jetspark.spark.kv import options as kv_options
 from jetspark.spark.kv import reading as kv_reading
 from jetspark.spark.kv.reading import ChangeReader
-from jetspark.spark.offsets import Offset, Position
+from jetspark.spark.offsets import Offset, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.progress import Lag, lag
 from jetspark.spark.schema import SCHEMA, Columns
@@ -756,7 +756,7 @@ def test_an_idle_reader_of_a_bucket_leaves_the_server_in_peace(server: NatsServe
         lambda url: source.batch_reader({"servers": url, "stream": "S"}, SCHEMA).partitions(),
         lambda url: source.stream_reader({"servers": url, "stream": "S"}, SCHEMA).initialOffset(),
         lambda url: source.stream_reader({"servers": url, "stream": "S"}, SCHEMA).latestOffset(
-            Offset({"S": Position("", 1)}).to_json(), ReadAllAvailable()
+            Offset({"S": StreamPosition("", 1)}).to_json(), ReadAllAvailable()
         ),
         lambda url: kv_reading.batch_reader({"servers": url, "bucket": "b"}, kv_reading.SCHEMA).partitions(),
         lambda url: kv_reading.stream_reader({"servers": url, "bucket": "b"}, kv_reading.SCHEMA).initialOffset(),

@@ -21,7 +21,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jetspark.spark.stream.sink import Place, SinkOptions, Task
+from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
 from jetspark.spark.stream.writing import Layout
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def test_two_attempts_at_one_task_at_the_same_time_store_every_row_once(
 
     def attempt() -> None:
         batches = (pa.record_batch({"data": expected[start : start + 100]}) for start in range(0, 1000, 100))
-        Task(options, Layout(subject=options.subject, msg_id=None), Place("query", 0, 0)).run(batches)
+        Task(options, Layout(subject=options.subject, msg_id=None), TaskPlace("query", 0, 0)).run(batches)
 
     with ThreadPoolExecutor() as threads:
         for attempted in [threads.submit(attempt) for _ in range(3)]:

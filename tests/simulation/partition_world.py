@@ -111,7 +111,7 @@ class World:
             Happened,
             durable="h",
             partitions=PARTITIONS,
-            takeover_s=2.0,
+            takeover_s=5.0,
             ack_wait_s=6.0,
             timeout=4.0,
             concurrency=3,

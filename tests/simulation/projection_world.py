@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 from support.projections import bank, folded, in_model, some_events
 
@@ -26,12 +28,14 @@ from jetspark.app.projections.folding import KeyState, Recorded, Router
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.provisioning import apply_topology
 from jetspark.core.headers import Headers
-from jetspark.errors import JetSparkError, NoServersAvailable
+from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable
 from jetspark.jetstream.kv import operation_of
+from jetspark.publish.steps import Procedure
 from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
+from jetspark.state.store import StateBucket
 from jetspark.testing.virtual_loop import model_network, run_in_virtual_time
 
 URL = "nats://model:4222"
@@ -52,6 +56,7 @@ class ProjectionWorld:
         self.app = bank()
         for spec in self.app.projections.values():
             object.__setattr__(spec.bucket, "history", 64)  # for the checkers
+            object.__setattr__(spec.bucket, "replicas", self.rng.choice([1, 3]))
         self.events = some_events(self.rng, self.rng.choice([20, 60, 120]), accounts=self.rng.choice([2, 6, 30]))
         self.has_faults = faults
         self.kind = self.rng.choice([ProjectionWorker, Reckless])
@@ -63,23 +68,45 @@ class ProjectionWorld:
             lease_s=self.rng.choice([1.0, 3.0]),
         )
         self.patience_s = 600.0
+        self.outdated = 0
+        self._folded_through = -1
         self.kills = self.looks = self.conflicts = self.restarts = 0
         self._killed: set[bytes] = set()
         self._seen: dict[tuple[str, str], int] = defaultdict(int)
         self._prefixes: dict[tuple[str, str], dict[int, tuple[bytes | None, str]]] = {}
 
     def run(self) -> None:
-        release = Lease.release
+        release, load_all = Lease.release, StateBucket.load_all
 
         async def release_alive(lease: Lease) -> None:
             if lease._owner not in self._killed:
                 await release(lease)
 
-        Lease.release = release_alive  # type: ignore[method-assign, assignment]
-        try:
+        def load_old(bucket: StateBucket, keys: Sequence[str], **options: Any) -> Procedure[dict[str, Current]]:
+            found = yield from load_all(bucket, keys, **options)
+            return self._outdated(bucket, found) if bucket.is_replicated else found
+
+        with (
+            mock.patch.object(Lease, "release", release_alive),
+            mock.patch.object(StateBucket, "load_all", load_old),
+        ):
             run_in_virtual_time(self._main(), self.network)
-        finally:
-            Lease.release = release  # type: ignore[method-assign]
+
+    def _outdated(self, bucket: StateBucket, found: dict[str, Current]) -> dict[str, Current]:
+        """What a replica may say that is behind: states that were."""
+        if self.rng.random() < 0.7:
+            return found
+        history: dict[str, list[Current]] = {}
+        prefix = f"$KV.{bucket.name}."
+        for message in self.network.front.model.messages(f"KV_{bucket.name}"):
+            headers = message.headers or Headers()
+            value = message.data if operation_of(headers) == "put" else None
+            sequence = int(headers.get(SEQUENCE_HEADER) or 0)
+            current = Current(value, sequence, message.sequence, None, headers.get(MARK_HEADER))
+            history.setdefault(message.subject.removeprefix(prefix), []).append(current)
+        self.outdated += 1
+        chosen = {key: self.rng.choice([None, *history.get(key, [])]) for key in found}
+        return {key: current for key, current in chosen.items() if current is not None}
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -99,6 +126,10 @@ class ProjectionWorld:
         self.look()
 
     async def _publish(self) -> None:
+        with suppress(ConnectionLost):  # of unconfirmed messages: each was sent until it was confirmed
+            await self._publish_all()
+
+    async def _publish_all(self) -> None:
         async with await self._connect("publisher") as client:
             js = client.jetstream()
             for number, event in enumerate(self.events):
@@ -168,7 +199,7 @@ class ProjectionWorld:
         streams = ["BANK", *(f"KV_{spec.bucket.bucket}" for spec in self.app.projections.values())]
         for _ in range(rng.choice([0, 2, 6]) if self.has_faults else 0):
             await asyncio.sleep(rng.choice([0.02, 0.2, 1.0]) * rng.random())
-            match rng.randrange(4):
+            match rng.randrange(5):
                 case 0:
                     network.cut()
                 case 1:
@@ -177,6 +208,8 @@ class ProjectionWorld:
                     network.lose_leader(rng.choice(streams), rng.choice([0.1, 2.0]))
                 case 3:
                     network.refuse(rng.choice([0.1, 2.0]))
+                case 4:
+                    network.slow_down(rng.choice(streams), rng.choice([0.1, 2.0]), apply_s=rng.choice([0.01, 0.3]))
 
     async def _until_done(self, publishing: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
         async with asyncio.timeout(self.patience_s):
@@ -205,7 +238,7 @@ class ProjectionWorld:
             for message in self.network.front.model.messages(f"KV_{spec.bucket.bucket}"):
                 key = message.subject.removeprefix(prefix)
                 if key == position_key():
-                    position = Position.decode(message.data).sequence
+                    position = FoldPosition.decode(message.data).sequence
                     continue
                 headers = message.headers or Headers()
                 sequence = int(headers.get(SEQUENCE_HEADER) or 0)
@@ -225,6 +258,10 @@ class ProjectionWorld:
 
     def _fold_prefixes(self) -> None:
         """What each key is after each of its events."""
+        last = self.network.front.model.last_sequence(self.app.stream)
+        if last == self._folded_through:
+            return
+        self._folded_through = last
         states: dict[tuple[str, str], KeyState] = {}
         self._prefixes = defaultdict(dict)
         router = Router(self.app.projections.values(), self.app.catalogue)

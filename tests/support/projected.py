@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import random
 import signal
@@ -16,7 +17,9 @@ import msgspec
 
 from jetspark.app import DELETE, App, Event, encode, upcast
 from jetspark.app.clock import utc_now
+from jetspark.app.dead_letters import microseconds
 from jetspark.app.projections.folding import KeyState, Recorded, Router
+from jetspark.app.projections.windows import Window
 from jetspark.blocking import JetStream
 from jetspark.errors import StreamNotFound
 from jetspark.state.changes import Current
@@ -96,6 +99,17 @@ class Totals:
         return [count + 1, total + event.cents, crc32(b"%d" % event.cents, link)]
 
 
+@app.projection("recent", events=[Moved], bucket="recent", window=Window(size_s=60, every_s=30, grace_s=600.0))
+class Recent:
+    """By account and minute, beginning every half; what comes ten minutes late is apart."""
+
+    def key(self, event: Moved) -> str:
+        return event.source
+
+    def apply(self, state: int | None, event: Moved) -> int:
+        return (state or 0) * 31 % 1_000_003 + event.cents
+
+
 def messages(count: int, *, accounts: int = 40, unreadable: int = 3, seed: int = 1) -> Iterator[tuple[str, bytes, Any]]:
     """A history of so many messages, the same for the same seed: subject, data, headers."""
     rng = random.Random(seed)
@@ -112,7 +126,8 @@ def messages(count: int, *, accounts: int = 40, unreadable: int = 3, seed: int =
             event = Closed(account=one)
         else:
             event = Moved(source=one, target=other, cents=rng.randrange(1, 200))
-        encoded = encode(event, id=f"e{number}", source="/bank", time=utc_now())
+        sent = utc_now() - datetime.timedelta(seconds=rng.choice([0, 0, 0, 45, 7200]))
+        encoded = encode(event, id=f"e{seed}-{number}", source="/bank", time=sent)
         data = encoded.data
         if isinstance(event, Opened) and number % 3 == 0:  # as the version before has written it
             data = data.replace(b'"owner":"Owner', b'"name":"owner').replace(b'"schemaversion":2', b'"schemaversion":1')
@@ -146,7 +161,9 @@ def folded(js: JetStream, name: str, *, last: int | None = None) -> dict[str, St
     for message in js.stream(app.stream).get_messages(1):
         if last is not None and message.sequence > last:
             break
-        for row in router.route(Recorded(message.sequence, message.subject, message.data, message.headers, 0)).rows:
+        time_us = microseconds(message.timestamp)
+        recorded = Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
+        for row in router.route(recorded).rows:
             state = states.setdefault(row.key, KeyState(spec, row.key, Current(None, 0, 0)))
             state.apply(spec, row.key, row.sequence, row.event)
     changes = {key: state.change(spec, key) for key, state in states.items()}

@@ -146,6 +146,24 @@ def test_a_key_whose_first_event_cannot_be_applied_is_parked_as_well() -> None:
     assert fold(spec, "a", HISTORY, stored(change, 1)).change(spec, "a") is None
 
 
+def test_a_state_that_no_server_takes_parks_its_key() -> None:
+    class Grows:
+        def key(self, event: Opened) -> str:
+            return "all"
+
+        def apply(self, state: list[str] | None, event: Opened) -> list[str]:
+            return [*(state or []), event.account]
+
+    events: list[tuple[int, Event]] = [(1, Opened(account="a")), (2, Opened(account="b" * (1 << 20)))]
+    spec = ProjectionSpec("grows", Grows, events=[Opened], bucket="grows")
+    state = fold(spec, "all", events)
+    assert state.value == b'["a"]'
+    assert state.parked is not None
+    assert state.parked.reason.startswith("StateTooLarge: the state has 1048")
+    small = ProjectionSpec("grows", Grows, events=[Opened], bucket=KVConfig(bucket="grows", max_value_bytes=20))
+    assert fold(small, "all", [(1, Opened(account="a" * 20))]).parked is not None
+
+
 def test_a_value_of_another_program_is_left_alone() -> None:
     spec = balances()
     state = fold(spec, "a", HISTORY, Current(b"{}", 0, 5))
@@ -198,6 +216,16 @@ def test_a_router_tells_rows_from_what_cannot_be_read() -> None:
     bad = router.route(Recorded(6, "accounts.a.opened", b"{", None, 0))
     assert not bad.rows
     assert [(failure.projections, failure.sequence) for failure in bad.failures] == [(("balances",), 6)]
+
+
+def test_a_router_reads_no_subject_twice() -> None:
+    class Any_(Event, type="account.any", version=1, key="account", subject="accounts.{account}.{kind}"):
+        account: str
+        kind: str
+
+    spec = ProjectionSpec("all", Balances, events=[Opened, Any_], bucket="all")
+    app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Any_])
+    assert Router([spec], app.catalogue).filters == ["accounts.*.*"]  # the server takes none within another
 
 
 def test_an_application_declares_the_buckets_of_its_projections() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jetspark import ConfigError, KeyExists, KeyValue, StreamConfig
+from jetspark import ConfigError, KeyExists, KeyValue
 from jetspark.app import App, Context, Event, Reject, Retry
 from jetspark.app.causes import current_cause
 from jetspark.app.testing import FAILURES, ReliabilityReport, UnreliableHandler, check_reliability
@@ -83,14 +83,14 @@ async def right(event: Paid, ctx: Context, bank: Bank) -> Billed:
 
 async def test_a_right_handler_passes_every_row() -> None:
     bank = Bank()
-    report = await check_reliability(new_app(bank, right), Paid(order_id="a"), effects=lambda: bank.charges)
+    app = new_app(Bank(), right)
+    report = await check_reliability(app, Paid(order_id="a"), effects=lambda: bank.charges, dependencies=[bank])
     assert [row.name for row in report.rows] == [each.name for each in FAILURES]
     assert report.problems == []
     happened = {row.name for row in report.rows if row.cells["end"] is not None}
     assert {each.name for each in FAILURES} - happened == {
         "the worker dies before a commit",
         "the worker dies after a commit",
-        "the stream loses its leader",
     }
     attempts = {row.name: row.attempts for row in report.rows}
     assert attempts["nothing fails"] == 3
@@ -101,15 +101,9 @@ async def test_a_right_handler_passes_every_row() -> None:
     assert table[1].split() == ["nothing", "fails", "ok", "ok", "-", "ok", "ok", "ok", "3"]
 
 
-async def test_several_keys_and_a_replicated_stream_pass_too() -> None:
+async def test_several_keys_and_the_default_policy_pass_too() -> None:
     bank = Bank()
-    app = App(
-        "orders",
-        stream=StreamConfig(name="ORDERS", subjects=["orders.>"], replicas=3),
-        events=[Billed],
-    )
-    app.handlers.update(new_app(bank, right, retry=Retry(attempts=8, first_s=0.5)).handlers)
-    app.lifespans += new_app(bank, right).lifespans
+    app = new_app(bank, right, retry=Retry())
     events = [Paid(order_id=key, cents=cents) for cents in (1, 2) for key in "abc"]
     failures = ["the stream loses its leader", "the server restarts after the handler", "the event cannot be handled"]
     failures += ["the worker dies before it acknowledges", "the connection is lost"]

@@ -121,6 +121,9 @@ async def test_a_transaction_is_all_or_nothing() -> None:
     run = await run_handler(add, Paid(order_id="a", cents=101), app=ledger, state=state)
     assert run.outcome == "dead_letter"
     assert run.state == state
+    run = await run_handler(add, Paid(order_id="a"), app=ledger, state=state, is_done=True)
+    assert run.outcome == "done"
+    assert run.state == state
 
 
 async def test_a_function_needs_no_app() -> None:

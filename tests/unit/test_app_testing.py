@@ -331,3 +331,107 @@ async def test_a_test_gives_handlers_its_own_dependencies_and_the_lifespans_do_n
     with pytest.raises(ConfigError, match="expected one Bank from the lifespan, found 0"):
         async with TestApp(app, dependencies=[]):
             pass
+
+
+@pytest.mark.parametrize(("has_letters", "end"), [(True, "a dead letter"), (False, "dropped")])
+async def test_a_worker_says_what_it_gives_up(has_letters: bool, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    retry = Retry(attempts=2, first_s=0.1)
+    app = new_app({("a", 0): [ValueError("no")] * 2}, [], retry=retry, dead_letter=has_letters)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert len(test.dead_letters) == has_letters
+    said = [each.getMessage() for each in caplog.records if each.name == "jetspark.app.orders.billing"]
+    assert said == [
+        "sequence 1, attempt 1: ValueError: no",
+        "sequence 1, attempt 2: ValueError: no",
+        f"sequence 1: given up after 2 attempts: {end}",
+    ]
+
+
+# ---- projections and partitions --------------------------------------------------------------------------------------
+
+
+class Totals:
+    def key(self, event: Paid | Billed) -> str:
+        return event.order_id
+
+    def apply(self, state: dict[str, int] | None, event: Paid | Billed) -> dict[str, int]:
+        name = type(event).__name__
+        return {**(state or {}), name: (state or {}).get(name, 0) + 1}
+
+
+def projecting_app() -> App:
+    app = new_app({("a", 1): [OSError("bank")]}, [])
+    app.projection("totals", events=[Paid, Billed], bucket="totals")(Totals)
+    return app
+
+
+async def test_the_state_of_a_projection_is_there_when_all_is_settled() -> None:
+    async with TestApp(projecting_app()) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.publish(Paid(order_id="b.c"))
+        await test.settled()
+        assert test.state("totals") == {"a": {"Paid": 3, "Billed": 3}, "b.c": {"Paid": 1, "Billed": 1}}
+        with pytest.raises(ConfigError, match="it has totals"):
+            test.state("total")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_projections_have_each_event_once_when_workers_and_server_die(seed: int) -> None:
+    async with TestApp(projecting_app(), seed=seed) as test:
+        crash = test.crash("before Acknowledge", times=2)
+        for number in range(6):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        test.restart_server(3)
+        test.advance(10)
+        await test.publish(Paid(order_id="b"))
+        await test.settled()
+        assert crash.happened == 2
+        assert test.state("totals") == {"a": {"Paid": 6, "Billed": 6}, "b": {"Paid": 1, "Billed": 1}}
+
+
+async def test_a_day_with_projections_is_cheap() -> None:
+    async with TestApp(projecting_app()) as test:
+        assert test._virtual is not None
+        before = test._virtual.loop.rounds
+        test.advance(86400)
+        assert test._virtual.loop.rounds - before < 20_000
+
+
+async def test_an_application_of_projections_alone_runs() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    app.projection("totals", events=[Paid], bucket="totals")(Totals)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert test.state("totals") == {"a": {"Paid": 1}}
+
+
+async def test_a_handler_with_partitions_runs_as_one() -> None:
+    app = new_app({("a", 1): [OSError("bank")]}, [], partitions=4)
+    async with TestApp(app) as test:
+        for number in range(3):
+            await test.publish(Paid(order_id="a", number=number))
+        await test.settled()
+        assert [each.number for each in test.published(Billed)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["restart_server", "cut_connection", "drop"])
+async def test_an_effect_whose_record_is_not_answered_is_recorded_again_and_not_done_again(fault: str) -> None:
+    once: list[str] = []
+    async with TestApp(counting_app([], once)) as test:
+        match fault:
+            case "restart_server":
+                injected = test.restart_server(3, at="before RecordEffect")
+            case "cut_connection":
+                injected = test.cut_connection(at="before RecordEffect")
+            case _:
+                injected = test.injector.set("before RecordEffect", lambda: True, name=fault, handler=None, times=1)
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert injected.happened == 1
+        assert once == ["0"]
+        assert [each.number for each in test.published(Billed)] == [0]

@@ -84,6 +84,8 @@ PURE = (
     "app.projections.folding",
     "app.projections.marks",
     "app.records",
+    "app.replay.contents",
+    "app.replay.ranges",
     "app.retry",
     "app.samples",
     "app.schemas",

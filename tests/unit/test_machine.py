@@ -33,7 +33,7 @@ from jetspark.errors import ConnectionLost, PermissionDenied
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.window import Window
+from jetspark.publish.window import PublishWindow
 
 A = Server("a", 4222)
 NOW = 100.0
@@ -70,7 +70,7 @@ def fast_publisher(connection: Connection) -> Machine:
 
 
 def window(connection: Connection) -> Machine:
-    return Window(connection, SilentReader())
+    return PublishWindow(connection, SilentReader())
 
 
 MACHINES = [fast_batch, fast_publisher, window]

@@ -16,8 +16,8 @@ from jetspark.spark.following import check_loss
 from jetspark.spark.offsets import (
     Limits,
     Offset,
-    Position,
     Sizes,
+    StreamPosition,
     admit,
     check_filters,
     check_unchanged,
@@ -31,7 +31,9 @@ ANY = Limits()
 
 def at(step: int = 0, begin: int | None = None, **nexts: int) -> Offset:
     """Of a batch that starts at ``begin`` everywhere, or has nothing."""
-    return Offset({name: Position(CREATED, end, end if begin is None else begin) for name, end in nexts.items()}, step)
+    return Offset(
+        {name: StreamPosition(CREATED, end, end if begin is None else begin) for name, end in nexts.items()}, step
+    )
 
 
 def head(stream: str, end: int, *, first: int = 1, size: float = 0.0, created: str = CREATED) -> Head:
@@ -55,7 +57,7 @@ def test_the_text_of_an_offset_does_not_depend_on_how_it_was_made() -> None:
 
 
 def test_the_json_is_what_the_documentation_shows() -> None:
-    offset = Offset({"ORDERS": Position(CREATED, 1201, 1, is_earliest=True)}, 50_000, ("orders.>",))
+    offset = Offset({"ORDERS": StreamPosition(CREATED, 1201, 1, is_earliest=True)}, 50_000, ("orders.>",))
     assert json.dumps(offset.to_json()) == (
         '{"version": 2, "step": 50000, "subjects": ["orders.>"], "streams": '
         '{"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1, "next": 1201, "earliest": true}}}'
@@ -65,36 +67,41 @@ def test_the_json_is_what_the_documentation_shows() -> None:
 def test_an_offset_of_version_1_is_read_with_its_start_promised_and_its_filters_unknown() -> None:
     streams = {"A": {"created": CREATED, "from": 1, "next": 12}}
     found = Offset.from_json({"version": 1, "step": 5, "streams": streams})
-    assert found == Offset({"A": Position(CREATED, 12, 1)}, 5, None)
+    assert found == Offset({"A": StreamPosition(CREATED, 12, 1)}, 5, None)
 
 
 def test_a_start_from_earliest_is_promised_when_a_batch_has_begun_with_it() -> None:
-    start = Offset({"A": Position(CREATED, 1, is_earliest=True), "B": Position(CREATED, 1, is_earliest=True)})
+    start = Offset(
+        {"A": StreamPosition(CREATED, 1, is_earliest=True), "B": StreamPosition(CREATED, 1, is_earliest=True)}
+    )
     assert not start.streams["A"].is_promised
     first = admit(start, [head("A", 101, first=31), head("B", 1)], Limits(rows=10), Sizes())
-    assert first.streams["A"] == Position(CREATED, 41, 31, is_earliest=True)
+    assert first.streams["A"] == StreamPosition(CREATED, 41, 31, is_earliest=True)
     assert (first.streams["A"].is_promised, first.streams["B"].is_promised) == (True, False)
     assert [part.is_earliest for part in plan(start, first)] == [True]
     second = admit(first, [head("A", 101, first=31), head("B", 11, first=6)], ANY, Sizes())
-    assert second.streams["A"] == Position(CREATED, 101, 41)
-    assert second.streams["B"] == Position(CREATED, 11, 6, is_earliest=True)
+    assert second.streams["A"] == StreamPosition(CREATED, 101, 41)
+    assert second.streams["B"] == StreamPosition(CREATED, 11, 6, is_earliest=True)
 
 
 def test_a_place_that_is_kept_without_its_batch_is_as_promised_as_before() -> None:
-    assert Position(CREATED, 12, 5).settled() == Position(CREATED, 12)
-    assert Position(CREATED, 12, 5, is_earliest=True).settled() == Position(CREATED, 12)
-    assert Position(CREATED, 12, is_earliest=True).settled() == Position(CREATED, 12, is_earliest=True)
-    assert plan(at(A=12), Offset({"A": Position(CREATED, 12, 5).settled(), "B": Position(CREATED, 9, 9)}, 4)) == []
+    assert StreamPosition(CREATED, 12, 5).settled() == StreamPosition(CREATED, 12)
+    assert StreamPosition(CREATED, 12, 5, is_earliest=True).settled() == StreamPosition(CREATED, 12)
+    assert StreamPosition(CREATED, 12, is_earliest=True).settled() == StreamPosition(CREATED, 12, is_earliest=True)
+    assert (
+        plan(at(A=12), Offset({"A": StreamPosition(CREATED, 12, 5).settled(), "B": StreamPosition(CREATED, 9, 9)}, 4))
+        == []
+    )
 
 
 def test_what_is_gone_from_the_earliest_start_takes_nothing_of_a_limit_and_no_partitions() -> None:
-    start = Offset({"A": Position(CREATED, 1, is_earliest=True)})
+    start = Offset({"A": StreamPosition(CREATED, 1, is_earliest=True)})
     end = admit(start, [head("A", 1_000_001, first=999_001)], ANY, Sizes(max_records=100))
     assert [(part.start, part.end) for part in plan(start, end)][:2] == [(999_001, 999_101), (999_101, 999_201)]
 
 
 def test_a_stream_purged_before_its_earliest_start_was_read_has_an_empty_batch() -> None:
-    start = Offset({"A": Position(CREATED, 1, is_earliest=True)})
+    start = Offset({"A": StreamPosition(CREATED, 1, is_earliest=True)})
     end = admit(start, [head("A", 101, first=101)], ANY, Sizes())
     assert plan(start, end) == []
 
@@ -238,7 +245,7 @@ def test_batch_after_batch_covers_every_sequence_once_whatever_is_added_removed_
     first = data.draw(st.integers(1, 50))
     end = first + data.draw(st.integers(0, 50))
     is_earliest = data.draw(st.booleans())
-    start = offset = Offset({"A": Position(CREATED, first, is_earliest=is_earliest)})
+    start = offset = Offset({"A": StreamPosition(CREATED, first, is_earliest=is_earliest)})
     covered: list[int] = []
     for _ in range(data.draw(st.integers(1, 8))):
         end += data.draw(st.integers(0, 40))
@@ -327,7 +334,7 @@ def test_the_plan_carries_the_filters() -> None:
 
 def test_a_plan_over_two_streams_of_one_name_is_refused() -> None:
     with pytest.raises(StreamRecreated):
-        plan(at(A=1), Offset({"A": Position("2026-04-01T00:00:00Z", 9, 1)}, 1))
+        plan(at(A=1), Offset({"A": StreamPosition("2026-04-01T00:00:00Z", 9, 1)}, 1))
 
 
 # ---- the stream itself ---------------------------------------------------------------------------------------------

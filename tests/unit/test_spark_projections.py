@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from support import projected
 
 from jetspark.app import App
-from jetspark.app.projections.positions import Position
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.engine.covering import Covered, advance, check_reach, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
@@ -22,7 +22,7 @@ from jetspark.spark.engine.rows import Readings
 from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
 from jetspark.spark.options import read_options
 
-AT_100 = Position("BANK", "then", 100)
+AT_100 = FoldPosition("BANK", "then", 100)
 
 
 def test_ranges_are_one_part_only_if_nothing_between_them_is_missing() -> None:
@@ -33,13 +33,13 @@ def test_ranges_are_one_part_only_if_nothing_between_them_is_missing() -> None:
 
 
 def test_a_position_advances_over_what_is_next_to_it_and_never_goes_back() -> None:
-    assert advance(AT_100, AT_100, Covered(101, 151)) == Position("BANK", "then", 150)
-    assert advance(AT_100, AT_100, Covered(90, 151)) == Position("BANK", "then", 150)
+    assert advance(AT_100, AT_100, Covered(101, 151)) == FoldPosition("BANK", "then", 150)
+    assert advance(AT_100, AT_100, Covered(90, 151)) == FoldPosition("BANK", "then", 150)
     assert advance(AT_100, AT_100, Covered(102, 151)) is None
     assert advance(AT_100, AT_100, Covered(1, 51)) is None
     # Nothing was before the first message of the stream.
-    begin = Position("BANK", "then", 0)
-    assert advance(begin, begin, Covered(40, 51, is_earliest=True)) == Position("BANK", "then", 50)
+    begin = FoldPosition("BANK", "then", 0)
+    assert advance(begin, begin, Covered(40, 51, is_earliest=True)) == FoldPosition("BANK", "then", 50)
 
 
 def test_a_position_that_a_repair_has_moved_back_stays_there() -> None:
@@ -48,7 +48,9 @@ def test_a_position_that_a_repair_has_moved_back_stays_there() -> None:
 
 def test_a_bucket_that_lacks_what_comes_before_is_refused() -> None:
     check_reach("totals", AT_100, 101, is_earliest=False)
-    check_reach("totals", AT_100, 300, is_earliest=True)
+    check_reach("totals", FoldPosition("BANK", "then", 0), 300, is_earliest=True)
+    with pytest.raises(UsageError, match="leave out 101 to 299"):
+        check_reach("totals", AT_100, 300, is_earliest=True)  # the stream has removed them before they were folded
     with pytest.raises(UsageError, match=r"up to sequence 100, and this begins at 102: .* leave out 101 to 101"):
         check_reach("totals", AT_100, 102, is_earliest=False)
 
@@ -60,8 +62,10 @@ def test_filters_that_overlap_are_read_as_the_wider_one_or_as_everything() -> No
 
 
 def test_a_projection_that_is_not_there_is_named_with_those_that_are() -> None:
-    assert _names(projected.app, (), {}) == ["accounts", "totals"]
-    with pytest.raises(ConfigError, match="projection 'total': bank has none of this name; it has accounts, totals"):
+    assert _names(projected.app, (), {}) == ["accounts", "totals", "recent"]
+    with pytest.raises(
+        ConfigError, match="projection 'total': bank has none of this name; it has accounts, totals, recent"
+    ):
         _names(projected.app, ["total"], {})
 
 

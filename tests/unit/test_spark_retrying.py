@@ -22,7 +22,7 @@ from jetspark.spark import retrying
 from jetspark.spark.options import Connecting
 from jetspark.spark.retrying import FIRST_CONTACT_S, patiently
 from jetspark.spark.stream import sink
-from jetspark.spark.stream.sink import PartWritten, Place, SinkOptions
+from jetspark.spark.stream.sink import PartWritten, SinkOptions, TaskPlace
 
 OPTIONS = Connecting(servers=("nats://a",))
 
@@ -140,5 +140,5 @@ def test_a_sink_notes_its_batch_over_another_connection_when_one_was_closed(
     monkeypatch.setattr(retrying, "jetstream_for", connect)
     monkeypatch.setattr(sink, "jetstream_for", connect, raising=False)
     options = SinkOptions(servers=("nats://a",), subject="s")
-    sink._commit(options, [PartWritten(Place("query", 3, 0), 5)])
+    sink._commit(options, [PartWritten(TaskPlace("query", 3, 0), 5)])
     assert list(stored) == ["query.committed"]

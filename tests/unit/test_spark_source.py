@@ -17,7 +17,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError
 from jetspark.spark.following import Follower
 from jetspark.spark.kv import reading as kv
-from jetspark.spark.offsets import Limits, Offset, Position, Sizes
+from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
 from jetspark.spark.stream.source import RangePartition, batch_reader, stream_reader
@@ -264,6 +264,6 @@ def test_a_bucket_that_a_checkpoint_does_not_have_is_read_from_its_first_revisio
     reader = kv.stream_reader({"servers": "nats://127.0.0.1:1", "bucket": "b"}, kv.SCHEMA)
     head = Head("KV_b", "2026-03-20T10:14:30Z", first=3, next=9)
     assert isinstance(reader, Follower)
-    assert reader._with_the_same_streams(Offset({}), [head]).streams["KV_b"] == Position(
+    assert reader._with_the_same_streams(Offset({}), [head]).streams["KV_b"] == StreamPosition(
         head.created, 3, is_earliest=True
     )

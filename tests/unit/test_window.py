@@ -28,7 +28,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import DEFAULT_WINDOW, Window, WindowOptions
+from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowOptions
 
 A = Server("a", 4222)
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
@@ -62,7 +62,7 @@ class Bench:
         self.now = 100.0
         self.machine = Connection(ConnectOptions(**(options or {})), [A], inbox="_INBOX.me", jitter=lambda: 0.0)
         self.connect()
-        self.window = Window(self.machine, self, **bounds)
+        self.window = PublishWindow(self.machine, self, **bounds)
 
     pending_messages = 0
 

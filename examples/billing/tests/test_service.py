@@ -7,7 +7,7 @@ from billing.outside import CardDeclined, Mailer, Provider, UnknownCustomer
 from billing.service import app, charge
 
 from jetspark.app import check_contracts
-from jetspark.app.testing import TestApp, run_handler
+from jetspark.app.testing import TestApp, check_reliability, run_handler
 
 
 class FakeProvider(Provider):
@@ -17,10 +17,10 @@ class FakeProvider(Provider):
         super().__init__()
         self.failures = list(failures)
 
-    async def charge(self, customer: str, cents: int, *, idempotency_key: str) -> str:
+    async def charge(self, customer: str, invoice: str, cents: int, *, idempotency_key: str) -> str:
         if self.failures:
             raise self.failures.pop(0)
-        return await super().charge(customer, cents, idempotency_key=idempotency_key)
+        return await super().charge(customer, invoice, cents, idempotency_key=idempotency_key)
 
 
 def due(invoice: str, customer: str = "acme", currency: str = "EUR") -> InvoiceDue:
@@ -35,8 +35,8 @@ async def test_an_invoice_is_charged_and_the_customer_is_told() -> None:
         await test.publish(due("i-1"))
         await test.settled()
         [paid] = test.published(InvoicePaid)
-        assert (paid.invoice, paid.receipt) == ("i-1", "receipt 1")
-        assert mailer.sent == [("acme@example.org", "Thank you for 19.99 EUR (receipt 1).")]
+        assert (paid.invoice, paid.receipt) == ("i-1", "receipt of i-1")
+        assert mailer.sent == [("acme@example.org", "Thank you for 19.99 EUR (receipt of i-1).")]
         assert test.dead_letters == []
 
 
@@ -106,16 +106,30 @@ async def test_a_worker_that_dies_after_the_charge_takes_no_money_twice() -> Non
         await test.settled()
         assert crash.happened == 1
         assert len(provider.receipts) == 1
-        assert [each.receipt for each in test.published(InvoicePaid)] == ["receipt 1"]
+        assert [each.receipt for each in test.published(InvoicePaid)] == ["receipt of i-1"]
 
 
 async def test_a_charge_that_was_recorded_is_not_repeated() -> None:
     """One handler alone, as it would run again after its worker died: the fastest kind of test."""
     provider = FakeProvider(ConnectionError("must not be asked"))
-    again = await run_handler(charge, due("i-1"), provider, app=app, attempt=2, recorded={"charge": "receipt 7"})
+    again = await run_handler(charge, due("i-1"), provider, app=app, attempt=2, recorded={"charge": "receipt of i-1"})
     assert again.outcome == "done"
-    assert [each.receipt for each in again.published] == ["receipt 7"]
+    assert [each.receipt for each in again.published] == ["receipt of i-1"]
     assert again.effects == []
+
+
+async def test_two_dozen_failures_change_nothing() -> None:
+    """Lost acknowledgements, workers that die at any step, a server that restarts: the same end each time."""
+    provider = Provider()
+    await check_reliability(
+        app,
+        due("i-1"),
+        due("i-2"),
+        due("i-3", customer="bird"),
+        dependencies=[provider, Mailer()],
+        effects=provider.receipts.items,
+        reset=provider.receipts.clear,
+    )
 
 
 def test_what_was_promised_can_still_be_read() -> None:

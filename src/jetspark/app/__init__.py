@@ -10,6 +10,9 @@ from jetspark.app.events import Event, event, unchanged, upcast
 from jetspark.app.field_rules import Measure, Private, Timestamp
 from jetspark.app.golden import check_contracts
 from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.views import View, ViewEntry, ViewReplica
+from jetspark.app.projections.windows import Window
 from jetspark.app.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.tokens import Template
 from jetspark.app.topology import TopologyPlan
@@ -29,6 +32,7 @@ __all__ = [
     "Event",
     "HandlerSpec",
     "HandlerTimeout",
+    "LiveOptions",
     "Measure",
     "Private",
     "ProjectionSpec",
@@ -39,6 +43,10 @@ __all__ = [
     "Template",
     "Timestamp",
     "TopologyPlan",
+    "View",
+    "ViewEntry",
+    "ViewReplica",
+    "Window",
     "check_contracts",
     "contract_of",
     "decode",

@@ -12,6 +12,7 @@ from jetspark.app.declarations import Declarations
 from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.projections.declaring import Invariant, ProjectionSpec
+from jetspark.app.projections.windows import Window
 from jetspark.app.retry import Breaker, RetryPolicy
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -188,6 +189,7 @@ class App(Declarations):
         bucket: KVConfig | str,
         version: int = 1,
         invariants: Sequence[Invariant] = (),
+        window: Window | None = None,
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
@@ -200,13 +202,16 @@ class App(Declarations):
             bucket: Where its state is kept, one key for each of its own.
             version: Of the fold. Another fold is another version, and has to be rebuilt.
             invariants: Functions of a state that return False, or raise, if it must not be.
+            window: Have a state for each key and hour, or the like.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
         """
 
         def declare(kind: _Kind) -> _Kind:
-            spec = ProjectionSpec(name, kind, events=events, bucket=bucket, version=version, invariants=invariants)
+            spec = ProjectionSpec(
+                name, kind, events=events, bucket=bucket, version=version, invariants=invariants, window=window
+            )
             if name in self.projections:
                 raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
             taken = {other.bucket.bucket: other.name for other in self.projections.values()}

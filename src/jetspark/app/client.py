@@ -1,4 +1,4 @@
-"""A program's connection to an application: it publishes the application's events."""
+"""A program's connection to an application: it publishes the application's events, and reads its projections."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
+    from jetspark.app.projections.views import View, Views
 
 __all__ = ["AppClient", "BulkPublisher"]
 
@@ -43,6 +44,7 @@ class AppClient:
         self._servers, self._options = servers, options
         self._nc: Client | None = None
         self._js: JetStream | None = None
+        self._views: Views | None = None
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
 
@@ -54,6 +56,9 @@ class AppClient:
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         nc, self._nc, self._js = self._nc, None, None
+        views, self._views = self._views, None
+        if views is not None:
+            await views.close()
         if nc is not None:
             await nc.close()
 
@@ -67,6 +72,19 @@ class AppClient:
         if self._js is None:
             raise UsageError("the app is not connected: write `async with app.connect(...) as client:`")
         return self._js
+
+    def view(self, name: str) -> View:
+        """Read a projection: ``await orders.view("order_status").get("o-1", at_least=ack.sequence)``.
+
+        Raises:
+            ConfigError: The application has no such projection.
+            UsageError: Outside of the ``async with`` block.
+        """
+        if self._views is None:
+            from jetspark.app.projections.views import Views
+
+            self._views = Views(self.app, self.js)
+        return self._views.view(name)
 
     async def publish(
         self,

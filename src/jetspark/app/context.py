@@ -149,9 +149,9 @@ class Context:
         """Call ``function`` and record its result; when the event is handled again, return the recorded result.
 
         The effect is claimed, done, and recorded, in this order. Once it is recorded it is never done again while the
-        record lives (a week). A crash between the effect and its record repeats it, with the same idempotency key: a
-        function with a parameter ``idempotency_key`` gets it. A function that raises is called again by the next
-        attempt.
+        record lives (a week). A crash between the effect and its record repeats it, and so does a server that is away
+        until the handler's time is over. It has the same idempotency key then: a function with a parameter
+        ``idempotency_key`` gets it. A function that raises is called again by the next attempt.
 
         Args:
             name: Of the effect, unique in the handler.

@@ -50,10 +50,10 @@ __all__ = [
     "Envelope",
     "RawHeaders",
     "decode",
-    "decode_event",
     "derived_id",
     "encode",
     "read_data",
+    "read_event",
     "write_event",
 ]
 
@@ -239,17 +239,13 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         MissingField, WrongFieldType, BrokenRule: The data breaks its contract; ``field`` and ``rule`` say how.
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
-    envelope, contract, event = _read(subject, data, headers, catalogue)
+    envelope, contract, event = read_event(subject, data, headers, catalogue)
     key = contract.key_of(event)
     return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
 
 
-def decode_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> Any:
-    """The event alone, for those who read many and look at nothing else; raises as :func:`decode`."""
-    return _read(subject, data, headers, catalogue)[2]
-
-
-def _read(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:
+def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:
+    """The parts of a message, for those who read many and need no more; raises as :func:`decode`."""
     try:
         envelope = _decode(data)
         if not envelope.data:

@@ -45,6 +45,8 @@ PROGRESS_PART = 3
 # The bucket counts in floats: a token that is late by less than this is there.
 TOKEN_SLACK_S = 1e-6
 
+FINISH = Finish()
+
 Received: TypeAlias = Literal["new", "held", "done"]
 """What became of a message: it is a new item; the event is held already; or it was settled a moment ago."""
 
@@ -108,6 +110,7 @@ class HandlerMachine:
         self._count = itertools.count()
         self._bucket = TokenBucket(items_per_s=limits.rate, burst=limits.burst) if limits.rate is not None else None
         self._circuit = Circuit(failures=breaker.failures, open_s=breaker.open_s) if breaker else None
+        self._has_brakes = limits.rate is not None or breaker is not None
         self._begin_at = 0.0
         """Not before: no token, or the breaker is open."""
         self._sweep_at = float("inf")
@@ -190,13 +193,13 @@ class HandlerMachine:
             return None
         is_retry = bool(self._due)
         # An event before the head is not behind it: the worker that parked the key may have died before its ack.
-        item.is_behind = item.key in self.parked and self.parked[item.key] < item.sequence
-        if not item.is_behind and not self._may_begin(item, now):
+        item.is_behind = bool(self.parked) and item.key in self.parked and self.parked[item.key] < item.sequence
+        if not item.is_behind and self._has_brakes and not self._may_begin(item, now):
             return None
         if is_retry:
             self._due.popleft()
         else:
-            self.lanes.next()
+            self.lanes.start_first()
         if not item.is_behind:
             item.attempts += 1
             self._deadlines[item] = now + self.limits.timeout_s
@@ -217,7 +220,7 @@ class HandlerMachine:
             if self._circuit is not None:
                 self._circuit.on_success(item.generation)
                 self._begin_at = 0.0
-            return Finish()
+            return FINISH
         decided = decide(self.policy, item.attempts, error, self._chance())
         if self._circuit is not None and not item.is_behind:
             if isinstance(decided, Finish):

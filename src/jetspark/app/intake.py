@@ -24,7 +24,7 @@ from jetspark.app.inheritance import expect_inherited, follow_advisories, settle
 from jetspark.app.lanes import WorkItem
 from jetspark.app.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.partitions import PIN_GROUP, copied_from
-from jetspark.app.settling import bury_lost
+from jetspark.app.settling import WriteAttempts, bury_lost
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     ConfigError,
@@ -62,12 +62,15 @@ class Intake:
         self._stream, self.consumer, self.retry_consumer = stream, consumer, retries
         self.partition = partition
         self._group = None if partition is None else PIN_GROUP
-        self._idle_s = IDLE_PULL_S if partition is None else worker.spec.takeover_s / PULLS_IN_TAKEOVER
+        self._idle_s: dict[Side, float] = {"stream": idle_s(IDLE_PULL_S), "retries": idle_s(IDLE_PULL_S)}
+        if partition is not None:
+            self._idle_s["stream"] = worker.spec.takeover_s / PULLS_IN_TAKEOVER
         self._tenure: tuple[int, str] | None = None
         """Session and pin for which it is known what has not arrived."""
         self.expected: dict[int, int] = {}
         """What was delivered to others and is not settled: where it was published -> in the consumer's stream."""
         self._settling: asyncio.Task[None] | None = None
+        self._has_ended = False
         self._pullers: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -102,6 +105,7 @@ class Intake:
 
     async def end(self) -> None:
         """Stop what runs beside the pulling."""
+        self._has_ended = True
         running = [*self._others, *([self._settling] if self._settling is not None else [])]
         for task in running:
             task.cancel()
@@ -119,12 +123,14 @@ class Intake:
             for consumer in (self.consumer, self.retry_consumer):
                 await consumer.close()
                 await consumer.info()
-            for item in self._machine.items:
-                if item.intake is not self or (item.is_taken and not running):
-                    continue
-                if not running:
+            items = [item for item in self._machine.items if item.intake is self and (running or not item.is_taken)]
+            if not running:
+                # All at once: while one is given back, a runner could take the next.
+                for item in items:
                     self._let_go(item)
+            for item in items:
                 if not item.message.is_answered:
+                    await self._note_not_begun(item)
                     await item.message.nak()
             for sequence in list(self.expected):
                 self._machine.lanes.gone(sequence)
@@ -135,6 +141,11 @@ class Intake:
             await self._worker.client.flush()
         except JetSparkError as error:  # disconnected: they come after their ack_wait
             self._log.warning("giving back: %s", error)
+
+    async def _note_not_begun(self, item: WorkItem) -> None:
+        """Where one attempt is all there is: else the next delivery counts this one, which may have begun."""
+        if self._spec.retry.attempts == 1 and item.attempts == 0 and item.source == "stream":
+            await self._worker.store.perform(WriteAttempts(item, None))
 
     def _let_go(self, item: WorkItem) -> None:
         if item.source != "stream":
@@ -172,15 +183,15 @@ class Intake:
             worker.arm()
 
     async def _fetch(self, consumer: Consumer, side: Side, credit: Credit, hold: Hold) -> list[JetStreamMessage]:
-        group = self._group if side == "stream" else None
+        group, wait_s = self._group if side == "stream" else None, self._idle_s[side]
         try:
             found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes, group=group)
             if found:
                 return found
             hold.resize(credit._replace(messages=1))
             began = self._loop.time()
-            found = await consumer.fetch(1, timeout=idle_s(self._idle_s), max_bytes=credit.bytes, group=group)
-            if self.partition is not None and self._loop.time() - began > self._idle_s + self._spec.ack_wait_s / 2:
+            found = await consumer.fetch(1, timeout=wait_s, max_bytes=credit.bytes, group=group)
+            if self.partition is not None and self._loop.time() - began > wait_s + self._spec.ack_wait_s / 2:
                 # This process was stopped meanwhile: what came may be with another reader by now.
                 await self._return(found)
                 return []
@@ -190,7 +201,7 @@ class Intake:
                 hold.resize(credit._replace(messages=0, bytes=0))
                 await self._worker.make_room()
                 return []
-            return await consumer.fetch(1, timeout=idle_s(self._idle_s), group=group)
+            return await consumer.fetch(1, timeout=wait_s, group=group)
 
     async def _return(self, found: Sequence[JetStreamMessage]) -> None:
         self._tenure = None
@@ -250,8 +261,10 @@ class Intake:
             self._worker.room.count_retry(item, -1)
 
     def expect_again(self, item: WorkItem) -> None:
-        """The item is not held any more, and its key waits for it."""
-        if item.key is not None:
+        """The item is not held any more, and its key waits for it, unless another reader looks after the key."""
+        if self._has_ended:
+            self._machine.lanes.gone(item.sequence)
+        elif item.key is not None:
             self.expected[item.sequence] = item.message.metadata.stream_sequence
             self.settle_expected()
 

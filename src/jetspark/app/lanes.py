@@ -199,10 +199,14 @@ class Lanes:
         """Hand out an item; its lane is busy until it leaves."""
         item = self.peek()
         if item is not None:
-            lane = self._ready.popleft()
-            lane.is_ready = False
-            lane.is_busy = True
+            self.start_first()
         return item
+
+    def start_first(self) -> None:
+        """Hand out what :meth:`peek` has just returned."""
+        lane = self._ready.popleft()
+        lane.is_ready = False
+        lane.is_busy = True
 
     def leave(self, item: WorkItem) -> None:
         """It is settled, or given back; the next of its lane may begin."""

@@ -3,7 +3,8 @@
 ====================  =========================  =================================================================
 ``ctx.once``          any async function         once its result is recorded it is never called again. A crash after
                                                  the effect and before the record repeats it, with the same
-                                                 idempotency key.
+                                                 idempotency key; so does a server that is away until the handler's
+                                                 time is over.
 ``ctx.tx``            keys of one bucket         exactly once: effects and the mark that the event is done are one
                                                  atomic batch.
 ====================  =========================  =================================================================
@@ -11,6 +12,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -26,6 +28,7 @@ from jetspark.aio.kv import KeyValue
 from jetspark.app.clock import seconds_now
 from jetspark.app.names import escape_token
 from jetspark.app.retry import RetryIn
+from jetspark.core.backoff import Backoff
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ T = TypeVar("T")
 
 # No event is delivered or redriven as the same attempt after this time; a redrive of an older one repeats its effects.
 RECORD_TTL_S = 7 * 86400.0
+# A record that is not answered is written again after these waits, until the handler's time is over.
+RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
 
 
 class OnceRecords:
@@ -73,8 +78,26 @@ class OnceRecords:
             with suppress(JetSparkError):
                 await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=RECORD_TTL_S)
             raise
-        await self._records.update(key, record, revision=claimed, ttl=RECORD_TTL_S)
+        await self._record(key, record, claimed)
         return value
+
+    async def _record(self, key: str, record: bytes, revision: int) -> None:
+        """Note what was done, however often it takes: what is done and not recorded would be done again."""
+        failures = 0
+        while True:
+            try:
+                await self._records.update(key, record, revision=revision, ttl=RECORD_TTL_S)
+                return
+            except Conflict:
+                # After a failure it may be our own, whose answer was lost. If not, another worker has claimed it since.
+                if not failures or (await self._records.get(key)).value != record:
+                    raise
+                return
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                failures += 1
+                await asyncio.sleep(RECORD_PAUSE.wait_s(failures))
 
     async def _claim(self, key: str) -> int | _Recorded:
         """The revision of our claim, or what was recorded.

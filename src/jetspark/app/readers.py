@@ -109,7 +109,9 @@ class PartitionReaders:
             self._tidying = None
 
     async def _hand_on(self, partition: int) -> None:
-        reader = self._readers.pop(partition)
+        reader = self._readers.pop(partition, None)
+        if reader is None:
+            return
         await reader.stop_pulling()
         await reader.end()
         await reader.give_back(running=False)

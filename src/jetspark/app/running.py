@@ -19,7 +19,7 @@ from jetspark.app.worker import HandlerWorker
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App, Lifespan
+    from jetspark.app.application import App
 
 __all__ = ["run_app"]
 
@@ -43,14 +43,10 @@ async def run_app(
     only: Collection[str],
     stop_timeout: float,
     apply: bool = False,
-    lifespans: Sequence[Lifespan] | None = None,
     live: LiveOptions | None = None,
     **options: Any,
 ) -> None:
-    """Run the handlers and projections of an application until cancelled, or until SIGTERM or Ctrl-C.
-
-    ``lifespans`` take the place of the application's own.
-    """
+    """Run the handlers and projections of an application until cancelled, or until SIGTERM or Ctrl-C."""
     known = {**app.handlers, **app.projections}
     unknown = sorted(set(only) - set(known))
     if unknown:
@@ -63,9 +59,8 @@ async def run_app(
     catalogue = app.catalogue
     catalogue.check()
     ended = asyncio.Event()
-    yielding = app.lifespans if lifespans is None else lifespans
     # Signals count from here on, also while it starts: what a lifespan opened is closed.
-    async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(yielding) as dependencies:
+    async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
         if apply:
             await apply_topology(client.jetstream(), app)
         else:

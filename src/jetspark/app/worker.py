@@ -23,7 +23,7 @@ from jetspark.app.intake import Intake
 from jetspark.app.lanes import WorkItem
 from jetspark.app.readers import PartitionReaders
 from jetspark.app.record_watch import Members, RecordWatch
-from jetspark.app.retry import Skip
+from jetspark.app.retry import Bury, Skip
 from jetspark.app.room import Room
 from jetspark.app.settling import (
     Acknowledge,
@@ -283,7 +283,10 @@ class HandlerWorker:
             self.log.warning(
                 "sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, type(error).__name__, error
             )
-        await self.steps(conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter))
+        decided = await self.steps(conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter))
+        if isinstance(decided, Bury):
+            end = "a dead letter" if self.spec.dead_letter else "dropped"
+            self.log.error("sequence %d: given up after %d attempts: %s", item.sequence, item.attempts, end)
         self.arm()
 
     async def _call(self, item: WorkItem) -> BaseException | None:

@@ -26,7 +26,7 @@ from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
-__all__ = ["JS_PULL", "JS_PULL_ACK"]
+__all__ = ["CONSUMER", "JS_PULL", "JS_PULL_ACK", "read_bare"]
 
 BATCH = 1000
 ACKS_PROCESSED_S = 30.0
@@ -79,51 +79,56 @@ def bare_fetch(job: Job) -> Values:
 
 
 def _read_bare(job: Job, *, requests: int) -> Values:
-    batch = BATCH // requests
     with _filled(job, "none") as stream:
-        connection, _ = dial(job.url)
-        body = json.dumps({"batch": batch, "expires": 60_000_000_000}).encode()
-        ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b bench.inbox.%b %d\r\n%b\r\n" % (
-            stream.encode(),
-            CONSUMER.encode(),
-            stream.encode(),
-            len(body),
-            body,
-        )
-        with connection:
-            connection.sendall(b"SUB bench.inbox.%b 1\r\n" % stream.encode())
-            connection.sendall(ask * requests)
-            data, wanted = b"", batch
-            received = 0
-            for count in (job.warmup, job.count):
-                received -= count
-                watch = Stopwatch()
-                payload = b""
-                while received < 0:
-                    chunk = connection.recv(READ_BYTES)
-                    if not chunk:
-                        raise ConnectionLost("the server closed the connection")
-                    data += chunk
-                    position, length, find = 0, len(data), data.find
-                    while (end_of_line := find(b"\r\n", position)) > 0:
-                        line = data[position:end_of_line]
-                        if line[:4] != b"MSG ":  # the server's PING, which it does not mind being ignored
-                            position = end_of_line + 2
-                            continue
-                        start = end_of_line + 2
-                        end = start + int(line[line.rfind(b" ") :])
-                        if end + 2 > length:
-                            break
-                        payload = data[start:end]
-                        received += 1
-                        wanted -= 1
-                        position = end + 2
-                        if not wanted:
-                            connection.sendall(ask)
-                            wanted = batch
-                    data = data[position:]
-                watch.stop()
-                assert payload
+        return read_bare(job, stream, requests=requests)
+
+
+def read_bare(job: Job, stream: str, *, requests: int = 2, verb: bytes = b"MSG ") -> Values:
+    """Read a stream through its consumer ``bench``; ``verb`` begins the frames of its messages."""
+    batch = BATCH // requests
+    connection, _ = dial(job.url)
+    body = json.dumps({"batch": batch, "expires": 60_000_000_000}).encode()
+    ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b bench.inbox.%b %d\r\n%b\r\n" % (
+        stream.encode(),
+        CONSUMER.encode(),
+        stream.encode(),
+        len(body),
+        body,
+    )
+    with connection:
+        connection.sendall(b"SUB bench.inbox.%b 1\r\n" % stream.encode())
+        connection.sendall(ask * requests)
+        data, wanted = b"", batch
+        received = 0
+        for count in (job.warmup, job.count):
+            received -= count
+            watch = Stopwatch()
+            payload = b""
+            while received < 0:
+                chunk = connection.recv(READ_BYTES)
+                if not chunk:
+                    raise ConnectionLost("the server closed the connection")
+                data += chunk
+                position, length, find = 0, len(data), data.find
+                while (end_of_line := find(b"\r\n", position)) > 0:
+                    line = data[position:end_of_line]
+                    if line[:4] != verb:  # the server's PING, which it does not mind being ignored
+                        position = end_of_line + 2
+                        continue
+                    start = end_of_line + 2
+                    end = start + int(line[line.rfind(b" ") :])
+                    if end + 2 > length:
+                        break
+                    payload = data[start:end]
+                    received += 1
+                    wanted -= 1
+                    position = end + 2
+                    if not wanted:
+                        connection.sendall(ask)
+                        wanted = batch
+                data = data[position:]
+            watch.stop()
+            assert payload
     return watch.values(job.count)
 
 

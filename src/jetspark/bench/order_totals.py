@@ -30,7 +30,7 @@ class Total(TypedDict):
 
 
 @app.projection("totals", events=[Paid], bucket="bench_totals")
-class Totals:
+class PaidTotals:
     def key(self, event: Paid) -> str:
         return event.order_id
 

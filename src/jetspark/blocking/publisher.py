@@ -21,7 +21,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, ConnectionLost, RequestTimeout
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, WhenFull, Window
+from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, PublishWindow, WhenFull
 
 if TYPE_CHECKING:
     from jetspark.blocking.client import Client
@@ -173,9 +173,9 @@ class WindowedPublisher:
     ) -> None:
         link = client._link
         self.link, self._connection = link, link.connection
-        self._runner: MachineRunner[Window] = MachineRunner(link, self._on_step, self._call_due)
+        self._runner: MachineRunner[PublishWindow] = MachineRunner(link, self._on_step, self._call_due)
         self.window = self._runner.run(
-            Window(
+            PublishWindow(
                 link.connection,
                 self._runner,
                 max_outstanding=max_outstanding,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,9 +17,12 @@ from jetspark.core.auth import Credentials, Token, UserPassword
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
     from jetspark.app import App
 
-__all__ = ["EXIT_DIFFERENCE", "AppName", "AsJson", "Servers", "connection_options", "load_app"]
+__all__ = ["EXIT_DIFFERENCE", "AppName", "AsJson", "Servers", "connection_options", "load_app", "with_server"]
+
+T = TypeVar("T")
 
 EXIT_DIFFERENCE = 3
 """Exit code of a command that found a difference, or a rule that is not kept."""
@@ -64,6 +69,19 @@ def load_app(name: str) -> App:
         what = "is no App" if found is not None else "is not there"
         raise ConfigError(f"{name!r}: {attribute!r} {what}; apps in {module_name}: {', '.join(apps) or 'none'}")
     return found
+
+
+def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
+    """Do something with an application and a connection."""
+    from jetspark import connect
+
+    declared = load_app(app)
+
+    async def run() -> T:
+        async with connect(**connection_options(servers)) as client:
+            return await work(client.jetstream(), declared)
+
+    return asyncio.run(run())
 
 
 def connection_options(servers: str | None) -> dict[str, Any]:

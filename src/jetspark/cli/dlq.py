@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from jetspark.cli.apps import AppName, AsJson, Servers, connection_options, load_app
+from jetspark.cli.apps import AppName, AsJson, Servers, with_server
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-    from jetspark.app import App
     from jetspark.app.dead_letters import StoredLetter
     from jetspark.app.redriving import LetterFilter, RedriveProgress
 
 __all__ = ["dlq"]
-
-T = TypeVar("T")
 
 dlq = typer.Typer(name="dlq", no_args_is_help=True, help="Dead letters: events that a handler could not handle.")
 
@@ -36,18 +30,6 @@ Where = Annotated[
     ),
 ]
 Letter = Annotated[int, typer.Argument(metavar="LETTER", help="The number in the first column of `dlq ls`.")]
-
-
-def _with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
-    from jetspark import connect
-
-    declared = load_app(app)
-
-    async def run() -> T:
-        async with connect(**connection_options(servers)) as client:
-            return await work(client.jetstream(), declared)
-
-    return asyncio.run(run())
 
 
 def _filter(handler: str | None, where: list[str] | None) -> LetterFilter:
@@ -71,7 +53,7 @@ def ls(
     from jetspark.app.redriving import read_letters
 
     chosen = _filter(handler, where)
-    letters = _with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
+    letters = with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
     if by is not None:
         counts = Counter(_group(each, by) for each in letters)
         if as_json:
@@ -97,7 +79,7 @@ def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson 
     """Show one letter with its event, its cause and its origin."""
     from jetspark.app.redriving import read_letter
 
-    found = _with_server(app, servers, lambda js, declared: read_letter(js, declared, letter))
+    found = with_server(app, servers, lambda js, declared: read_letter(js, declared, letter))
     fields = _fields(found) | _body(found)
     if as_json:
         typer.echo(json.dumps(fields, indent=2))
@@ -129,7 +111,7 @@ def redrive(
             typer.echo(str(progress))
 
     chosen = _filter(handler, where)
-    done = _with_server(
+    done = with_server(
         app,
         servers,
         lambda js, declared: run_redrive(
@@ -154,13 +136,13 @@ def discard(
 
     chosen = _filter(handler, where)
     if not yes:
-        letters = _with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
+        letters = with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
         count = sum(each.letter.status == "open" for each in letters)
         typer.echo(json.dumps({"would_discard": count}) if as_json else f"{count} letters; --yes discards them")
         return
     if not handler and not where:
         raise ConfigError("discard: expected --handler or --where, so that not everything goes by mistake")
-    count = _with_server(app, servers, lambda js, declared: discard_letters(js, declared, chosen))
+    count = with_server(app, servers, lambda js, declared: discard_letters(js, declared, chosen))
     typer.echo(json.dumps({"discarded": count}) if as_json else f"{count} letters discarded")
 
 
@@ -170,7 +152,7 @@ def export(app: AppName, handler: Handler = None, where: Where = None, servers: 
     from jetspark.app.redriving import read_letters
 
     chosen = _filter(handler, where)
-    for each in _with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen)):
+    for each in with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen)):
         typer.echo(json.dumps(_fields(each) | _body(each)))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +17,9 @@ from jetspark.aio.client import connect
 from jetspark.app import App
 from jetspark.app.provisioning import check_for_drift
 from jetspark.core.auth import Credentials, Token, UserPassword
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, UsageError
 
-__all__ = ["run_on_spark"]
+__all__ = ["run_on_spark", "spark_options"]
 
 # How soon a signal is noticed.
 POLL_S = 0.2
@@ -28,13 +30,20 @@ def run_on_spark(
     name: str, app: App, *, only: Sequence[str], apply: bool, checkpoint: str | None, options: dict[str, Any]
 ) -> None:
     """Fold until SIGTERM or Ctrl-C; then end with code 0. What is folded twice after that changes nothing."""
-    from jetspark.spark import run, session  # says which extra is missing, if it is
+    import jetspark.spark  # noqa: F401 - says which extra is missing, if it is
 
     asyncio.run(_prepare(app, options, apply=apply))
-    given = _spark_options(options)
+    given = spark_options(options)
+    with tempfile.TemporaryDirectory(prefix="jetspark-") as folder:
+        _fold(name, app, only, {"checkpoint": checkpoint or folder, **given})
+
+
+def _fold(name: str, app: App, only: Sequence[str], options: dict[str, Any]) -> None:
+    from jetspark.spark import run, session
+
     spark = session(f"jetspark-{app.name}")
     try:
-        query = run(name, spark, projections=only, checkpoint=checkpoint, **given)
+        query = run(name, spark, projections=only, **options)
         is_over = threading.Event()
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda *_: is_over.set())
@@ -43,10 +52,16 @@ def run_on_spark(
             pass
         if is_over.is_set():
             query.stop()
-        else:
-            query.awaitTermination()  # raises why it has ended
+        elif (failure := query.exception()) is not None:
+            raise _meaning(str(failure)) from failure
     finally:
         spark.stop()
+
+
+def _meaning(text: str) -> UsageError:
+    """What a worker of Spark has raised, without the traces of all that was around it."""
+    found = re.findall(r"jetspark\.errors\.\w+: (.+)", text)
+    return UsageError(found[-1] if found else text)
 
 
 async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
@@ -56,7 +71,7 @@ async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
         await check_for_drift(nc.jetstream(), app)
 
 
-def _spark_options(options: dict[str, Any]) -> dict[str, Any]:
+def spark_options(options: dict[str, Any]) -> dict[str, Any]:
     """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
     given = {"servers": options["servers"]}
     match options.get("auth"):

@@ -34,6 +34,8 @@ RELOAD_POLL_S = 0.5
 # A child that lived for this long did not die of what it began with.
 STEADY_S = 5.0
 RESTART_PAUSE = Backoff(first_s=0.2, max_s=30.0)
+# Somebody else ended it: the next one may well live.
+KILLED_PAUSE = Backoff(first_s=0.2, max_s=1.0)
 # A program that cannot start at all does not get better by itself.
 MAX_REFUSALS = 5
 # How long after their own time to finish children are ended the hard way.
@@ -59,7 +61,8 @@ class Slot:
         self.failures = self.failures + 1 if is_early else 0
         self.refusals = self.refusals + 1 if is_early and code > 0 else 0
         self.process = None
-        self.start_at = now + RESTART_PAUSE.wait_s(max(1, self.failures))
+        pause = RESTART_PAUSE if code > 0 else KILLED_PAUSE
+        self.start_at = now + pause.wait_s(max(1, self.failures))
 
 
 @dataclass(slots=True)

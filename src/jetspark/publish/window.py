@@ -49,7 +49,7 @@ from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import read_pub_ack
 
-__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "WhenFull", "Window", "WindowOptions"]
+__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "PublishWindow", "WhenFull", "WindowOptions"]
 
 # On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
 # there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
@@ -92,7 +92,7 @@ class Handle(Protocol):
     def set_exception(self, exception: Exception, /) -> None: ...
 
 
-class Window:
+class PublishWindow:
     """The outstanding messages of one publisher."""
 
     def __init__(

@@ -32,7 +32,16 @@ from pyspark.sql.streaming.datasource import (
 
 from jetspark.blocking import JetStream
 from jetspark.errors import DataLoss, JetSparkError
-from jetspark.spark.offsets import Limits, Offset, Position, Sizes, admit, check_filters, check_unchanged, position_of
+from jetspark.spark.offsets import (
+    Limits,
+    Offset,
+    Sizes,
+    StreamPosition,
+    admit,
+    check_filters,
+    check_unchanged,
+    position_of,
+)
 from jetspark.spark.options import LOSS_REMEDY, Connecting
 from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.retrying import patiently, will_pass
@@ -85,12 +94,12 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
         """Where a new query starts."""
 
-    def _start_of_added(self, head: Head) -> Position:
+    def _start_of_added(self, head: Head) -> StreamPosition:
         """Where a stream starts that the checkpoint does not have: at its first message, so that none is skipped."""
         return position_of(head, "earliest")
 
     @abstractmethod
-    def _without(self, missing: dict[str, Position]) -> None:
+    def _without(self, missing: dict[str, StreamPosition]) -> None:
         """The checkpoint has streams that the query no longer has.
 
         Raises:
@@ -139,7 +148,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if not self._heads:
             return None
-        streams = {head.stream: Position(head.created, head.next) for head in self._heads}
+        streams = {head.stream: StreamPosition(head.created, head.next) for head in self._heads}
         behind = {head.stream: max(0, head.next - self._ends.get(head.stream, head.next)) for head in self._heads}
         size = sum(behind[head.stream] * head.bytes_per_sequence for head in self._heads)
         # Spark only shows this. It has no other place for what a source written in Python has to say of itself.

@@ -35,8 +35,8 @@ from jetspark.state.scan import Head, Range
 __all__ = [
     "Limits",
     "Offset",
-    "Position",
     "Sizes",
+    "StreamPosition",
     "Where",
     "admit",
     "check_filters",
@@ -53,7 +53,7 @@ _READABLE = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     created: str
     next: int
     begin: int = 0
@@ -70,16 +70,16 @@ class Position:
         """Whether the next batch has to start at ``next``, or data is lost."""
         return not (self.is_earliest and self.begin == self.next)
 
-    def settled(self) -> Position:
+    def settled(self) -> StreamPosition:
         """The same place, as the end of a batch that reads nothing."""
-        return Position(self.created, self.next, self.next, not self.is_promised)
+        return StreamPosition(self.created, self.next, self.next, not self.is_promised)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"created": self.created, "from": self.begin, "next": self.next}
         return found | {"earliest": True} if self.is_earliest else found
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Position:
+    def from_json(cls, value: Mapping[str, Any]) -> StreamPosition:
         # Version 1 spelled the zone of a bucket's time another way.
         created = str(value["created"]).replace("+00:00", "Z")
         return cls(created, int(value["next"]), int(value["from"]), bool(value.get("earliest", False)))
@@ -89,7 +89,7 @@ class Position:
 class Offset:
     """The positions in all the streams of a query."""
 
-    streams: Mapping[str, Position]
+    streams: Mapping[str, StreamPosition]
     step: int = 0
     subjects: tuple[str, ...] | None = ()
     """The filters, sorted; none for everything. None: version 1, which did not note them."""
@@ -111,7 +111,7 @@ class Offset:
                 "the checkpoint is another source's or a newer release's"
             )
         try:
-            streams = {str(name): Position.from_json(entry) for name, entry in value["streams"].items()}
+            streams = {str(name): StreamPosition.from_json(entry) for name, entry in value["streams"].items()}
             subjects = None if value["version"] == 1 else tuple(sorted(map(str, value["subjects"])))
             return cls(streams, int(value["step"]), subjects)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -244,7 +244,7 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
     return ranges
 
 
-def position_of(head: Head, where: Where) -> Position:
+def position_of(head: Head, where: Where) -> StreamPosition:
     """Where reading starts in one stream.
 
     Raises:
@@ -256,4 +256,4 @@ def position_of(head: Head, where: Where) -> Position:
             f"startingOffsets={begin}: the next sequence of stream {head.stream!r} is {head.next}; "
             "expected that or one before"
         )
-    return Position(head.created, begin, is_earliest=where == "earliest")
+    return StreamPosition(head.created, begin, is_earliest=where == "earliest")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import ConfigError, MessageNotFound
-from jetspark.spark.offsets import Offset, Position
+from jetspark.spark.offsets import Offset, StreamPosition
 from jetspark.spark.stream.heads import heads_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def lag(query: StreamingQuery | Mapping[str, Any], js: JetStream) -> dict[str, L
         StreamNotFound: A stream was deleted.
     """
     progress = query if isinstance(query, Mapping) else query.lastProgress
-    positions: dict[str, tuple[Position, tuple[str, ...]]] = {}
+    positions: dict[str, tuple[StreamPosition, tuple[str, ...]]] = {}
     for source in (progress or {}).get("sources", ()):
         offset = _offset(source["endOffset"])
         if offset is not None:
@@ -74,7 +74,7 @@ def _offset(text: Any) -> Offset | None:
     return Offset.from_json(found)
 
 
-def _lag(js: JetStream, name: str, position: Position, subjects: tuple[str, ...]) -> Lag:
+def _lag(js: JetStream, name: str, position: StreamPosition, subjects: tuple[str, ...]) -> Lag:
     [head] = heads_of(js, [name])
     begin = max(head.first, position.next)
     messages = max(0, head.next - begin)

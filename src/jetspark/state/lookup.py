@@ -19,7 +19,7 @@ from jetspark.state.changes import (
     stored_sequence,
 )
 
-__all__ = ["Lookup", "lookup_requests", "stored_of"]
+__all__ = ["Lookup", "lookup_requests", "stored_delivery", "stored_of"]
 
 # nats-server answers a request for more subjects with 413.
 LOAD_KEYS = 1024
@@ -110,14 +110,13 @@ def stored_of(message: StoredMessage) -> Stored:
     )
 
 
-def _stored(raw: bytes, message: CoreMessage) -> Stored:
-    subject, revision = _field(raw, b"Nats-Subject"), _field(raw, b"Nats-Sequence")
-    if subject is None or revision is None:
-        raise ProtocolError(f"a direct message that does not say where it was: {raw[:200]!r}")
+def stored_delivery(subject: str, revision: int, message: CoreMessage) -> Stored:
+    """The same of a message that a consumer or a direct get has delivered."""
+    raw = message.raw_headers or b""
     is_mark = b"KV-Operation" in raw or b"Nats-Marker-Reason" in raw
     return Stored(
         subject,
-        int(revision),
+        revision,
         message.data,
         operation_of(message.headers) if is_mark else "put",
         stored_sequence(_field(raw, SEQUENCE_HEADER.encode())),
@@ -125,6 +124,13 @@ def _stored(raw: bytes, message: CoreMessage) -> Stored:
         _field(raw, STAMP_HEADER.encode()),
         _field(raw, MARK_HEADER.encode()),
     )
+
+
+def _stored(raw: bytes, message: CoreMessage) -> Stored:
+    subject, revision = _field(raw, b"Nats-Subject"), _field(raw, b"Nats-Sequence")
+    if subject is None or revision is None:
+        raise ProtocolError(f"a direct message that does not say where it was: {raw[:200]!r}")
+    return stored_delivery(subject, int(revision), message)
 
 
 def _field(raw: bytes, name: bytes) -> str | None:

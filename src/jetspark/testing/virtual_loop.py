@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import random
 import selectors
 import weakref
@@ -31,8 +30,6 @@ from jetspark.testing.network import Front, Network, VirtualClock, Wire
 __all__ = ["VirtualLoop", "VirtualProcess", "model_network", "run_in_virtual_time"]
 
 T = TypeVar("T")
-
-_numbers = itertools.count(1)
 
 # 2026-01-01T00:00:00Z: messages of the model have times of this century.
 BEGINNING = 1_767_225_600.0
@@ -89,7 +86,6 @@ class VirtualProcess:
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.name = f"process-{next(_numbers)}"
         self.is_killed = self.is_buried = False
         self._loop = loop
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
@@ -191,12 +187,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def rng(self) -> random.Random:
         """Where chance comes from for programs that know of virtual time: a seed is one course of events."""
         return self.network.rng
-
-    @property
-    def process_name(self) -> str:
-        """Of the :class:`VirtualProcess` that runs at the moment; empty outside of any."""
-        process = _current_process.get()
-        return "" if process is None else process.name
 
     def run_in_executor(  # type: ignore[override]  # the exact one needs type variables of Python 3.12
         self, executor: Any, func: Callable[..., T], *args: Any

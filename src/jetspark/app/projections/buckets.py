@@ -21,7 +21,7 @@ from jetspark.jetstream.kv import KVEntry
 
 __all__ = [
     "Alias",
-    "Place",
+    "ProjectionPlace",
     "alias_key",
     "alias_of",
     "check_version",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class Place(NamedTuple):
+class ProjectionPlace(NamedTuple):
     """Where a projection is."""
 
     bucket: str
@@ -44,7 +44,7 @@ class Place(NamedTuple):
         return json.dumps({"bucket": self.bucket, "version": self.version}, sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> Place:
+    def decode(cls, value: bytes) -> ProjectionPlace:
         """
         Raises:
             ProtocolError: It is no such record.
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 class Alias(NamedTuple):
     """A place, and the revision of the record that says so."""
 
-    place: Place
+    place: ProjectionPlace
     revision: int
     """0 if there is no record: the projection is where it declares."""
 
@@ -72,12 +72,12 @@ def alias_key(projection: str) -> str:
     return f"{projection}.bucket"
 
 
-def place_of(spec: ProjectionSpec, record: bytes | None) -> Place:
+def place_of(spec: ProjectionSpec, record: bytes | None) -> ProjectionPlace:
     """Where a projection is, according to its record; None if it has none."""
-    return Place(spec.bucket.bucket, spec.version) if record is None else Place.decode(record)
+    return ProjectionPlace(spec.bucket.bucket, spec.version) if record is None else ProjectionPlace.decode(record)
 
 
-def check_version(spec: ProjectionSpec, place: Place) -> Place:
+def check_version(spec: ProjectionSpec, place: ProjectionPlace) -> ProjectionPlace:
     """The place, if this code may fold into it.
 
     Raises:
@@ -106,10 +106,10 @@ async def find_place(records: KeyValue, spec: ProjectionSpec) -> Alias:
         entry = await records.get(alias_key(spec.name))
     except KeyNotFound:
         return Alias(place_of(spec, None), 0)
-    return Alias(Place.decode(entry.value), entry.revision)
+    return Alias(ProjectionPlace.decode(entry.value), entry.revision)
 
 
-async def swap(records: KeyValue, spec: ProjectionSpec, new: Place, *, revision: int) -> int:
+async def swap(records: KeyValue, spec: ProjectionSpec, new: ProjectionPlace, *, revision: int) -> int:
     """Say that a projection is in another bucket from now on; returns the revision of the record.
 
     Args:

@@ -8,6 +8,7 @@ given in place, and there is one form of the bytes: JSON with sorted keys.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import types
 import typing
@@ -18,6 +19,7 @@ import msgspec
 
 from jetspark.app.contracts import contract_of
 from jetspark.app.names import check_app_name
+from jetspark.app.projections.windows import Window
 from jetspark.app.tokens import escape, text_of
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -31,8 +33,16 @@ Invariant: TypeAlias = Callable[[Any], object]
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
+# What servers accept by default, with room for headers.
+MAX_STATE_BYTES = (1 << 20) - 4096
+
+
 class BrokenInvariant(Exception):
     """A state that must not be."""
+
+
+class StateTooLarge(Exception):
+    """A state that the bucket would not take."""
 
 
 class ProjectionSpec:
@@ -47,6 +57,7 @@ class ProjectionSpec:
         bucket: KVConfig | str,
         version: int = 1,
         invariants: Sequence[Invariant] = (),
+        window: Window | None = None,
     ) -> None:
         self.name = check_app_name(name)
         self.events = tuple(events)
@@ -66,6 +77,11 @@ class ProjectionSpec:
         self.plain_mark = str(version)
         """The mark of a state that is not parked."""
         self.invariants = tuple(invariants)
+        if window is not None and not isinstance(window, Window):
+            raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
+        self.window = window
+        limit = self.bucket.max_value_bytes or 0
+        self.max_state_bytes = max(limit - 1024, limit // 2) if limit > 0 else MAX_STATE_BYTES
         self.kind = kind
         self._fold = kind()
         self._key_of = _method(name, self._fold, "key", "event")
@@ -89,6 +105,14 @@ class ProjectionSpec:
             return tuple(dict.fromkeys(escape(text_of(each)) for each in found))
         return (escape(text_of(found)),)
 
+    def windowed_keys_of(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
+        """The keys with their windows, where the projection has windows; see :class:`Window`."""
+        keys = self.keys_of(event)
+        if self.window is None or not keys:
+            return keys
+        parts = self.window.parts(event, sent, stored_us)
+        return tuple(f"{key}.{part}" for key in keys for part in parts)
+
     def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
         """What an event makes of the state of a key: canonical JSON, or None for a key that has none.
 
@@ -107,6 +131,8 @@ class ProjectionSpec:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
         encoded = _encode(new)
+        if len(encoded) > self.max_state_bytes:
+            raise StateTooLarge(f"the state has {len(encoded)} bytes, and at most {self.max_state_bytes} can be stored")
         for invariant in self.invariants:
             if invariant(new) is False:
                 raise BrokenInvariant(f"{getattr(invariant, '__name__', invariant)} is not true of {encoded[:200]!r}")
@@ -118,8 +144,8 @@ class ProjectionSpec:
 
     @property
     def bucket_config(self) -> KVConfig:
-        """Its bucket as it has to be: fast ingest is what stores many keys at once."""
-        return dataclasses.replace(self.bucket, allow_batched=True)
+        """Its bucket as it has to be: fast ingest stores many keys at once, and a repair is an atomic batch."""
+        return dataclasses.replace(self.bucket, allow_batched=True, allow_atomic=True)
 
     def __repr__(self) -> str:
         return f"<Projection {self.name} version {self.version}: bucket {self.bucket.bucket}>"

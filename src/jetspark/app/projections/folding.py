@@ -11,17 +11,18 @@ Then, whatever an engine does twice or somebody else has done already, the bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import Decoded, RawHeaders, decode, decode_event
+from jetspark.app.envelope import Envelope, RawHeaders, read_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.core.subjects import is_subset
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
-__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row"]
+__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row", "Spread"]
 
 
 class Recorded(NamedTuple):
@@ -49,6 +50,10 @@ KeyRow: TypeAlias = tuple[str, int, Any]
 """Key, sequence and event of a row: what is left when the projection is known."""
 
 
+Spread: TypeAlias = "tuple[Recorded, Envelope | None, Any, list[tuple[str, tuple[str, ...]]], list[Failure]]"
+"""A message, its envelope, its event, its keys by projection, and why it has none for others."""
+
+
 class Failure(NamedTuple):
     """A message that no key can be parked for, because it cannot be read, or its key cannot be told."""
 
@@ -62,8 +67,6 @@ class Routing(NamedTuple):
 
     rows: list[Row]
     failures: list[Failure]
-    decoded: Decoded | None = None
-    """What was read; None if it could not be."""
 
 
 class Router:
@@ -79,54 +82,50 @@ class Router:
 
     @property
     def filters(self) -> list[str]:
-        """What has to be read: the subjects of all events."""
-        return list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+        """What has to be read: the subjects of all events. One within another is left out, as the server wants it."""
+        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
+        return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
 
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
-        try:
-            decoded = decode(message.subject, message.data, message.headers, self._catalogue)
-        except ContractViolation as error:
-            return Routing([], [Failure(tuple(self.specs), message.sequence, error)])
-        event = decoded.event
-        rows: list[Row] = []
-        failures: list[Failure] = []
-        for spec in self._of_kind.get(type(event), ()):
-            try:
-                rows += [Row(spec.name, key, message.sequence, event) for key in spec.keys_of(event)]
-            except Exception as error:
-                failures.append(Failure((spec.name,), message.sequence, error))
-        return Routing(rows, failures, decoded)
+        [(_, _, event, found, failures)] = self.spread([message])
+        rows = [Row(name, key, message.sequence, event) for name, keys in found for key in keys]
+        return Routing(rows, failures)
 
     def sort(
         self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]
     ) -> list[tuple[Recorded, list[Failure]]]:
-        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read.
-
-        As :meth:`route` does, in half the time.
-        """
+        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read."""
         failed: list[tuple[Recorded, list[Failure]]] = []
-        of_kind, catalogue = self._of_kind, self._catalogue
-        for message in messages:
-            sequence, subject, data, headers, _ = message
-            try:
-                event = decode_event(subject, data, headers, catalogue)
-            except ContractViolation as error:
-                failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
-                continue
-            failures = []
-            for spec in of_kind.get(type(event), ()):
-                try:
-                    keys = spec.keys_of(event)
-                except Exception as error:
-                    failures.append(Failure((spec.name,), sequence, error))
-                    continue
-                mine = rows[spec.name]
+        for message, _, event, found, failures in self.spread(messages):
+            for name, keys in found:
+                mine = rows[name]
                 for key in keys:
-                    mine.append((key, sequence, event))
+                    mine.append((key, message[0], event))
             if failures:
                 failed.append((message, failures))
         return failed
+
+    def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:
+        """The keys of each of many messages. This is the inner loop of all reading."""
+        of_kind, catalogue, nothing = self._of_kind, self._catalogue, list[Failure]()
+        for message in messages:
+            sequence, subject, data, headers, time_us = message
+            try:
+                envelope, _, event = read_event(subject, data, headers, catalogue)
+            except ContractViolation as error:
+                yield message, None, None, [], [Failure(tuple(self.specs), sequence, error)]
+                continue
+            found, failures = [], nothing
+            for spec in of_kind.get(type(event), ()):
+                try:
+                    if spec.window is None:
+                        found.append((spec.name, spec.keys_of(event)))
+                    else:
+                        found.append((spec.name, spec.windowed_keys_of(event, envelope.time, time_us)))
+                except Exception as error:
+                    failures = [*failures, Failure((spec.name,), sequence, error)]
+            yield message, envelope, event, found, failures
 
 
 class KeyState:

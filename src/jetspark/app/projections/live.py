@@ -29,12 +29,12 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts import Catalogue
 from jetspark.app.dead_letters import microseconds
 from jetspark.app.names import escape_token
-from jetspark.app.projections.buckets import Place, check_version, find_place, open_records, watch_place
+from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.marks import Parked, position_key
-from jetspark.app.projections.positions import Position, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, position_change, start_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.core.backoff import Backoff
@@ -68,8 +68,8 @@ class LiveOptions:
     cache_keys: int = 200_000
     """States kept in memory for each projection."""
     cache_bytes: int = 128 << 20
-    position_every_s: float = 1.0
-    """How often the position is written; what lies behind it is read again after a crash."""
+    position_every_s: float = 0.1
+    """How often the position is written: readers that wait for an event of another key wait for it."""
     lease_s: float = 10.0
     """How long a process that died holds the others up."""
 
@@ -106,29 +106,29 @@ class _Again(Exception):
 class _Place:
     """One projection in its bucket."""
 
-    def __init__(self, spec: ProjectionSpec, place: Place, js: JetStream, options: LiveOptions) -> None:
+    def __init__(self, spec: ProjectionSpec, place: ProjectionPlace, js: JetStream, options: LiveOptions) -> None:
         self.spec, self.place = spec, place
         self.states = LiveStates(spec, CacheLimits(options.cache_keys, options.cache_bytes))
         self.bucket: StateBucket
-        self.written: Position
+        self.written: FoldPosition
         """The position, as the bucket has it."""
         self.revision = 0
         self.start = 0
         # A procedure at a time: storing must not wait until something is loaded.
         self.loading, self.storing = ProcedureRunner(js), ProcedureRunner(js)
 
-    async def open(self, beginning: Position) -> None:
+    async def open(self, beginning: FoldPosition) -> None:
         self.bucket = await self.storing.run(open_bucket(self.place.bucket))
         found = await self._read_position()
         self.written = start_of(found, beginning, projection=self.spec.name, bucket=self.place.bucket)
         self.start = self.written.sequence
 
-    async def _read_position(self) -> Position | None:
+    async def _read_position(self) -> FoldPosition | None:
         # Of the leader: what a replica that is behind says may have been moved back since.
         key = position_key()
         current = (await self.storing.run(self.bucket.load_from_leader([key]))).get(key)
         self.revision = current.revision if current is not None else 0
-        return None if current is None or current.value is None else Position.decode(current.value)
+        return None if current is None or current.value is None else FoldPosition.decode(current.value)
 
     async def load(self, rows: Sequence[KeyRow]) -> None:
         """Have the states of these rows at hand."""
@@ -142,8 +142,7 @@ class _Place:
         Args:
             through: Everything up to this sequence is stored already.
         """
-        await self._make_sure()
-        changes = self.states.take()
+        changes = self.states.take(await self._make_sure())
         position: list[Change] = []
         if with_position and through > self.written.sequence:
             wanted = self.written._replace(sequence=through)
@@ -160,7 +159,7 @@ class _Place:
         counts.conflicts += len(conflicts)
         return not conflicts
 
-    async def _settle_position(self, wanted: Position, revision: int | None, is_conflict: bool) -> None:
+    async def _settle_position(self, wanted: FoldPosition, revision: int | None, is_conflict: bool) -> None:
         if not is_conflict and revision is not None:
             self.written, self.revision = wanted, revision
             return
@@ -170,16 +169,22 @@ class _Place:
             raise _Again(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
         self.written = found
 
-    async def _make_sure(self) -> None:
-        """Look again at keys of which it is not known what the bucket has."""
+    async def _make_sure(self) -> list[str] | None:
+        """Look again at keys of which it is not known what the bucket has.
+
+        Returns those that the leader was asked for because nothing is stored for them; None if that is not necessary.
+        """
         states, bucket = self.states, self.bucket
         if unsure := states.unsure():
             loaded = await self.storing.run(bucket.load_all(unsure))
             if bucket.is_replicated and (behind := states.behind(unsure, loaded)):
                 loaded |= await self.storing.run(bucket.load_from_leader(behind))
             states.look_again(unsure, loaded)
-        if bucket.is_replicated and (unchecked := states.unchecked()):
+        if not bucket.is_replicated:
+            return None
+        if unchecked := states.unchecked():
             states.look_again(unchecked, await self.storing.run(bucket.load_from_leader(unchecked)))
+        return unchecked
 
     async def consider_gone(self, gone: StateGone) -> None:
         """States are not there any more. All of them, and the position with them; or only some.
@@ -250,9 +255,9 @@ class _Engine:
             self._reader.cancel()
         self._work.set()
 
-    async def _open(self) -> Position:
+    async def _open(self) -> FoldPosition:
         stream = await self._js.stream(self._app.stream)
-        beginning = Position.beginning(self._app.stream, stream.cached_info.created)
+        beginning = FoldPosition.beginning(self._app.stream, stream.cached_info.created)
         await asyncio.gather(*(place.open(beginning) for place in self._places.values()))
         self._read = self._through = min(place.start for place in self._places.values())
         first = stream.cached_info.state.first_sequence
@@ -269,14 +274,14 @@ class _Engine:
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
-    async def _read_stream(self, beginning: Position) -> None:
+    async def _read_stream(self, beginning: FoldPosition) -> None:
         filters = self._router.filters
         options = OrderedOptions(filter_subjects=filters, start_sequence=self._read + 1)
         reading = Reading(context_of(self._js), self._app.stream, options)
         try:
             await reading.start()
             info = await (await self._js.stream(self._app.stream)).info()
-            if Position.beginning(self._app.stream, info.created) != beginning:
+            if FoldPosition.beginning(self._app.stream, info.created) != beginning:
                 raise _Again(f"stream {self._app.stream} was made anew")
             while messages := await reading.some():
                 for at in range(0, len(messages), PIECE):
@@ -440,6 +445,7 @@ class ProjectionWorker:
                 await self._work(lease, records)
             except LeaseLost as error:
                 _logger.warning("app %s: %s; it stands by", self.app.name, error)
+                await lease.leave(error.owner)
             finally:
                 self.is_active = False
                 await lease.release()
@@ -508,7 +514,7 @@ class ProjectionWorker:
         finally:
             self._engine = None
 
-    async def _follow(self, records: KeyValue, spec: ProjectionSpec, found: Mapping[str, Place]) -> None:
+    async def _follow(self, records: KeyValue, spec: ProjectionSpec, found: Mapping[str, ProjectionPlace]) -> None:
         """Notice that a projection was swapped to another bucket."""
         async for alias in watch_place(records, spec):
             if alias.place != found[spec.name]:

@@ -21,10 +21,10 @@ from jetspark.app.projections.marks import position_key
 from jetspark.errors import ProtocolError, UsageError
 from jetspark.state.changes import Change
 
-__all__ = ["Position", "position_change", "start_of"]
+__all__ = ["FoldPosition", "position_change", "start_of"]
 
 
-class Position(NamedTuple):
+class FoldPosition(NamedTuple):
     """A place in a stream."""
 
     stream: str
@@ -34,7 +34,7 @@ class Position(NamedTuple):
     repairs: int = 0
     """How many keys were repaired so far."""
 
-    def repaired(self, sequence: int) -> Position:
+    def repaired(self, sequence: int) -> FoldPosition:
         """What goes with a repaired state that has the events up to ``sequence``."""
         return self._replace(sequence=min(self.sequence, sequence), repairs=self.repairs + 1)
 
@@ -42,7 +42,7 @@ class Position(NamedTuple):
         return json.dumps(self._asdict(), sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> Position:
+    def decode(cls, value: bytes) -> FoldPosition:
         """
         Raises:
             ProtocolError: It is none.
@@ -56,11 +56,11 @@ class Position(NamedTuple):
         return found
 
     @classmethod
-    def beginning(cls, stream: str, created: datetime.datetime | None) -> Position:
+    def beginning(cls, stream: str, created: datetime.datetime | None) -> FoldPosition:
         return cls(stream, "" if created is None else created.isoformat(), 0)
 
 
-def start_of(stored: Position | None, beginning: Position, *, projection: str, bucket: str) -> Position:
+def start_of(stored: FoldPosition | None, beginning: FoldPosition, *, projection: str, bucket: str) -> FoldPosition:
     """Where a reader of the stream begins.
 
     Args:
@@ -81,6 +81,6 @@ def start_of(stored: Position | None, beginning: Position, *, projection: str, b
     return stored
 
 
-def position_change(position: Position, revision: int) -> Change:
+def position_change(position: FoldPosition, revision: int) -> Change:
     """The write of a position, if the record still has this revision; 0 if there is none."""
     return Change(position_key(), position.encode(), "put", position.sequence, revision)

@@ -19,7 +19,7 @@ it may have passed by others before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -52,7 +52,7 @@ class StateGone(Exception):
         """What parks these keys: they can only be rebuilt."""
 
 
-class _Key:
+class _CachedKey:
     """A key in hand."""
 
     __slots__ = ("is_sure", "rows", "sent", "sent_rows", "size", "state")
@@ -74,8 +74,8 @@ class LiveStates:
     def __init__(self, spec: ProjectionSpec, limits: CacheLimits) -> None:
         self.spec = spec
         self._limits = limits
-        self._keys: dict[str, _Key] = {}
-        self._dirty: dict[str, _Key] = {}
+        self._keys: dict[str, _CachedKey] = {}
+        self._dirty: dict[str, _CachedKey] = {}
         self._size = 0
         self.applied = self.known = self.waiting = 0
         self.parked: dict[str, Parked] = {}
@@ -100,7 +100,7 @@ class LiveStates:
             UsageError: Another version of the projection has made a state.
         """
         for key in keys:
-            entry = _Key(KeyState(self.spec, key, loaded.get(key, NOTHING)))
+            entry = _CachedKey(KeyState(self.spec, key, loaded.get(key, NOTHING)))
             self._keys[key] = entry
             self._measure(key, entry)
             self._note_parked(key, entry)
@@ -156,16 +156,25 @@ class LiveStates:
         """
         self._rebase({key: loaded.get(key, NOTHING) for key in keys})
 
-    def take(self) -> list[Change]:
-        """Everything that has to be stored. What comes meanwhile is stored the next time."""
+    def take(self, checked: Collection[str] | None = None) -> list[Change]:
+        """Everything that has to be stored. What comes meanwhile is stored the next time.
+
+        Args:
+            checked: The keys of :meth:`unchecked` that the leader was asked for. Those that came since wait for the
+                next time. None where nobody has to be asked.
+        """
         spec, changes = self.spec, []
+        waiting: dict[str, _CachedKey] = {}
         for key, entry in self._dirty.items():
             change = entry.state.change(spec, key)
             if change is not None:
                 entry.sent, entry.sent_rows = change, entry.rows
                 changes.append(change)
+            elif checked is not None and entry.state.value is None and key not in checked:
+                waiting[key] = entry
+                continue
             entry.rows = []
-        self._dirty = {}
+        self._dirty = waiting
         return changes
 
     def settle(self, changes: Iterable[Change], outcome: Outcome) -> None:
@@ -241,12 +250,12 @@ class LiveStates:
                 del self._keys[key]
                 self._size -= entry.size
 
-    def _measure(self, key: str, entry: _Key) -> None:
+    def _measure(self, key: str, entry: _CachedKey) -> None:
         size = ENTRY_BYTES + len(key) + 2 * len(entry.state.value or b"")
         self._size += size - entry.size
         entry.size = size
 
-    def _note_parked(self, key: str, entry: _Key) -> None:
+    def _note_parked(self, key: str, entry: _CachedKey) -> None:
         if entry.state.parked is not None:
             self.parked[key] = entry.state.parked
         else:

@@ -78,6 +78,7 @@ async def run_handler(
     attempt: int = 1,
     recorded: Mapping[str, Any] | None = None,
     state: Mapping[str, bytes] | None = None,
+    is_done: bool = False,
 ) -> HandlerRun:
     """Run a handler once with an event, and return what it did and what would become of the event.
 
@@ -95,6 +96,7 @@ async def run_handler(
         attempt: 1 for the first.
         recorded: Effects of ``ctx.once`` that were done and recorded by an attempt before, with their results.
         state: Of ``idempotent="transaction"``: what is in its bucket.
+        is_done: Of ``idempotent="transaction"``: the event was done before, and its mark is in the bucket.
 
     Raises:
         InvalidEvent: The event breaks its contract.
@@ -105,6 +107,8 @@ async def run_handler(
     events = event if isinstance(event, list) else [event]
     decoded = [_decode(each, id if index == 0 else f"{id}-{index}", source, now) for index, each in enumerate(events)]
     run = _SingleRun(spec, source, app, now, attempt, recorded or {}, state or {})
+    if is_done:
+        await run.mark_done(decoded[0])
     wants_context, arguments = plan_arguments(spec.function, spec.name, Dependencies(dependencies))
     if spec.batch is not None:
         if wants_context:
@@ -157,6 +161,10 @@ class _SingleRun:
         self._log.parent = logging.getLogger(self._log.name)
         self._log.addHandler(_Collect(self.result.logged))
 
+    async def mark_done(self, decoded: Decoded) -> None:
+        """As an attempt before has done."""
+        await EffectTransaction(self._bucket.as_kv(), self._spec.name, decoded.id).commit()
+
     async def handle(self, decoded: Decoded, arguments: dict[str, Any]) -> None:
         spec = self._spec
         context = self._context(decoded)
@@ -171,6 +179,8 @@ class _SingleRun:
         transaction = None
         if spec.idempotent == "transaction":
             transaction = EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id)
+            if await transaction.is_done():
+                return
             context.begin(transaction)
         returned = await spec.function(decoded.event, **named)
         if returned is not None:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from jetspark.app.application import App, Lifespan
+from jetspark.app.testing.copies import changed_app
 
 __all__ = ["DependencySwitch", "with_switch"]
 
@@ -76,10 +77,7 @@ def _switched(function: Callable[..., Any], switch: DependencySwitch, name: str)
 
 def with_switch(app: App, switch: DependencySwitch) -> App:
     """The same application, whose dependencies can be switched off."""
-    switched = object.__new__(type(app))
-    switched.__dict__.update(app.__dict__)
-    switched.lifespans = [_switched_lifespan(each, switch) for each in app.lifespans]
-    return switched
+    return changed_app(app, lifespans=[_switched_lifespan(each, switch) for each in app.lifespans])
 
 
 def _switched_lifespan(lifespan: Lifespan, switch: DependencySwitch) -> Lifespan:

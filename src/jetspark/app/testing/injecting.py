@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.app.application import App, HandlerFunction
+from jetspark.app.testing.copies import with_specs
 from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment
 from jetspark.testing.network import Front, Publication
 
@@ -94,13 +95,7 @@ class Injector:
 
 def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], Any]) -> App:
     """The same application, whose handlers tell when they begin and end."""
-    watched = object.__new__(type(app))
-    watched.__dict__.update(app.__dict__)
-    watched.handlers = {
-        name: dataclasses.replace(spec, function=_watched(spec.function, name, at_run))
-        for name, spec in app.handlers.items()
-    }
-    return watched
+    return with_specs(app, lambda spec: dataclasses.replace(spec, function=_watched(spec.function, spec.name, at_run)))
 
 
 def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment, str, Any], Any]) -> HandlerFunction:

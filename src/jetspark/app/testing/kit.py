@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client, connect
@@ -29,10 +29,12 @@ from jetspark.app.letters import DeadEvent
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
 from jetspark.app.running import run_app
+from jetspark.app.testing.copies import with_dependencies, without_partitions
 from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
+from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
 from jetspark.app.topology import ConsumerPlace
-from jetspark.errors import ContractViolation, RequestTimeout, UsageError
+from jetspark.errors import ConfigError, ContractViolation, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer
 from jetspark.testing.network import Network
@@ -71,13 +73,15 @@ class TestApp:
         seed: int = 0,
         dependencies: Iterable[Any] | None = None,
     ) -> None:
-        self.app = app
-        self._dependencies = None if dependencies is None else tuple(dependencies)
+        if dependencies is not None:
+            app = with_dependencies(app, dependencies)
+        self.app = app if server is not None else without_partitions(app)
         self._virtual = VirtualStage(seed) if server is None else None
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
         """Sees every step of the workers, in virtual time."""
         self._consumers: Sequence[ConsumerPlace] = ()
+        self._readers: VirtualReaders | None = None
         self._client: AppClient
         self._connection: Client
         self._workers: asyncio.Task[None] | None = None
@@ -156,6 +160,14 @@ class TestApp:
                 if isinstance(event, kind):
                     found.append(event)
         return found
+
+    def state(self, projection: str) -> dict[str, Any]:
+        """The states of a projection, by key, as its ``apply`` gets them."""
+        if projection not in self.app.projections:
+            known = ", ".join(sorted(self.app.projections)) or "none"
+            raise ConfigError(f"projection={projection!r}: expected one of the app's projections; it has {known}")
+        spec = self.app.projections[projection]
+        return self._stage.drive(read_states(self._stage, self._client.js, self.app, spec))
 
     @property
     def dead_letters(self) -> list[DeadEvent]:
@@ -266,6 +278,7 @@ class TestApp:
         )
         await apply_topology(self._connection.jetstream(), self.app)
         self._consumers = self.app.topology().consumers
+        self._readers = VirtualReaders(self._virtual, self.app) if self._virtual is not None else None
         self._client = await self._exits.enter_async_context(self.app.connect(stage.url, **stage.connect_options))
         if self._virtual is not None:
             self.injector = Injector(
@@ -277,22 +290,23 @@ class TestApp:
         await self._settle(STOP_TIMEOUT_S)  # by then the workers are at work
 
     def _start_workers(self) -> None:
-        if not self.app.handlers:
+        if not self.app.handlers and not self.app.projections:
             return
         stage = self._stage
         app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
-        lifespans = None if self._dependencies is None else [self._instead_of_lifespans]
         work = run_app(
-            app, stage.url, only=(), stop_timeout=STOP_TIMEOUT_S, lifespans=lifespans, **stage.connect_options
+            app,
+            stage.url,
+            only=(),
+            stop_timeout=STOP_TIMEOUT_S,
+            live=None if self._virtual is None else VIRTUAL_LIVE,
+            **stage.connect_options,
         )
         if self._virtual is None:
             self._workers = asyncio.get_running_loop().create_task(work)
         else:
             self._process = VirtualProcess(self._virtual.loop)
             self._workers = self._process.start(work)
-
-    async def _instead_of_lifespans(self) -> AsyncIterator[Any]:
-        yield self._dependencies
 
     async def _stop(self) -> None:
         workers = self._workers
@@ -328,8 +342,12 @@ class TestApp:
 
     async def _busy(self) -> str:
         """What handlers have to do, in words; empty if nothing."""
-        if self.app.handlers and self._workers is None:
+        if self._killed and self._workers is None:
             return "the workers are dead and start again soon"
+        if self.app.projections:
+            readers = self._readers
+            if readers.are_busy() if readers is not None else await is_behind(self._client.js, self.app):
+                return "projections have events to fold"
         for place in self._consumers:
             if await self._stage.is_busy(self._client.js, place):
                 handler = (place.config.metadata or {}).get("jetspark-handler", place.name)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jetspark.app.application import App
-from jetspark.app.testing.failures import FAILURES, Failure, Scenario
+from jetspark.app.testing.copies import with_dependencies, with_replicas
+from jetspark.app.testing.failures import FAILURES, NamedFailure, Scenario
 from jetspark.app.testing.flaky import DependencySwitch, with_switch
 from jetspark.app.testing.kit import TestApp
 from jetspark.app.testing.observing import ObservedRun, RunObserver
@@ -87,6 +88,7 @@ async def check_reliability(
     *events: Any,
     effects: Callable[[], Iterable[Any]] | None = None,
     reset: Callable[[], object] | None = None,
+    dependencies: Iterable[Any] | None = None,
     handler: str | None = None,
     skip: Collection[str] = (),
     seed: int = 0,
@@ -94,19 +96,20 @@ async def check_reliability(
     """Run an application with events once for each failure, in virtual time, and compare with a run without any.
 
     Args:
-        app: The application. What its lifespans yield should be fakes that the test can look at.
+        app: The application, with fakes of what it calls.
         events: What is published. A single one is published three times, with three ids. All must be handled, without
             dead letters, where nothing fails.
         effects: Returns everything that handlers have done outside so far, such as ``lambda: bank.charges``; it may
             grow from run to run. Without it, only events, buckets and dead letters are compared.
         reset: Called before each run. Ids and idempotency keys are the same in every run, so a fake that remembers them
             has to forget them here.
+        dependencies: What handlers get instead of what the lifespans yield, as in ``TestApp``.
         handler: Faults hit this one; any, if not given.
         skip: Names of failures to leave out; ``jetspark.app.testing.FAILURES`` has them all.
 
     Returns:
-        The table. A failure that cannot happen to this application (it calls nothing, publishes nothing, has one
-        replica) is a row of dashes.
+        The table. A failure that cannot happen to this application, because it calls nothing or publishes nothing, is a
+        row of dashes.
 
     Raises:
         UnreliableHandler: Some cell is wrong.
@@ -116,6 +119,8 @@ async def check_reliability(
     if unknown := sorted(set(skip) - set(known)):
         raise ConfigError(f"skip={unknown}: expected some of {', '.join(map(repr, known))}")
     _check_events(app, events, handler)
+    if dependencies is not None:
+        app = with_dependencies(app, dependencies)
     several = list(events) if len(events) > 1 else [events[0]] * COPIES
     report = ReliabilityReport(app=app.name)
     calm: ObservedRun | None = None
@@ -148,13 +153,15 @@ def _check_events(app: App, events: Sequence[Any], handler: str | None) -> None:
 
 async def _observe(
     app: App,
-    failure: Failure,
+    failure: NamedFailure,
     events: Sequence[Any],
     effects: Callable[[], Iterable[Any]] | None,
     handler: str | None,
     seed: int,
 ) -> ObservedRun:
     switch = DependencySwitch()
+    if failure.needs_replicas:
+        app = with_replicas(app)
     before = list(effects()) if effects is not None else []
     async with TestApp(with_switch(app, switch), seed=seed) as test:
         observer = RunObserver(app, test.injector)
@@ -173,19 +180,19 @@ async def _observe(
     return observed
 
 
-def _judge(failure: Failure, observed: ObservedRun, calm: ObservedRun) -> ReliabilityRow:
+def _judge(failure: NamedFailure, observed: ObservedRun, calm: ObservedRun) -> ReliabilityRow:
     scenario = observed.scenario
     assert scenario is not None
     row = ReliabilityRow(name=failure.name, cells=dict.fromkeys(COLUMNS, NOT_APPLICABLE), attempts=observed.starts)
     if not scenario.has_happened:
         return row
     row.cells = {
-        "effects": _effects(observed, calm, may_repeat=failure.may_repeat_effects),
+        "effects": _effects(observed, calm, may_repeat=failure.may_repeat),
         "published": _published(observed, calm),
         "state": _state(observed, calm),
         "letters": "; ".join(scenario.letter_problems + _letters(observed, scenario)),
         "order": observed.order_problem,
-        "end": observed.end,
+        "end": "; ".join(each for each in (observed.end, scenario.run_problem) if each),
     }
     return row
 

@@ -11,10 +11,12 @@ has moved the position back and counted itself, so a position with another count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jetspark.app.projections.positions import Position
 from jetspark.errors import UsageError
+
+if TYPE_CHECKING:
+    from jetspark.app.projections.positions import FoldPosition
 
 __all__ = ["Covered", "advance", "check_reach", "merge"]
 
@@ -27,7 +29,7 @@ class Covered(NamedTuple):
     """The first that is not among them."""
     is_earliest: bool = False
     """There is nothing before ``start``, and nobody was promised anything."""
-    positions: tuple[Position, ...] = ()
+    positions: tuple[FoldPosition, ...] = ()
     """Those of the buckets, before anything was loaded from them."""
 
 
@@ -44,14 +46,14 @@ def merge(parts: Iterable[Covered]) -> Covered | None:
     return whole
 
 
-def check_reach(bucket: str, position: Position, start: int, *, is_earliest: bool) -> None:
+def check_reach(bucket: str, position: FoldPosition, start: int, *, is_earliest: bool) -> None:
     """That a bucket has everything that comes before a sequence.
 
     Raises:
         UsageError: Something between the two is missing.
     """
     have = position.sequence
-    if is_earliest or have >= start - 1:
+    if _is_reached(have, start, is_earliest):
         return
     raise UsageError(
         f"bucket {bucket} has everything up to sequence {have}, and this begins at {start}: folding it would leave out "
@@ -60,14 +62,25 @@ def check_reach(bucket: str, position: Position, start: int, *, is_earliest: boo
     )
 
 
-def advance(known: Position, stored: Position, whole: Covered) -> Position | None:
+def advance(known: FoldPosition, stored: FoldPosition, whole: Covered) -> FoldPosition | None:
     """The position of a bucket after a part was stored in it; None to leave it as it is.
 
     Args:
         known: What it was before anything was loaded.
         stored: What it is now.
     """
-    is_reached = whole.is_earliest or stored.sequence >= whole.start - 1
+    # Not above: most of Spark's processes plan and do without it, and what it imports.
+    from jetspark.app.projections.positions import FoldPosition
+
+    is_reached = _is_reached(stored.sequence, whole.start, whole.is_earliest)
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
         return None
-    return Position(stored.stream, stored.created, whole.end - 1, stored.repairs)
+    return FoldPosition(stored.stream, stored.created, whole.end - 1, stored.repairs)
+
+
+def _is_reached(have: int, start: int, is_earliest: bool) -> bool:
+    """Whether a bucket with everything up to ``have`` has everything before ``start``.
+
+    An empty one does if the stream begins there. One that is not has lost what the stream has removed since.
+    """
+    return have >= start - 1 or (is_earliest and have == 0)

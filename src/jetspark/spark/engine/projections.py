@@ -144,10 +144,10 @@ def backfill(
         ConfigError, UsageError: As :func:`run`.
     """
     plan = _Plan.of(app, spark, servers, projections, buckets, options)
-    first, last = plan.bounds(from_sequence, to_sequence)
+    begin, first, last = plan.bounds(from_sequence, to_sequence)
     report = f"spark.{uuid.uuid4().hex}"
     given = plan.options | {
-        "startingOffsets": "earliest" if from_sequence is None or from_sequence <= first else str(from_sequence),
+        "startingOffsets": begin,
         "endingOffsets": str(last + 1),
         "letters": option_text(letters),
         "report": f"{projection_bucket(plan.app.name)}/{report}",
@@ -182,8 +182,8 @@ def fold_states(
     if importlib.util.find_spec("pandas") is None:
         raise ConfigError("jetspark.spark.fold_states: Spark needs pandas for it: pip install 'pandas>=2.2,<3'")
     plan = _Plan.of(app, spark, servers, projections, None, options, is_stored=False)
-    _, last = plan.bounds(None, to_sequence)
-    given = plan.options | {"startingOffsets": "earliest", "endingOffsets": str(last + 1)}
+    begin, _, last = plan.bounds(None, to_sequence)
+    given = plan.options | {"startingOffsets": begin, "endingOffsets": str(last + 1)}
     frame = _together(spark.read.format(FORMAT).options(**given).load(), partitions)
     return frame.mapInArrow(functools.partial(_states, given), _STATES)
 
@@ -248,11 +248,11 @@ class _Plan:
         register(spark)
         if not is_stored:
             return cls(declared, {}, options | {"stored": "false"}, connecting)
-        found = dict(patiently(connecting, lambda js: _places(js, declared, names), is_first_contact=True))
-        options["records"] = projection_bucket(declared.name)
-        if buckets:
-            found |= {name: bucket for name, bucket in buckets.items() if name in names}
-            del options["records"]
+        found = {name: bucket for name, bucket in (buckets or {}).items() if name in names}
+        if not found:
+            options["records"] = projection_bucket(declared.name)
+        others = [name for name in names if name not in found]
+        found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
         options["buckets"] = option_text([found[name] for name in names])
         return cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options))
 
@@ -262,14 +262,15 @@ class _Plan:
         lowest = min(position.sequence for position, _ in positions)
         return "earliest" if lowest == 0 else str(lowest + 1)
 
-    def bounds(self, first: int | None, last: int | None) -> tuple[int, int]:
-        """The sequences that there are of a range, both inclusive."""
-        [head] = patiently(self.connecting, lambda js: heads_of(js, [self.app.stream]), is_first_contact=True)
-        low = head.first if first is None else max(first, head.first) if first >= 1 else first
-        high = head.next - 1 if last is None else min(last, head.next - 1)
-        if low < 1 or (last is not None and last < low):
+    def bounds(self, first: int | None, last: int | None) -> tuple[str, int, int]:
+        """Where a range begins, in the words of the source; and its first and last sequence, as far as there are."""
+        if first is not None and (first < 1 or (last is not None and last < first)):
             raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences from 1 on, in this order")
-        return low, high
+        [head] = patiently(self.connecting, lambda js: heads_of(js, [self.app.stream]), is_first_contact=True)
+        high = head.next - 1 if last is None else min(last, head.next - 1)
+        if first is None or first <= head.first:
+            return "earliest", head.first, high
+        return str(first), first, high
 
     def take_report(self, key: str) -> dict[str, int]:
         """What the last task has said, which nobody needs afterwards."""

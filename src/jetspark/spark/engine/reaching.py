@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from jetspark.app.projections.buckets import Place, alias_key
+from jetspark.app.projections.buckets import ProjectionPlace, alias_key
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import Position, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, position_change, start_of
 from jetspark.blocking import JetStream
 from jetspark.errors import KeyNotFound, MessageNotFound, UsageError
 from jetspark.jetstream.kv import subject_of
@@ -26,14 +26,14 @@ _logger = logging.getLogger("jetspark.spark")
 MAX_ROUNDS = 20
 
 
-def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Position, int]]:
+def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[FoldPosition, int]]:
     """The position of each bucket, at the beginning if it has none, and its revision.
 
     Raises:
         UsageError: A bucket was made of another stream.
     """
     created = js.stream(options.stream[0]).cached_info.created
-    beginning = Position.beginning(options.stream[0], created)
+    beginning = FoldPosition.beginning(options.stream[0], created)
     found = []
     for name, bucket in zip(options.projections, options.buckets, strict=True):
         stored, revision = _read(js, bucket)
@@ -41,13 +41,13 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Posi
     return found
 
 
-def _read(js: JetStream, bucket: str) -> tuple[Position | None, int]:
+def _read(js: JetStream, bucket: str) -> tuple[FoldPosition | None, int]:
     try:
         # Of the leader: a replica may not have what the batch before has written.
         last = js.stream(f"KV_{bucket}").get_message(last_for=subject_of(bucket, position_key()), direct=False)
     except MessageNotFound:
         return None, 0
-    return (Position.decode(last.data) if last.data else None), last.sequence
+    return (FoldPosition.decode(last.data) if last.data else None), last.sequence
 
 
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:
@@ -72,7 +72,7 @@ def _check_places(js: JetStream, options: ProjectionOptions) -> None:
     records = js.kv(options.records)
     for name, bucket in zip(options.projections, options.buckets, strict=True):
         try:
-            place = Place.decode(records.get(alias_key(name)).value)
+            place = ProjectionPlace.decode(records.get(alias_key(name)).value)
         except KeyNotFound:
             continue
         if place.bucket != bucket:

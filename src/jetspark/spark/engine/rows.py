@@ -111,27 +111,26 @@ class RouteRows:
         sequences: list[int] = []
         readings: list[int] = []
         contents: list[bytes] = []
-        route, numbers, target_of, filters = self._router.route, self._readings, self._targets, self._filters
-        for message in messages:
-            if filters and not any(matches(each, message.subject) for each in filters):
-                continue
-            rows, failures, decoded = route(message)
+        numbers, target_of = self._readings, self._targets
+        if self._filters:
+            messages = (each for each in messages if any(matches(one, each.subject) for one in self._filters))
+        for message, envelope, _, found, failures in self._router.spread(messages):
             if failures:
                 targets.append(LETTER)
                 keys.append(str(message.sequence))
                 sequences.append(message.sequence)
                 readings.append(0)
                 contents.append(_unreadable(message, failures))
-            if not rows or decoded is None:
+            if not found or envelope is None:
                 continue
-            envelope = decoded.envelope
             number, data = numbers[envelope.type, envelope.schemaversion or 1], bytes(envelope.data)
-            for projection, key, sequence, _ in rows:
-                targets.append(target_of[projection])
-                keys.append(key)
-                sequences.append(sequence)
-                readings.append(number)
-                contents.append(data)
+            for projection, its_keys in found:
+                for key in its_keys:
+                    targets.append(target_of[projection])
+                    keys.append(key)
+                    sequences.append(message.sequence)
+                    readings.append(number)
+                    contents.append(data)
         return self._made(targets, keys, sequences, readings, contents)
 
     def _made(self, *columns: list[Any]) -> pa.RecordBatch:

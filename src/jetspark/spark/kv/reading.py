@@ -31,7 +31,7 @@ from jetspark.spark.connections import runner_for
 from jetspark.spark.following import PATIENCE_S, Follower
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
 from jetspark.spark.kv.rows import ChangeColumns, TableRows
-from jetspark.spark.offsets import Limits, Offset, Position, Sizes
+from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.retrying import will_pass
@@ -262,9 +262,9 @@ class ChangeReader(Follower):
         begin = head.first if start == "earliest" else head.next if start == "latest" else int(start)
         if begin > head.next:
             raise ConfigError(f"{FORMAT}: startingOffsets={begin}: the bucket is at {head.next - 1}")
-        return Offset({head.stream: Position(head.created, begin, is_earliest=start == "earliest")})
+        return Offset({head.stream: StreamPosition(head.created, begin, is_earliest=start == "earliest")})
 
-    def _without(self, missing: dict[str, Position]) -> None:
+    def _without(self, missing: dict[str, StreamPosition]) -> None:
         known = ", ".join(sorted(each.removeprefix("KV_") for each in missing))
         raise ConfigError(
             f"{FORMAT}: bucket={self._options.bucket!r}: the checkpoint is of {known!r}; start with a new checkpoint"

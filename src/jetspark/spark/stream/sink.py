@@ -165,7 +165,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return StreamWriter(read, Layout.of(schema, subject=read.subject, msg_id_column=read.msg_id_column))
 
 
-class Place(NamedTuple):
+class TaskPlace(NamedTuple):
     """Which rows a task writes: the same in every attempt."""
 
     query: str
@@ -187,7 +187,7 @@ class Unnamed(NamedTuple):
     run: str
     write: str
 
-    def check_is_alone(self, committed: Committed | None, place: Place) -> None:
+    def check_is_alone(self, committed: Committed | None, place: TaskPlace) -> None:
         """
         Raises:
             UsageError: Another write of this run has written the batch to the same target.
@@ -206,7 +206,7 @@ class Unnamed(NamedTuple):
 class PartWritten(WriterCommitMessage):
     """What became of a partition."""
 
-    place: Place
+    place: TaskPlace
     rows: int
     sent: int = 0
     """Of them, those handed to the stream, which may know some; the others were found to be stored."""
@@ -231,15 +231,15 @@ class BatchWriter(DataSourceArrowWriter):
         options, partition = self._options, context.partitionId()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
-            return Task(options, self._layout, Place(self._job, 0, partition))
+            return Task(options, self._layout, TaskPlace(self._job, 0, partition))
         if options.write_id is not None:
-            return Task(options, self._layout, Place(f"{query}-{options.write_id}", int(batch), partition))
+            return Task(options, self._layout, TaskPlace(f"{query}-{options.write_id}", int(batch), partition))
         run = context.getLocalProperty(RUN_ID) or ""
         if options.keeps_ledger and _is_run_id(run):
-            place = Place(f"{query}-{options.target_name()}", int(batch), partition)
+            place = TaskPlace(f"{query}-{options.target_name()}", int(batch), partition)
             return Task(options, self._layout, place, Unnamed(run, self._write))
         # Two writes to the same target could not be told from one that is repeated. Rather stored twice than lost.
-        task = Task(options, self._layout, Place(self._write, 0, partition))
+        task = Task(options, self._layout, TaskPlace(self._write, 0, partition))
         if options.exactly_once:
             why = f"the job group is {run!r}, not Spark's own" if options.keeps_ledger else "ledger=false"
             task.complain(
@@ -287,7 +287,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"jetstream: Spark did not say which query and batch this is ({QUERY_ID}, {BATCH_ID}): this version of "
                 "Spark is not supported"
             )
-        return Task(self._options, self._layout, Place(query, int(batch), context.partitionId())).run(iterator)
+        return Task(self._options, self._layout, TaskPlace(query, int(batch), context.partitionId())).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _commit(self._options, _written(messages))
@@ -414,7 +414,7 @@ _NEEDS = {"fast": "allow_batched", "atomic": "allow_atomic", "async": ""}
 class Task:
     """One attempt to write one partition."""
 
-    def __init__(self, options: SinkOptions, layout: Layout, place: Place, unnamed: Unnamed | None = None) -> None:
+    def __init__(self, options: SinkOptions, layout: Layout, place: TaskPlace, unnamed: Unnamed | None = None) -> None:
         self.options, self.layout, self.place, self.unnamed = options, layout, place, unnamed
         self.patience_s = options.patience_s
 

@@ -18,7 +18,7 @@ from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.following import Follower, check_loss
-from jetspark.spark.offsets import Limits, Offset, Position, admit, plan, position_of
+from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
@@ -137,13 +137,13 @@ class StreamReader(Follower):
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
         return starts_of(js, self._options, heads, "latest")
 
-    def _start_of_added(self, head: Head) -> Position:
+    def _start_of_added(self, head: Head) -> StreamPosition:
         # `startingOffsets` is for new queries, save where it names this very stream: like Kafka's new partitions.
         bound = self._options.starting_offsets
         named = dict(bound.by_stream).get(head.stream) if bound is not None else None
         return position_of(head, "earliest" if named is None else named)
 
-    def _without(self, missing: dict[str, Position]) -> None:
+    def _without(self, missing: dict[str, StreamPosition]) -> None:
         options = self._options
         what = f"{options.which}: the checkpoint also has {', '.join(map(repr, sorted(missing)))}"
         if options.stream_pattern is None:

@@ -1,0 +1,466 @@
+"""Reading projections: one state, a state with one's own write in it, changes, a copy in memory, a state of the past.
+
+A view follows its projection: when that is rebuilt and swapped to another bucket, reads go there.
+
+"At least" a sequence: a state has every event of its key up to its own sequence, so a state at or beyond the wanted one
+has it. A key that the event did not concern never gets there; then the position of the projection tells.
+Both are in one bucket, and a watch shows its messages in their order: whoever has seen a position has seen
+every state that was stored before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+
+import msgspec
+
+from jetspark.aio.context import context_of
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.ordered import Reading, Watch
+from jetspark.aio.stream import Stream
+from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import KeyRow, KeyState, Router
+from jetspark.app.projections.live import recorded_of
+from jetspark.app.projections.marks import Parked, mark_of, position_key
+from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.tokens import escape, text_of, unescape
+from jetspark.core.numbers import UINT64, timeout_of, whole
+from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
+from jetspark.jetstream.kv import operation_of, subject_of, watch_options
+from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current, current_of, stored_sequence
+from jetspark.state.lookup import stored_of
+
+if TYPE_CHECKING:
+    from jetspark.app.declarations import Declarations
+
+__all__ = ["View", "ViewEntry", "ViewReplica", "Views"]
+
+_logger = logging.getLogger("jetspark.app")
+
+T = TypeVar("T")
+
+NOTHING = Current(None, 0, 0)
+OWN = "_jetspark."
+"""Keys that begin so are no states."""
+
+
+class ViewEntry(NamedTuple):
+    """A state, and what is known of it."""
+
+    key: str
+    state: Any
+    """As ``apply`` gets it; None if the key has none."""
+    sequence: int
+    """Of the last event in it."""
+    revision: int
+    """In the bucket."""
+    parked: Parked | None = None
+    """Why later events are not in it."""
+
+
+class _Found(NamedTuple):
+    """A message of a bucket."""
+
+    key: str
+    current: Current
+
+
+class _Follower:
+    """Knows in which bucket a projection is, and notices when that changes."""
+
+    def __init__(self, js: JetStream, app: str, spec: ProjectionSpec) -> None:
+        self._js, self._app, self.spec = js, app, spec
+        self._place: asyncio.Future[tuple[ProjectionPlace, Stream]] | None = None
+        self.changed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    async def place(self) -> tuple[ProjectionPlace, Stream]:
+        if self.task is None:
+            self._place = asyncio.get_running_loop().create_future()
+            self.task = asyncio.create_task(self._follow())
+        assert self._place is not None
+        return await asyncio.shield(self._place)
+
+    async def _follow(self) -> None:
+        assert self._place is not None
+        try:
+            records = await open_records(self._js, self._app)
+            async for alias in watch_place(records, self.spec):
+                stream = await self._js.stream(f"KV_{alias.place.bucket}")
+                if self._place.done():
+                    self._place = asyncio.get_running_loop().create_future()
+                self._place.set_result((alias.place, stream))
+                changed, self.changed = self.changed, asyncio.Event()
+                changed.set()
+        except Exception as error:
+            self.task = None  # the next one who asks tries again
+            if not self._place.done():
+                self._place.set_exception(error)
+            else:
+                _logger.warning("projection %s: following its bucket: %s", self.spec.name, error)
+
+
+class Views:
+    """The views of one connection."""
+
+    def __init__(self, app: Declarations, js: JetStream) -> None:
+        self._app, self._js = app, js
+        self._followers: dict[str, _Follower] = {}
+
+    def view(self, name: str) -> View:
+        """
+        Raises:
+            ConfigError: The application has no such projection.
+        """
+        spec = self._app.projections.get(name)
+        if spec is None:
+            known = ", ".join(sorted(self._app.projections)) or "it has none"
+            raise ConfigError(f"view({name!r}): expected a projection of app {self._app.name!r}: {known}")
+        follower = self._followers.get(name)
+        if follower is None:
+            follower = self._followers[name] = _Follower(self._js, self._app.name, spec)
+        return View(self._app, self._js, spec, follower)
+
+    async def close(self) -> None:
+        tasks = [each.task for each in self._followers.values() if each.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+class View:
+    """One projection, to be read; make one with ``AppClient.view``."""
+
+    def __init__(self, app: Declarations, js: JetStream, spec: ProjectionSpec, follower: _Follower) -> None:
+        self._app, self._js, self._spec, self._follower = app, js, spec, follower
+        self._context = context_of(js)
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    async def get(
+        self,
+        key: Any,
+        default: Any = None,
+        *,
+        at_least: int | None = None,
+        as_of: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The state of a key, as ``apply`` gets it; ``default`` if it has none.
+
+        Args:
+            key: What ``key`` of the projection returned for its events, or several tokens of it as a tuple.
+            at_least: A sequence, such as that of an acknowledgement: wait until the event is in the state, or the
+                projection is beyond it.
+            as_of: A sequence: the state as it was when the stream was there. Unless it is still the present one, the
+                events of the projection are read from the first one on.
+            timeout: Of ``at_least``, in seconds.
+
+        Raises:
+            StateParked: The key cannot get to ``at_least``; an event before it could not be applied.
+            RequestTimeout: It was not there within ``timeout``. Does a worker run the projection?
+            DataLoss: With ``as_of``: the stream no longer has its first events.
+            UsageError: The state is not one that this version of the code can read.
+        """
+        if as_of is not None:
+            entry = await self._as_of(key, whole("as_of", as_of, low=0, high=UINT64))
+        else:
+            entry = await self.entry(key, at_least=at_least, timeout=timeout)
+        return default if entry.state is None else entry.state
+
+    async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry:
+        """The same with its sequence and revision, and whether the key is parked."""
+        name = _name(key)
+        current = await self._load(name)
+        if at_least is None or current.sequence >= at_least:
+            return self._entry(name, current)
+        wanted = whole("at_least", at_least, low=0, high=UINT64)
+        what = f"projection {self.name!r} (key {name!r}) at sequence {wanted}: does a worker run it?"
+        return self._entry(name, await self._within(timeout, what, self._reach(name, wanted)))
+
+    async def wait_for(self, key: Any, condition: Callable[[Any], object], *, timeout: float | None = None) -> Any:
+        """The first state of a key for which ``condition`` is true; it is asked with None while there is no state.
+
+        Raises:
+            RequestTimeout: There was none within ``timeout``.
+        """
+        name = _name(key)
+
+        async def found() -> Any:
+            async with aclosing(self._changes(name)) as changes:
+                current = NOTHING
+                async for change in changes:  # None, where the present ends: a key that was not in it has no state
+                    if change is not None:
+                        current = change.current
+                    state = self._entry(name, current).state
+                    if condition(state):
+                        return state
+            raise UsageError("the connection was closed")
+
+        return await self._within(timeout, f"the state of key {name!r} of projection {self.name!r}", found())
+
+    async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry, None]:
+        """The present states, of all keys or of some, then every change, until the connection is closed.
+
+        States that follow each other within milliseconds may be stored as one. After a swap it begins anew, with the
+        present states of the other bucket.
+        """
+        async with aclosing(self._changes(*map(_name, keys))) as changes:
+            async for change in changes:
+                if change is not None and not change.key.startswith(OWN):
+                    yield self._entry(change.key, change.current)
+
+    def replica(self) -> ViewReplica:
+        """A copy of all states in memory, kept up to date: ``async with view.replica() as states``."""
+        return ViewReplica(self)
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    async def _load(self, name: str) -> Current:
+        place, stream = await self._follower.place()
+        try:
+            message = await stream.get_message(last_for=subject_of(place.bucket, name))
+        except MessageNotFound:
+            return NOTHING
+        return current_of(stored_of(message))
+
+    async def _reach(self, name: str, wanted: int) -> Current:
+        current, position, is_initial = NOTHING, 0, True
+        async with aclosing(self._changes(name, position_key())) as changes:
+            async for change in changes:
+                if change is None:
+                    is_initial = False
+                elif change.key == name:
+                    current = change.current
+                elif change.current.value is not None:
+                    position = FoldPosition.decode(change.current.value).sequence
+                if current.sequence >= wanted or (not is_initial and position >= wanted):
+                    mark = mark_of(current)
+                    if mark is not None and mark.parked is not None and current.sequence < wanted:
+                        raise StateParked(self.name, name, *mark.parked)
+                    return current
+        raise UsageError("the connection was closed")
+
+    async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
+        """What the bucket has, None, and what is written to it; the same of the next bucket, when it is swapped."""
+        while not self._js_is_closed:
+            place, stream = await self._follower.place()
+            changed = asyncio.create_task(self._follower.changed.wait())
+            watch = Watch(self._context, stream.name, partial(_found, place.bucket), lambda _: False)
+            options = watch_options(place.bucket, names)
+            entries = cast(
+                "AsyncGenerator[_Found | None, None]",
+                watch.changes(options, initial_marker=True, ignore_deletes=False),
+            )
+            try:
+                async with aclosing(_until(entries, changed)) as found:
+                    async for each in found:
+                        yield each
+            finally:
+                changed.cancel()
+
+    @property
+    def _js_is_closed(self) -> bool:
+        return self._context.client.is_closed
+
+    async def _within(self, timeout: float | None, what: str, work: Coroutine[Any, Any, T]) -> T:
+        limit_s = timeout_of(timeout, self._context.timeout_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError as error:
+            if isinstance(error, RequestTimeout):
+                raise
+            raise RequestTimeout(what, limit_s) from None
+
+    def _entry(self, name: str, current: Current) -> ViewEntry:
+        mark = mark_of(current)
+        state = None
+        if current.value is not None:
+            try:
+                state = self._spec.decode_state(current.value)
+            except msgspec.MsgspecError as error:
+                made_by = f"version {mark.version}" if mark is not None else "another program"
+                raise UsageError(
+                    f"the state of key {name!r} of projection {self.name!r} was made by {made_by}, and version "
+                    f"{self._spec.version} cannot read it: {error}"
+                ) from error
+        parked = mark.parked if mark is not None else None
+        return ViewEntry(_key(name), state, current.sequence, current.revision, parked)
+
+    async def _as_of(self, key: Any, sequence: int) -> ViewEntry:
+        name = _name(key)
+        present = await self._load(name)
+        position = await self._load(position_key())
+        if position.value is not None and present.sequence <= sequence <= FoldPosition.decode(position.value).sequence:
+            return self._entry(name, present)
+        stream = await self._js.stream(self._app.stream)
+        first = stream.cached_info.state.first_sequence
+        if first > 1:
+            raise DataLoss(self._app.stream, 1, first)
+        state = KeyState(self._spec, name, NOTHING)
+        router = Router([self._spec], self._app.catalogue)
+        options = OrderedOptions(filter_subjects=router.filters)
+        reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
+        try:
+            await reading.start()
+            while messages := await reading.some(until_idle=True):
+                rows: list[KeyRow] = []
+                router.sort([recorded_of(message) for message in messages], {self._spec.name: rows})
+                for found, each, event in rows:
+                    if found == name and each <= sequence:
+                        state.apply(self._spec, name, each, event)
+                if messages[-1].metadata.stream_sequence >= sequence:
+                    break
+        finally:
+            await reading.close()
+        change = state.change(self._spec, name)
+        if change is None:
+            return self._entry(name, NOTHING)
+        value = change.value if change.operation == "put" else None
+        return self._entry(name, Current(value, change.sequence or 0, 0, None, change.mark))
+
+
+class ViewReplica:
+    """All states of a projection in memory: reads are dictionary look-ups, and a moment behind the bucket.
+
+    The states are shared: do not change one that you were given. If following the bucket fails, ``get`` raises why.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._states: dict[str, tuple[Current, Any]] = {}
+        self.position = 0
+        """The projection is here; every state up to it is in the copy."""
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._follow(ready))
+        await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._task
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The state of a key; ``default`` if it has none."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+        name = _name(key)
+        found = self._states.get(name)
+        if found is None or found[0].value is None:
+            return default
+        current, state = found
+        if state is None:
+            state = self._view._entry(name, current).state
+            self._states[name] = (current, state)
+        return state
+
+    def __len__(self) -> int:
+        return sum(current.value is not None for current, _ in self._states.values())
+
+    def keys(self) -> list[str]:
+        return [_key(name) for name, (current, _) in self._states.items() if current.value is not None]
+
+    async def reached(self, sequence: int, timeout: float | None = None) -> None:
+        """Return when everything up to a sequence of the stream is in the copy.
+
+        Raises:
+            RequestTimeout: It was not, within ``timeout``.
+        """
+
+        async def wait() -> None:
+            while self.position < sequence:
+                self._moved.clear()
+                await self._moved.wait()
+                if self._task is not None and self._task.done():
+                    self._task.result()
+
+        await self._view._within(timeout, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
+
+    async def _follow(self, ready: asyncio.Future[None]) -> None:
+        try:
+            fresh: dict[str, tuple[Current, Any]] | None = {}
+            async with aclosing(self._view._changes()) as changes:
+                async for change in changes:
+                    if change is None:
+                        if fresh is not None:
+                            self._states, fresh = fresh, None
+                        if not ready.done():
+                            ready.set_result(None)
+                        self._moved.set()
+                    elif change.key == position_key():
+                        if change.current.value is not None:
+                            self.position = FoldPosition.decode(change.current.value).sequence
+                            self._moved.set()
+                    elif not change.key.startswith(OWN):
+                        (self._states if fresh is None else fresh)[change.key] = (change.current, None)
+        finally:
+            self._moved.set()
+
+
+def _name(key: Any) -> str:
+    """A key as the bucket has it."""
+    if isinstance(key, tuple):
+        return ".".join(_name(part) for part in key)
+    return escape(key if isinstance(key, str) else text_of(key))
+
+
+def _key(name: str) -> str:
+    try:
+        return unescape(name)
+    except ConfigError:  # several tokens
+        return name
+
+
+def _found(bucket: str, message: JetStreamMessage) -> _Found:
+    headers = message.headers
+    value = message.data if operation_of(headers) == "put" else None
+    current = Current(
+        value,
+        stored_sequence(headers.get(SEQUENCE_HEADER)) or 0,
+        message.metadata.stream_sequence,
+        None,
+        headers.get(MARK_HEADER),
+    )
+    return _Found(message.subject.removeprefix(subject_of(bucket, "")), current)
+
+
+async def _until(entries: AsyncGenerator[T, None], changed: asyncio.Task[Any]) -> AsyncGenerator[T, None]:
+    """Entries, until something has changed."""
+    async with aclosing(entries):
+        while True:
+            following = asyncio.ensure_future(anext(entries, _END))
+            try:
+                await asyncio.wait([following, changed], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait([following])
+            if following.cancelled():
+                return
+            entry = following.result()
+            if entry is _END:
+                return
+            yield cast("T", entry)
+
+
+_END: Any = object()

@@ -1,0 +1,95 @@
+"""States by key and time: one for each hour, each day, or windows that overlap. Pure.
+
+An event belongs to the windows that its own time falls into. Windows begin at multiples of ``every_s`` seconds since
+1970 and last ``size_s``; with ``every_s`` below ``size_s`` they overlap, and an event is in several (sliding by panes).
+The key in the bucket is ``<key>.<begin>``, such as ``shop-7.20260331T100000Z``.
+
+Late is what was stored more than ``grace_s`` after the end of its window. Both times are in the message, so it is the
+same for everyone who ever reads it: live, on Spark, in a rebuild a year later. A late event is not folded into its
+window, which readers may have taken for complete: it goes to ``<key>.late``, where it can be seen and counted; or with
+``late="keep"`` into its window all the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jetspark.core.numbers import seconds
+from jetspark.errors import ConfigError
+
+__all__ = ["LATE", "Window"]
+
+LATE = "late"
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+MAX_WINDOWS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """How events are parted by time: ``Window(size_s=3600)`` is an hour, ``Window(size_s=3600, every_s=300)`` one that
+    begins every five minutes."""
+
+    size_s: int
+    every_s: int | None = None
+    """Windows begin this many seconds after each other; as long as they last, if not given."""
+    grace_s: float = 3600.0
+    """How long after the end of a window an event may be stored and still counts in it."""
+    late: Literal["apart", "keep"] = "apart"
+    time: Callable[[Any], datetime.datetime] | None = None
+    """The time of an event, with a zone; that of its envelope, if not given. Pure."""
+
+    def __post_init__(self) -> None:
+        for name in ("size_s", "every_s"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name}={value!r}: expected whole seconds, 1 or more")
+        if self.size_s % self.step_s or self.size_s // self.step_s > MAX_WINDOWS:
+            raise ConfigError(
+                f"size_s={self.size_s}, every_s={self.step_s}: expected a size that is a multiple of every_s, at most "
+                f"{MAX_WINDOWS} times as long"
+            )
+        seconds("grace_s", self.grace_s)
+        if self.late not in ("apart", "keep"):
+            raise ConfigError(f"late={self.late!r}: expected 'apart' or 'keep'")
+
+    @property
+    def step_s(self) -> int:
+        return self.every_s or self.size_s
+
+    def name(self, moment: datetime.datetime) -> str:
+        """The last window that a moment falls into, as keys have it."""
+        return _name(_microseconds(moment) // 1_000_000 // self.step_s * self.step_s)
+
+    def parts(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> list[str]:
+        """The windows of an event, oldest first; ``late`` if it came too late for the last of them.
+
+        Args:
+            sent: The time in its envelope.
+            stored_us: When the stream has stored it, in microseconds since 1970.
+
+        Raises:
+            ConfigError: It has no time, or one without a zone.
+        """
+        moment = sent if self.time is None else self.time(event)
+        if not isinstance(moment, datetime.datetime) or moment.tzinfo is None:
+            raise ConfigError(f"the time of an event for a window is {moment!r}: expected a datetime with a zone")
+        step_s = self.step_s
+        last = _microseconds(moment) // 1_000_000 // step_s * step_s
+        begins = range(last - self.size_s + step_s, last + 1, step_s)
+        if self.late == "keep":
+            return [_name(begin) for begin in begins]
+        limit_us = stored_us - round(self.grace_s * 1e6)
+        in_time = [_name(begin) for begin in begins if (begin + self.size_s) * 1_000_000 >= limit_us]
+        return in_time or [LATE]
+
+
+def _microseconds(moment: datetime.datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def _name(begin_s: int) -> str:
+    return (_EPOCH + datetime.timedelta(seconds=begin_s)).strftime("%Y%m%dT%H%M%SZ")

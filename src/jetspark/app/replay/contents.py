@@ -1,0 +1,167 @@
+"""What a key of a projection holds, as far as all engines must agree on it: comparing, digesting, repair. Pure.
+
+The digest is sha256 over one line for each key that has a value or is parked, sorted by key::
+
+    key \\0 sequence \\0 sequence of the event it is parked at, or nothing \\0 value \\n
+
+Values are canonical, so equal bytes are equal states. A deleted key is not part of it: whether the bucket still has the
+marker of its end depends on who tidied up, and when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.state.changes import Change, Current
+
+__all__ = [
+    "NOTHING",
+    "Difference",
+    "DifferenceKind",
+    "Digest",
+    "KeyContent",
+    "change_to",
+    "compare",
+    "cut_keys",
+    "reaches",
+]
+
+NOTHING = Current(None, 0, 0)
+"""What a bucket has for a key that it has nothing for."""
+
+DifferenceKind: TypeAlias = Literal["missing", "extra", "value", "sequence", "parked", "foreign", "version"]
+# Of a value in a message: it has to fit a line.
+_SHOWN = 120
+
+
+class KeyContent(NamedTuple):
+    """What a key holds."""
+
+    value: bytes | None
+    sequence: int = 0
+    parked: Parked | None = None
+
+    @classmethod
+    def of_state(cls, state: KeyState | None) -> KeyContent:
+        return cls(None) if state is None else cls(state.value, state.sequence, state.parked)
+
+    @classmethod
+    def of_current(cls, current: Current) -> KeyContent:
+        mark = mark_of(current)
+        parked = mark.parked if mark is not None else FOREIGN if current.revision else None
+        return cls(current.value, current.sequence, parked)
+
+    @property
+    def reach(self) -> int:
+        """The last event it shows a trace of: applied, or that it is parked at."""
+        return self.sequence if self.parked is None else max(self.sequence, self.parked.sequence)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is part of the digest."""
+        return self.value is not None or self.parked is not None
+
+    def __str__(self) -> str:
+        if not self.is_held:
+            return f"deleted at {self.sequence}" if self.sequence else "nothing"
+        value = "nothing" if self.value is None else self.value[:_SHOWN].decode(errors="replace")
+        at = f" at {self.sequence}"
+        return f"{value}{at}{f', parked at {self.parked.sequence}' if self.parked is not None else ''}"
+
+
+class Difference(NamedTuple):
+    """A key that is not what its events make of it."""
+
+    key: str
+    kind: DifferenceKind
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.kind}: expected {self.expected}, found {self.found}"
+
+
+def reaches(current: Mapping[str, Current], boundary: int) -> dict[str, int]:
+    """How far keys are that are beyond a boundary: what their events make has to be looked at there."""
+    found = {key: KeyContent.of_current(each).reach for key, each in current.items()}
+    return {key: reach for key, reach in found.items() if reach > boundary}
+
+
+class Digest:
+    """Of keys in ascending order."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.keys = 0
+
+    def add(self, key: str, content: KeyContent) -> None:
+        if content.is_held:
+            parked = "" if content.parked is None else str(content.parked.sequence)
+            self._hash.update(f"{key}\0{content.sequence}\0{parked}\0".encode())
+            self._hash.update(content.value or b"")
+            self._hash.update(b"\n")
+            self.keys += 1
+
+    def __str__(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def compare(key: str, expected: KeyContent, found: Current, version: int) -> Difference | None:
+    """How what a bucket has differs from what the events make; None if it does not."""
+    content = KeyContent.of_current(found)
+    kind: DifferenceKind | None = None
+    mark = mark_of(found)
+    if found.revision and mark is None:
+        kind = "foreign"
+    elif mark is not None and mark.version != version:
+        kind = "version"
+    elif content.value is None and expected.value is not None:
+        kind = "missing"
+    elif content.value is not None and expected.value is None:
+        kind = "extra"
+    elif _parked_at(content) != _parked_at(expected):
+        kind = "parked"
+    elif content.value != expected.value:
+        kind = "value"
+    elif content.is_held and content.sequence != expected.sequence:
+        kind = "sequence"
+    elif found.revision and content.sequence != expected.sequence:
+        kind = "sequence"  # the marker of a deleted key: with a lower one, an old event would raise the dead
+    return None if kind is None else Difference(key, kind, str(expected), str(content))
+
+
+def change_to(
+    spec: ProjectionSpec, key: str, wanted: KeyContent, current: Current, *, position: int = 0
+) -> Change | None:
+    """The write that makes a key hold what is wanted; None if it does.
+
+    Args:
+        position: How far the engine of the bucket is. The marker of a deleted key that it is beyond may have been
+            tidied away, and is not needed any more; with one before it, the engine would fold old events on nothing.
+    """
+    is_marker_missing = not current.revision and not wanted.is_held and wanted.sequence > position
+    if compare(key, wanted, current, spec.version) is None and not is_marker_missing:
+        return None
+    mark = str(Mark(spec.version, wanted.parked))
+    if wanted.value is None:
+        return Change(key, b"", "delete", wanted.sequence, current.revision, mark=mark)
+    return Change(key, wanted.value, "put", wanted.sequence, current.revision, mark=mark)
+
+
+def cut_keys(keys: Iterable[str], size: int) -> Sequence[tuple[str, str | None]]:
+    """Ranges of keys in ascending order, each with about so many of the given ones; together they hold every key.
+
+    A range is from its first key up to, not including, the other; None is no end.
+    """
+    names = sorted(keys)
+    edges = ["", *(names[index] for index in range(size, len(names), size))]
+    return [(low, edges[index + 1] if index + 1 < len(edges) else None) for index, low in enumerate(edges)]
+
+
+def _parked_at(content: KeyContent) -> int | None:
+    return None if content.parked is None else content.parked.sequence

@@ -1,0 +1,277 @@
+"""Reading the events of a projection from its stream, range by range, and folding them in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from jetspark.aio import clock
+from jetspark.aio.context import context_of
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
+from jetspark.app.replay.contents import NOTHING, KeyContent
+from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of, first_ever
+from jetspark.core.subjects import matches, overlaps
+from jetspark.errors import ConfigError, MessageNotFound
+from jetspark.jetstream.info import StoredMessage, StreamInfo
+from jetspark.jetstream.wire import time_text
+from jetspark.state.changes import Current
+from jetspark.state.deliveries import delivery
+from jetspark.state.scan import Head, Range, RangeScan, head_of
+
+if TYPE_CHECKING:
+    from jetspark.app.application import App
+
+__all__ = ["Events", "History", "MemoryFold", "OnEvents", "ReadingRate", "spec_of", "told_nobody"]
+
+# How long reading goes on while nothing comes: it covers a restart and the election of a leader.
+PATIENCE_S = 60.0
+
+
+class Events(NamedTuple):
+    """Some of the events of a range, in order."""
+
+    rows: list[KeyRow]
+    failures: list[Failure]
+    messages: int
+    last: int
+    """Of the last message; everything up to it was read."""
+
+
+OnEvents: TypeAlias = Callable[[Events], Awaitable[None]]
+"""Is told what was read."""
+
+
+async def told_nobody(events: Events) -> None:
+    """Nobody wants to know."""
+
+
+class ReadingRate:
+    """Lets so many events pass each second, in small portions; all of them at once without a rate."""
+
+    def __init__(self, rate: float | None) -> None:
+        if rate is not None and not rate > 0:
+            raise ConfigError(f"rate={rate!r}: expected events each second above 0, or None for no limit")
+        self._rate = rate
+        self._began: float | None = None
+        self._passed = 0
+
+    @property
+    def portion(self) -> int | None:
+        """How many events may pass together: a tenth of a second of them."""
+        return None if self._rate is None else max(1, int(self._rate / 10))
+
+    async def let(self, events: int) -> None:
+        """Wait until as many more events may have passed."""
+        if self._rate is None:
+            return
+        if self._began is None:
+            self._began = clock.now()
+        self._passed += events
+        await asyncio.sleep(max(0.0, self._began + self._passed / self._rate - clock.now()))
+
+
+class History:
+    """The stream of a projection, from its beginning."""
+
+    def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
+        self._js, self._stream = js, app.stream
+        self.router = Router([spec], app.catalogue)
+        filters = self.router.filters
+        # The server takes none that overlap; then everything is read, and sorted out here.
+        is_overlapping = any(overlaps(one, other) for one, other in combinations(filters, 2))
+        self._filters = () if is_overlapping else tuple(filters)
+
+    async def info(self) -> StreamInfo:
+        """The stream as it is now."""
+        return await (await self._js.stream(self._stream)).info()
+
+    async def last(self) -> int:
+        """The last sequence of the stream."""
+        return (await self.info()).state.last_sequence
+
+    async def last_event(self) -> int:
+        """The sequence of the last message that may be an event of the projection; 0 if there is none."""
+        stream = await self._js.stream(self._stream)
+        found = [0]
+        for subject in self.router.filters:
+            with suppress(MessageNotFound):
+                found.append((await stream.get_message(last_for=subject, direct=False)).sequence)
+        return max(found)
+
+    async def extent(self, request: ReplayRequest) -> Extent:
+        """The sequences that a request means.
+
+        Raises:
+            DataLoss: Some of them are gone.
+        """
+        info = await self.info()
+        head = head_of(info)
+        since = None if request.since is None else await self._sequence_at(head, request.since)
+        until = None if request.until is None else await self._sequence_at(head, request.until)
+        return extent_of(request, head, first_ever(info.config), since_seq=since, until_seq=until)
+
+    async def whole(self, last: int | None = None) -> Extent:
+        """Everything there ever was, up to a sequence or to the end.
+
+        Raises:
+            DataLoss: The beginning is gone.
+        """
+        return await self.extent(ReplayRequest(to_seq=last or None))
+
+    async def between(self, extent: Extent, first: int, last: int) -> Extent:
+        """Other sequences of the same stream.
+
+        Raises:
+            DataLoss: Some of them are gone.
+        """
+        found = Extent(stream=extent.stream, created=extent.created, first=first, last=last)
+        check_is_whole(found, head_of(await self.info()))
+        return found
+
+    async def read(
+        self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None
+    ) -> AsyncGenerator[Events, None]:
+        """The events of a range, in portions.
+
+        Raises:
+            DataLoss: Some of it went away while it was read.
+            StreamRecreated: The stream is another one by now.
+        """
+        if extent.is_empty:
+            return
+        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._filters)
+        scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
+        size = None if pace is None else pace.portion
+        async with aclosing(ProcedureRunner(self._js).pieces(scan)) as pieces:
+            async for piece in pieces:
+                for begin in range(0, len(piece), size or len(piece)):
+                    portion = piece[begin : begin + (size or len(piece))]
+                    if pace is not None:
+                        await pace.let(len(portion))
+                    yield self._route(portion, subject)
+                    await asyncio.sleep(0)  # decoding takes a while, and others have work to do
+
+    def _route(self, messages: list[Any], subject: str | None) -> Events:
+        recorded = [_recorded(message) for message in messages]
+        wanted = recorded if subject is None else [each for each in recorded if matches(subject, each.subject)]
+        if not self._filters:
+            mine = self.router.filters
+            wanted = [each for each in wanted if any(matches(filter_, each.subject) for filter_ in mine)]
+        [name] = self.router.specs
+        rows: list[KeyRow] = []
+        failed = self.router.sort(wanted, {name: rows})
+        failures = [failure for _, found in failed for failure in found]
+        return Events(rows, failures, len(messages), recorded[-1].sequence if recorded else 0)
+
+    async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
+        """Of the first message stored at or after a moment; the next sequence where there is none."""
+        context = context_of(self._js)
+        query = {"start_time": time_text(moment), "next_by_subj": ">"}
+        try:
+            found = await context.run(context.api.get_message(self._stream, query, direct=False))
+        except MessageNotFound:
+            return head.next
+        return min(head.next, found.sequence)
+
+
+class MemoryFold:
+    """States of keys in memory, each folded as far as it is asked for, and never stored by this."""
+
+    def __init__(self, spec: ProjectionSpec, *, wants: Callable[[str], bool] = lambda key: True) -> None:
+        """``wants`` says which keys are folded; by default every key that an event comes for."""
+        self._spec, self._wants = spec, wants
+        self._states: dict[str, KeyState] = {}
+        self.reached = 0
+        """Every key has its events up to this sequence."""
+        self.failures = 0
+        self.events = 0
+
+    def begin(self, key: str, base: Current = NOTHING) -> None:
+        """Begin a key with a state that it had."""
+        self._states[key] = KeyState(self._spec, key, base)
+
+    def begin_all(self, states: Mapping[str, Current], reached: int) -> None:
+        """Begin with the states that keys had after a sequence; others had none."""
+        for key, state in states.items():
+            self.begin(key, state)
+        self.reached = reached
+
+    def content(self, key: str) -> KeyContent:
+        return KeyContent.of_state(self._states.get(key))
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self._states)
+
+    def forget(self, key: str) -> None:
+        self._states.pop(key, None)
+
+    def adopt(self, key: str, other: MemoryFold) -> None:
+        """Take a key as another fold has it."""
+        self._states.pop(key, None)
+        if key in other._states:
+            self._states[key] = other._states[key]
+
+    def take(self, events: Events, last: int, further: Mapping[str, int] | None = None) -> None:
+        """Apply events up to the sequence ``last``; of the keys in ``further`` up to a later one."""
+        spec, states = self._spec, self._states
+        self.failures += len(events.failures)
+        self.events += len(events.rows)
+        for key, sequence, event in events.rows:
+            if not self._wants(key):
+                continue
+            if sequence > last and (further is None or sequence > further.get(key, 0)):
+                continue
+            state = states.get(key)
+            if state is None:
+                state = states[key] = KeyState(spec, key, NOTHING)
+            state.apply(spec, key, sequence, event)
+
+    async def advance(
+        self,
+        history: History,
+        extent: Extent,
+        last: int,
+        further: Mapping[str, int] | None = None,
+        *,
+        pace: ReadingRate | None = None,
+        on_events: OnEvents = told_nobody,
+    ) -> None:
+        """Fold on from where this is, every key to ``last``, and those in ``further`` to their own sequence."""
+        end = max([last, *(further or {}).values()])
+        if end <= self.reached:
+            return
+        part = await history.between(extent, max(self.reached + 1, extent.first), end)
+        async with aclosing(history.read(part, pace=pace)) as portions:
+            async for events in portions:
+                self.take(events, last, further)
+                await on_events(events)
+        self.reached = max(self.reached, last)
+
+
+def spec_of(app: App, projection: str) -> ProjectionSpec:
+    """
+    Raises:
+        ConfigError: There is no such projection.
+    """
+    found = app.projections.get(projection)
+    if found is None:
+        known = ", ".join(sorted(app.projections)) or "none"
+        raise ConfigError(f"projection {projection!r}: app {app.name!r} has none of this name; it has {known}")
+    return found
+
+
+def _recorded(message: Any) -> Recorded:
+    if isinstance(message, StoredMessage):
+        moment = message.timestamp - datetime.datetime.fromtimestamp(0, datetime.UTC)
+        time_us = moment // datetime.timedelta(microseconds=1)
+        return Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
+    place = delivery(message)
+    return Recorded(place.sequence, message.subject, message.data, message.raw_headers, place.time_ns // 1000)

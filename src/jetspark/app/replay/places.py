@@ -1,0 +1,122 @@
+"""How far a bucket of a projection is, and which of its keys are no keys of the projection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from jetspark.aio import clock
+from jetspark.aio.context import context_of
+from jetspark.app.projections.leases import Lease
+from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.tokens import unescape
+from jetspark.errors import ConfigError, KeyNotFound
+from jetspark.jetstream.kv import Bucket
+from jetspark.state.changes import Change, header_fields
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+
+__all__ = ["NotedPosition", "await_position", "is_reserved", "read_position", "standstill", "store_together"]
+
+_logger = logging.getLogger("jetspark.app")
+
+PAUSE_S = 0.02
+
+
+class NotedPosition(NamedTuple):
+    """What a bucket says of how far it is."""
+
+    position: FoldPosition | None
+    revision: int
+    """Of the note; 0 if there is none."""
+
+    @property
+    def sequence(self) -> int | None:
+        return None if self.position is None else self.position.sequence
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a key of the bucket is one of its readers' notes, and no key of the projection."""
+    return key.startswith("_jetspark.")
+
+
+async def read_position(js: JetStream, bucket: str) -> NotedPosition:
+    """Up to which sequence a bucket has all events."""
+    try:
+        entry = await (await js.kv(bucket)).get(position_key())
+    except KeyNotFound:
+        return NotedPosition(None, 0)
+    return NotedPosition(FoldPosition.decode(entry.value), entry.revision)
+
+
+async def await_position(js: JetStream, bucket: str, sequence: int, timeout: float) -> int | None:
+    """Wait until a bucket has all events up to a sequence; not for longer than ``timeout``, nor when nobody folds.
+
+    Returns how far it is; None if nobody has noted it.
+    """
+    give_up_at = clock.now() + timeout
+    seen, seen_at = -1, clock.now()
+    while True:
+        position = (await read_position(js, bucket)).sequence
+        now = clock.now()
+        if position is None or position >= sequence or now >= give_up_at:
+            return position
+        if position > seen:
+            seen, seen_at = position, now
+        elif now - seen_at > timeout / 2:
+            return position
+        await asyncio.sleep(PAUSE_S)
+
+
+async def store_together(js: JetStream, bucket: str, changes: Sequence[Change]) -> None:
+    """Write changes of a bucket, each on the revision it expects: all of them, or none.
+
+    Raises:
+        WrongLastSequence: A key has another revision; nothing was written.
+        BatchInDoubt: No answer in time; all was written, or nothing.
+    """
+    stream = await js.stream(f"KV_{bucket}")
+    address = Bucket.of(context_of(js).api, stream.cached_info.config).write_subject
+    async with js.atomic_batch() as batch:
+        for change in changes:
+            await batch.add(address(change.key), change.value, headers=header_fields(change, ""))
+
+
+@asynccontextmanager
+async def standstill(records: KeyValue, projection: str, owner: str) -> AsyncIterator[None]:
+    """Have live engines of a projection read nothing for as long as the block lasts.
+
+    One that does not answer for as long as a lease lasts is taken for dead.
+    """
+    keys = [key async for key in records.keys("lease.*") if _may_be_of(key.removeprefix("lease."), projection)]
+    seized: list[Lease] = []
+    keeping: list[asyncio.Task[None]] = []
+    try:
+        for key in keys:
+            lease = Lease(records, key, owner)
+            had = await lease.seize()
+            seized.append(lease)
+            keeping.append(asyncio.create_task(lease.keep()))
+            if had is not None and not await lease.until_left(had):
+                _logger.warning("lease %s: %s did not say that it has stopped; it is taken for dead", key, had)
+        yield
+    finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        for lease in seized:
+            await lease.release()
+
+
+def _may_be_of(token: str, projection: str) -> bool:
+    """Whether a worker's lease, which is named by its projections, is of this one; long names are not to be told."""
+    try:
+        return projection in unescape(token).split("+")
+    except ConfigError:
+        return True

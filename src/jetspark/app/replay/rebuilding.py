@@ -1,0 +1,317 @@
+"""Rebuilding a projection beside the live one, and swapping.
+
+The whole history is folded into a *shadow* bucket, ``<bucket>_v<version>`` (or ``<bucket>_v<version>_r<n>``, if that is
+taken), which nobody reads. The live bucket is not touched, and its engine goes on. The shadow notes its position, so
+a rebuild that was killed goes on where it was. Then, if asked for, the shadow is verified against a fresh fold, brought
+to the end of the stream, and swapped in: one compare-and-set on the record that says where the projection is
+(:mod:`jetspark.app.projections.buckets`). Live engines of this version and readers follow; engines of another version
+end. The old bucket is kept until it is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jetspark.aio import clock
+from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place, open_records, swap
+from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.positions import FoldPosition, position_change, start_of
+from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
+from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
+from jetspark.app.replay.places import read_position, standstill
+from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
+from jetspark.app.replay.verifying import Verification, verify_bucket
+from jetspark.app.topology import OWNER
+from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
+from jetspark.jetstream.kv import KVConfig
+from jetspark.state.fold import some_keys
+from jetspark.state.store import StateBucket, open_bucket
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.application import App
+    from jetspark.app.projections.declaring import ProjectionSpec
+
+__all__ = ["RebuildOutcome", "rebuild"]
+
+FoldFirst: TypeAlias = Callable[[str, int], Awaitable[int]]
+
+# States kept in memory while history is folded.
+CACHE = CacheLimits(200_000, 256 << 20)
+# The shadow is close to the end of the stream when a round took no longer than this.
+CLOSE_S = 0.5
+# Rounds until it is as close as it gets.
+MAX_ROUNDS = 1000
+# The record and the position are written this often.
+NOTE_EVERY_S = 1.0
+MAX_NAMES = 100
+# Views notice a swap within milliseconds; a slow reader may be at the old bucket still.
+DROP_AFTER_S = 2.0
+MAX_NAMED = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class RebuildOutcome:
+    """What a rebuild has made."""
+
+    record: ReplayRecord
+    old: ProjectionPlace
+    new: ProjectionPlace
+    verification: Verification | None = None
+    is_swapped: bool = False
+    swap_s: float | None = None
+    """How long live engines stood still for the swap."""
+    is_old_dropped: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "record": self.record.to_dict(),
+            "old": self.old._asdict(),
+            "new": self.new._asdict(),
+            "verification": None if self.verification is None else self.verification.to_dict(),
+            "swapped": self.is_swapped,
+            "swap_s": self.swap_s,
+            "old_dropped": self.is_old_dropped,
+        }
+
+    def __str__(self) -> str:
+        lines = [str(self.record)]
+        if self.verification is not None:
+            lines.append(str(self.verification))
+        if self.is_swapped:
+            kept = "dropped" if self.is_old_dropped else "kept: --drop-old"
+            lines.append(
+                f"swapped in {self.swap_s or 0:.3f} s: {self.old.bucket} -> {self.new.bucket}; the old is {kept}"
+            )
+        else:
+            lines.append(f"bucket {self.new.bucket} is not in use: jetspark rebuild --resume {self.record.id} --swap")
+        return "\n".join(lines)
+
+
+async def rebuild(
+    js: JetStream,
+    app: App,
+    projection: str,
+    *,
+    check: bool = False,
+    swap_in: bool = False,
+    drop_old: bool = False,
+    drop_after_s: float = DROP_AFTER_S,
+    rate: float | None = None,
+    resume: str | None = None,
+    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    fold_first: FoldFirst | None = None,
+) -> RebuildOutcome:
+    """Fold the whole history of a projection into a bucket beside the live one; and verify and swap it, if asked to.
+
+    Args:
+        check: Verify the new bucket against a second, fresh fold before anything is swapped.
+        swap_in: Make it the bucket of the projection.
+        drop_old: Remove the old bucket after the swap; one that the application declares is emptied instead.
+        drop_after_s: How long readers have, after the swap, to finish what they read in the old bucket.
+        rate: Events folded each second, at most, until it is close to the end.
+        resume: The id of a rebuild that was interrupted, or not swapped yet.
+        on_progress: Is told how far it is, now and then, and at the end.
+        fold_first: Another engine, which is given the new bucket and a sequence, and folds up to it; the rest is folded
+            here. It returns how many events it has folded.
+
+    Raises:
+        DataLoss: The beginning of the stream is gone.
+        ProjectionDiffers: The new bucket is not what its history makes of it; it was not swapped.
+        Conflict: Somebody else has swapped meanwhile.
+        UsageError: Another process has resumed this rebuild.
+    """
+    if drop_old and not swap_in:
+        raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
+    spec = spec_of(app, projection)
+    records = await open_records(js, app.name)
+    alias = await find_place(records, spec)
+    history = History(js, app, spec)
+    if resume is not None:
+        keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
+        extent = await history.whole()
+        await history.between(keeper.record.extent, extent.first, extent.last)
+    else:
+        extent = await history.whole()
+        keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
+        await keeper.note(bucket=await _make_shadow(js, app, spec, keeper.record.id))
+    record = keeper.record
+    outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
+    work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
+    await noting(keeper, work.run(ReadingRate(rate), check=check, fold_first=fold_first))
+    if swap_in:
+        await work.swap(records, alias)
+        if drop_old:
+            await asyncio.sleep(drop_after_s)
+            await _drop(js, spec, alias.place.bucket)
+            outcome.is_old_dropped = True
+    on_progress(record)
+    return outcome
+
+
+async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -> str:
+    """A new bucket, like the one that the projection declares."""
+    base = f"{spec.bucket.bucket}_v{spec.version}"
+    for number in range(MAX_NAMES):
+        name = base if number == 0 else f"{base}_r{number}"
+        try:
+            await js.kv(name)
+        except StreamNotFound:
+            pass
+        else:
+            continue
+        # The metadata makes it another bucket than that of somebody who does the same at the same time.
+        metadata = {**(spec.bucket.metadata or {}), OWNER: app.name, "jetspark-rebuild": id}
+        config: KVConfig = dataclasses.replace(spec.bucket_config, bucket=name, metadata=metadata)
+        try:
+            await js.create_kv(config)
+        except StreamNameInUse:
+            continue
+        return name
+    raise ConfigError(f"{MAX_NAMES} buckets {base}, {base}_r1, ... are there: delete those that are not in use")
+
+
+async def _drop(js: JetStream, spec: ProjectionSpec, bucket: str) -> None:
+    if bucket == spec.bucket.bucket:
+        await (await js.stream(f"KV_{bucket}")).purge()  # the application declares it, so it has to be there
+    else:
+        await js.delete_kv(bucket)
+
+
+class _Rebuilding:
+    """One shadow bucket, and how far it is."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        history: History,
+        spec: ProjectionSpec,
+        extent: Extent,
+        keeper: RecordKeeper,
+        outcome: RebuildOutcome,
+        on_progress: Callable[[ReplayRecord], Any],
+    ) -> None:
+        self._js, self._history, self._spec, self._extent = js, history, spec, extent
+        self._keeper, self._outcome, self._on_progress = keeper, outcome, on_progress
+        self._bucket = keeper.record.bucket
+        self._runner = ProcedureRunner(js)
+        self._states = LiveStates(spec, CACHE)
+        self._target: StateBucket
+        self._position: FoldPosition
+        self._revision = 0
+        self._noted_at = 0.0
+
+    async def run(self, pace: ReadingRate, *, check: bool, fold_first: FoldFirst | None = None) -> None:
+        """Fold everything, up to close to the end of the stream."""
+        record = self._keeper.record
+        if fold_first is not None:
+            record.events += await fold_first(self._bucket, self._extent.last)
+        await self._open()
+        await self._catch_up(pace)
+        if check:
+            found = await verify_bucket(self._js, self._history, self._spec, self._bucket, self._position.sequence)
+            self._outcome.verification = found
+            if not found.is_equal:
+                named = tuple(map(str, found.differences[:MAX_NAMED]))
+                raise ProjectionDiffers(record.projection, self._bucket, found.difference_count, named)
+            await self._catch_up(ReadingRate(None))
+        # One subject for each key, and one for the position.
+        subjects = (await (await self._js.kv(self._bucket)).stream_info()).state.subject_count
+        await self._keeper.note(status="built", keys=max(0, subjects - 1))
+
+    async def _open(self) -> None:
+        self._target = await self._runner.run(open_bucket(self._bucket))
+        noted = await read_position(self._js, self._bucket)
+        beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
+        self._position = start_of(noted.position, beginning, projection=self._spec.name, bucket=self._bucket)
+        self._revision = noted.revision
+
+    async def _catch_up(self, pace: ReadingRate) -> None:
+        for _ in range(MAX_ROUNDS):
+            began = clock.now()
+            await self.fold_to(await self._history.last(), pace)
+            if clock.now() - began < CLOSE_S:
+                return
+
+    async def fold_to(self, last: int, pace: ReadingRate) -> None:
+        """Bring the shadow to a sequence."""
+        begin = max(self._position.sequence + 1, self._extent.first)
+        if begin > last:
+            return
+        part = await self._history.between(self._extent, begin, last)
+        async with aclosing(self._history.read(part, pace=pace)) as portions:
+            async for events in portions:
+                await self._store(events)
+        await self._note(last)
+
+    async def _store(self, events: Events) -> None:
+        record, states = self._keeper.record, self._states
+        if missing := states.missing(events.rows):
+            states.add(missing, await self._runner.run(self._target.load_all(missing)))
+        states.apply(events.rows)
+        try:
+            while states.is_dirty:
+                await self._store_dirty()
+        except StateGone as gone:
+            keys = some_keys([change.key for change in gone.changes])
+            raise UsageError(
+                f"bucket {self._bucket}: {keys} went away while it was built: delete the bucket, and rebuild anew"
+            ) from gone
+        states.shrink()
+        record.events += len(events.rows)
+        record.unreadable += len(events.failures)
+        record.parked = len(states.parked)
+        if clock.now() - self._noted_at >= NOTE_EVERY_S:
+            await self._note(events.last)
+
+    async def _store_dirty(self) -> None:
+        states = self._states
+        if unsure := states.unsure():
+            states.look_again(unsure, await self._runner.run(self._target.load_from_leader(unsure)))
+        changes = states.take()
+        outcome = await self._runner.run(self._target.store_all(changes))
+        states.settle(changes, outcome)
+        self._keeper.record.changed += outcome.written
+
+    async def _note(self, sequence: int) -> None:
+        """The position, then the record: what is said to be done is stored."""
+        wanted = self._position._replace(sequence=sequence)
+        outcome = await self._runner.run(self._target.store_all([position_change(wanted, self._revision)]))
+        if outcome.conflicts:
+            noted = await read_position(self._js, self._bucket)
+            self._revision = noted.revision
+            if noted.position is not None and noted.position.sequence >= sequence:
+                wanted = noted.position  # a live engine has taken over
+        else:
+            found = outcome.revisions.get(position_key())
+            self._revision = (await read_position(self._js, self._bucket)).revision if found is None else found
+        self._position, self._noted_at = wanted, clock.now()
+        await self._keeper.note(at=sequence)
+        self._on_progress(self._keeper.record)
+
+    async def swap(self, records: KeyValue, alias: Alias) -> None:
+        """Bring the shadow to the end, and have readers find it.
+
+        Live engines stand still meanwhile: what they have read is in the shadow before anybody reads that, so no reader
+        sees an older value than before.
+        """
+        unlimited = ReadingRate(None)
+        await self.fold_to(await self._history.last(), unlimited)  # so that little is left
+        began = clock.now()
+        async with standstill(records, self._spec.name, f"{self._keeper.record.id}-{secrets.token_hex(4)}"):
+            await self.fold_to(await self._history.last(), unlimited)
+            await swap(records, self._spec, self._outcome.new, revision=alias.revision)
+        self._outcome.swap_s = clock.now() - began
+        self._outcome.is_swapped = True
+        # What came meanwhile, if no engine of this version runs yet.
+        await self.fold_to(await self._history.last(), unlimited)
+        await self._keeper.note(status="swapped")

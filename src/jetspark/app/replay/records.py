@@ -1,0 +1,211 @@
+"""The record of each replay and rebuild: what was asked for, how far it is, and how it ended.
+
+It is a key of the bucket ``<app>_projections``, ``<projection>.replay.<id>``, and stays when the work is done. It is
+written by compare-and-set: a replay that somebody else has resumed meanwhile ends at its next note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from jetspark.aio import clock
+from jetspark.app.clock import seconds_now, utc_now
+from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyNotFound, ProtocolError, UsageError
+from jetspark.state.patience import Attempts
+
+if TYPE_CHECKING:
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.projections.declaring import ProjectionSpec
+
+__all__ = ["RecordKeeper", "ReplayKind", "ReplayRecord", "begin_record", "noting", "read_records"]
+
+# How long the record is tried while nobody answers: it covers a restart and the election of a leader.
+PATIENCE_S = 60.0
+
+ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayRecord:
+    """One replay, rebuild of a whole projection, or repair of single keys."""
+
+    id: str
+    kind: ReplayKind
+    projection: str
+    version: int
+    bucket: str
+    """What it writes to."""
+    request: ReplayRequest
+    stream: str
+    created: str
+    """Tells the stream from a later one of the same name."""
+    first: int
+    last: int
+    """The end that was frozen when it began."""
+    at: int = 0
+    """Events up to this sequence were read."""
+    events: int = 0
+    keys: int = 0
+    """Keys that the events are of."""
+    changed: int = 0
+    """Keys that were written."""
+    parked: int = 0
+    """Keys that are parked, and stay so."""
+    unreadable: int = 0
+    """Events that no engine can read, and every engine leaves out."""
+    status: str = "running"
+    """``running``, also where nobody is at it any more; ``done``; of a rebuild ``built``, then ``swapped``; or
+    ``failed: <why>``.
+    """
+    began: str = ""
+    noted: str = ""
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(stream=self.stream, created=self.created, first=self.first, last=self.last)
+
+    @property
+    def is_done(self) -> bool:
+        return self.status in ("done", "swapped")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
+
+    @classmethod
+    def decode(cls, value: bytes) -> ReplayRecord:
+        """
+        Raises:
+            ProtocolError: It is no such record.
+        """
+        try:
+            fields = json.loads(value)
+            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
+
+    def __str__(self) -> str:
+        what = f"{self.kind} {self.id} of {self.projection}"
+        read = f"{self.events} events of {self.keys} keys, at {self.at} of {self.first} to {self.last}"
+        if self.is_done and not self.changed and self.kind == "replay":
+            changed = "nothing changed: the state has all of it"
+        else:
+            changed = f"{self.changed} keys written"
+        parked = f", {self.parked} keys are parked" if self.parked else ""
+        return f"{what}: {read}: {changed}{parked}, {self.status}"
+
+
+class RecordKeeper:
+    """Keeps one record up to date."""
+
+    def __init__(self, records: KeyValue, record: ReplayRecord, revision: int) -> None:
+        self.records, self.record, self._revision = records, record, revision
+
+    @classmethod
+    async def resume(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
+        """Go on with one that was interrupted, whoever was at it.
+
+        Raises:
+            ConfigError: There is none, it is done, or another version of the projection has begun it.
+        """
+        try:
+            entry = await records.get(record_key(spec.name, id))
+        except KeyNotFound:
+            raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
+        record = ReplayRecord.decode(entry.value)
+        if record.kind != kind:
+            raise ConfigError(f"resume {id!r}: it is a {record.kind}, expected a {kind}")
+        if record.version != spec.version:
+            raise ConfigError(
+                f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
+                f"{spec.version}: begin a new one, or run the version that began it"
+            )
+        if record.is_done:
+            raise ConfigError(f"resume {id!r}: it is {record.status} already")
+        keeper = cls(records, record, entry.revision)
+        await keeper.note(status="running")
+        return keeper
+
+    async def note(self, **changes: Any) -> None:
+        """Write what is known now.
+
+        Raises:
+            UsageError: Another process has resumed it.
+        """
+        record = self.record
+        for name, value in changes.items():
+            setattr(record, name, value)
+        record.noted = utc_now().isoformat()
+        value = json.dumps(record.to_dict()).encode()
+        attempts = Attempts(PATIENCE_S)
+        while True:
+            try:
+                self._revision = await self._write(value)
+            except Conflict:
+                raise UsageError(f"{record.kind} {record.id} was taken over by another process") from None
+            except JetSparkError as error:
+                wait_s = attempts.wait_s(clock.now()) if error.may_pass else None
+                if wait_s is None:
+                    raise
+                await asyncio.sleep(wait_s)
+            else:
+                return
+
+    async def _write(self, value: bytes) -> int:
+        key = record_key(self.record.projection, self.record.id)
+        try:
+            return await self.records.update(key, value, revision=self._revision)
+        except Conflict:
+            # The answer to an earlier attempt may have been lost.
+            entry = await self.records.get(key)
+            if entry.value != value:
+                raise
+            return entry.revision
+
+
+async def begin_record(
+    records: KeyValue, spec: ProjectionSpec, kind: ReplayKind, bucket: str, request: ReplayRequest, extent: Extent
+) -> RecordKeeper:
+    """Write the record of something that begins now."""
+    record = ReplayRecord(
+        id=f"r{int(seconds_now() * 1000):x}",
+        kind=kind,
+        projection=spec.name,
+        version=spec.version,
+        bucket=bucket,
+        request=request,
+        stream=extent.stream,
+        created=extent.created,
+        first=extent.first,
+        last=extent.last,
+        began=utc_now().isoformat(),
+    )
+    revision = await records.create(record_key(record.projection, record.id), json.dumps(record.to_dict()).encode())
+    return RecordKeeper(records, record, revision)
+
+
+async def noting(keeper: RecordKeeper, work: Awaitable[None]) -> ReplayRecord:
+    """Do the work; if it fails for good, the record says why."""
+    try:
+        await work
+    except JetSparkError as error:
+        if not error.may_pass:
+            await keeper.note(status=f"failed: {error}")
+        raise
+    return keeper.record
+
+
+def record_key(projection: str, id: str) -> str:
+    return f"{projection}.replay.{id}"
+
+
+async def read_records(records: KeyValue, projection: str = "*") -> list[ReplayRecord]:
+    """Every record, oldest first."""
+    keys = [key async for key in records.keys(record_key(projection, "*"))]
+    found = [ReplayRecord.decode((await records.get(key)).value) for key in keys]
+    return sorted(found, key=lambda record: (record.began, record.id))

@@ -1,0 +1,424 @@
+"""Replaying a range of events into a projection that is live, and repairing single keys of it.
+
+**What a range replay does.** It reads the range, looks which keys its events are of, and which of those have not all of
+them. On state that is up to date that is none, nothing is written, and it says so: an event that a state has is not
+applied again, whatever ``apply`` says today. A key that lacks events is folded on from the state it has, from its *own*
+next event on and not from the beginning of the range, to a sequence that the live engine has reached: a state that goes
+beyond an event without it would never get it.
+
+**Repair** of a key is the same with nothing as its state: its whole history is folded in memory, and stored by one
+compare-and-set, also where the key is parked, or foreign.
+
+**The live engine goes on meanwhile.** What is stored here is folded at least as far as the engine is. Where the engine
+was quicker, the compare-and-set fails, the keys are folded on to where the engine is now, and stored then; the engine's
+own compare-and-set on the old revision fails likewise, and it loads the key again. Of a parked key that is not enough:
+the engine passes its events by without a write, so it may be beyond some that a repaired state has not. So a repair
+writes keys and the engine's position in one atomic batch, the position no further than the states; the engine notices,
+goes back there, and reads what it passed by (:mod:`jetspark.app.projections.positions`). After some lost races
+the engine is asked to stand still for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jetspark.aio import clock
+from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.projections.buckets import check_version, find_place, open_records
+from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.positions import FoldPosition, position_change
+from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
+from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
+from jetspark.app.replay.places import NotedPosition, read_position, standstill, store_together
+from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
+from jetspark.errors import BatchInDoubt, ConfigError, Conflict, WrongLastSequence
+from jetspark.state.changes import Change, Current
+from jetspark.state.store import load, store
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app.application import App
+    from jetspark.app.projections.declaring import ProjectionSpec
+
+__all__ = ["MAX_KEYS", "ReplayPlan", "plan_replay", "repair_keys", "run_replay"]
+
+MAX_KEYS = 1_000_000
+"""Keys that one replay may concern: their names are held, and the states of those that lack events."""
+# A plan names this many keys, and counts the others.
+MAX_NAMED = 20
+# Others may write the same keys; this many times is no race any more.
+MAX_ROUNDS = 20
+# The record is written this often.
+NOTE_EVERY_S = 1.0
+# After so many lost races live engines are asked to stand still: they write their position many times a second.
+ROUNDS_BESIDE = 3
+# Longer after each lost race.
+PAUSE_S = 0.02
+# Keys that are repaired at a time: a batch has room for a thousand messages.
+MAX_TOGETHER = 500
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay will read, which keys it is about, and which of them lack events."""
+
+    projection: str
+    bucket: str
+    version: int
+    extent: Extent
+    events: int = 0
+    unreadable: int = 0
+    deleted: int = 0
+    """Messages of the whole stream that were deleted from its middle: no fold sees them."""
+    last_of: dict[str, int] = field(default_factory=dict)
+    """The keys, each with its last event in the range."""
+    behind: dict[str, Current] = field(default_factory=dict)
+    """Keys that lack events of the range, with what they have."""
+    parked: list[str] = field(default_factory=list)
+    """Keys that lack events and are parked, or foreign: a replay leaves them; repair or rebuild them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "projection": self.projection,
+            "bucket": self.bucket,
+            "version": self.version,
+            "stream": self.extent.stream,
+            "first": self.extent.first,
+            "last": self.extent.last,
+            "events": self.events,
+            "unreadable": self.unreadable,
+            "deleted": self.deleted,
+            "keys": len(self.last_of),
+            "some_keys": sorted(self.last_of)[:MAX_NAMED],
+            "behind": len(self.behind),
+            "some_behind": sorted(self.behind)[:MAX_NAMED],
+            "parked": sorted(self.parked)[:MAX_NAMED],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"replay of projection {self.projection} version {self.version}, bucket {self.bucket}",
+            f"reads {self.extent}: all of it is there",
+            f"{self.events} events of {_named(self.last_of)}",
+        ]
+        if self.deleted:
+            lines.append(f"{self.deleted} messages were deleted from the middle of the stream: no fold sees them")
+        if self.unreadable:
+            lines.append(f"{self.unreadable} events cannot be read, and are left out")
+        if self.parked:
+            lines.append(f"{_named(self.parked)} are parked or foreign, and stay so: jetspark rebuild --key")
+        if self.behind:
+            lines.append(f"would write {_named(self.behind)}, which lack events")
+        else:
+            lines.append(
+                "would change nothing: the state has all of it. A changed fold needs another version, and a rebuild"
+            )
+        return "\n".join(lines)
+
+
+async def plan_replay(
+    js: JetStream,
+    app: App,
+    projection: str,
+    request: ReplayRequest,
+    *,
+    rate: float | None = None,
+    on_events: OnEvents = told_nobody,
+) -> ReplayPlan:
+    """What a replay would do; nothing is written.
+
+    Raises:
+        DataLoss: Some of the range is gone.
+        UsageError: The state was made by another version of the projection.
+    """
+    spec = spec_of(app, projection)
+    place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    history = History(js, app, spec)
+    extent = await history.extent(request)
+    plan = ReplayPlan(projection=spec.name, bucket=place.bucket, version=spec.version, extent=extent)
+    plan.deleted = (await history.info()).state.deleted_count
+    await _survey(js, history, spec, request, plan, ReadingRate(rate), on_events)
+    return plan
+
+
+async def run_replay(
+    js: JetStream,
+    app: App,
+    projection: str,
+    request: ReplayRequest | None = None,
+    *,
+    rate: float | None = None,
+    resume: str | None = None,
+    on_plan: Callable[[ReplayPlan], Any] = lambda plan: None,
+    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+) -> ReplayRecord:
+    """Have the keys that a range of events is of get those that they lack. The live engine may go on.
+
+    Args:
+        rate: Events read each second, at most.
+        resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
+        on_plan: Is told what will be done before anything is written.
+        on_progress: Is told how far it is, now and then, and at the end.
+
+    Raises:
+        DataLoss: Some of the range is gone, or of what a key lacks before it.
+        UsageError: The state was made by another version of the projection, or another process has resumed this.
+        ConfigError: There is no such replay to resume.
+    """
+    spec = spec_of(app, projection)
+    records = await open_records(js, app.name)
+    place = check_version(spec, (await find_place(records, spec)).place)
+    history = History(js, app, spec)
+    if resume is not None:
+        keeper = await RecordKeeper.resume(records, spec, resume, "replay")
+        extent = await history.between(keeper.record.extent, keeper.record.first, keeper.record.last)
+    else:
+        request = request or ReplayRequest()
+        extent = await history.extent(request)
+        keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
+    return await noting(keeper, _fill(js, history, spec, keeper, extent, ReadingRate(rate), on_plan, on_progress))
+
+
+async def repair_keys(
+    js: JetStream,
+    app: App,
+    projection: str,
+    keys: Iterable[str],
+    *,
+    rate: float | None = None,
+    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+) -> ReplayRecord:
+    """Fold keys again from their first event, and store what comes out; parked and foreign ones too.
+
+    ``changed`` of the result is 0 where every key already was what its events make of it.
+
+    Args:
+        keys: As ``key`` of the projection returns them.
+
+    Raises:
+        DataLoss: The beginning of the stream is gone, so nobody can tell what the keys should hold.
+        UsageError: The state was made by another version of the projection.
+        Conflict: Somebody else writes the keys again and again.
+    """
+    spec = spec_of(app, projection)
+    records = await open_records(js, app.name)
+    place = check_version(spec, (await find_place(records, spec)).place)
+    history = History(js, app, spec)
+    request = ReplayRequest(keys=tuple(keys))
+    if not request.keys:
+        raise ConfigError("keys=(): expected at least one key to repair")
+    extent = await history.extent(request)
+    keeper = await begin_record(records, spec, "repair", place.bucket, request, extent)
+    return await noting(keeper, _repair(js, history, spec, keeper, extent, ReadingRate(rate), on_progress))
+
+
+# ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+async def _survey(
+    js: JetStream,
+    history: History,
+    spec: ProjectionSpec,
+    request: ReplayRequest,
+    plan: ReplayPlan,
+    pace: ReadingRate,
+    on_events: OnEvents,
+) -> MemoryFold:
+    """Read the range, find the keys that lack some of it, and fold those to the end of the range."""
+    only = request.bucket_keys
+    async with aclosing(history.read(plan.extent, subject=request.subject, pace=pace)) as portions:
+        async for events in portions:
+            for key, sequence, _ in events.rows:
+                if not only or key in only:
+                    plan.events += 1
+                    plan.last_of[key] = sequence
+            plan.unreadable += len(events.failures)
+            if len(plan.last_of) > MAX_KEYS:
+                raise ConfigError(
+                    f"{plan.extent} concern over {MAX_KEYS} keys: replay a smaller range, or rebuild the projection"
+                )
+            await on_events(events)
+    position = (await read_position(js, plan.bucket)).sequence or 0
+    current = await ProcedureRunner(js).run(load(plan.bucket, plan.last_of))
+    suspects: dict[str, Current] = {}
+    for key, last in plan.last_of.items():
+        state = current.get(key, NOTHING)
+        if KeyState(spec, key, state).parked is not None:
+            plan.parked.append(key)
+        elif state.sequence < last:
+            suspects[key] = state
+    fold = MemoryFold(spec, wants=suspects.__contains__)
+    if suspects:
+        for key, state in suspects.items():
+            fold.begin(key, state)
+        fold.reached = min(state.sequence for state in suspects.values())
+        await fold.advance(history, plan.extent, plan.extent.last, pace=pace, on_events=on_events)
+    for key, state in suspects.items():
+        # A key without a state may have ignored its last events: then there is nothing to write.
+        if change_to(spec, key, fold.content(key), state, position=position) is not None:
+            plan.behind[key] = state
+        else:
+            fold.forget(key)
+    return fold
+
+
+async def _fill(
+    js: JetStream,
+    history: History,
+    spec: ProjectionSpec,
+    keeper: RecordKeeper,
+    extent: Extent,
+    pace: ReadingRate,
+    on_plan: Callable[[ReplayPlan], Any],
+    on_progress: Callable[[ReplayRecord], Any],
+) -> None:
+    record = keeper.record
+    notes = _ReadNotes(keeper, on_progress)
+    plan = ReplayPlan(projection=spec.name, bucket=record.bucket, version=spec.version, extent=extent)
+    plan.deleted = (await history.info()).state.deleted_count
+    fold = await _survey(js, history, spec, record.request, plan, pace, notes.add)
+    on_plan(plan)
+    record.keys, record.parked = len(plan.last_of), len(plan.parked)
+    record.events, record.unreadable = plan.events, plan.unreadable
+    if plan.behind:
+        await _KeyRepair(js, history, extent, spec, keeper, fold).store()
+    await keeper.note(status="done", at=extent.last)
+    on_progress(record)
+
+
+async def _repair(
+    js: JetStream,
+    history: History,
+    spec: ProjectionSpec,
+    keeper: RecordKeeper,
+    extent: Extent,
+    pace: ReadingRate,
+    on_progress: Callable[[ReplayRecord], Any],
+) -> None:
+    record = keeper.record
+    keys = record.request.bucket_keys
+    fold = MemoryFold(spec, wants=keys.__contains__)
+    for key in keys:
+        fold.begin(key)
+    notes = _ReadNotes(keeper, on_progress)
+    await fold.advance(history, extent, extent.last, pace=pace, on_events=notes.add)
+    await _KeyRepair(js, history, extent, spec, keeper, fold).store()
+    record.keys, record.events, record.unreadable = len(keys), fold.events, fold.failures
+    record.parked = sum(fold.content(key).parked is not None for key in keys)
+    await keeper.note(status="done", at=extent.last)
+    on_progress(record)
+
+
+class _ReadNotes:
+    """Writes to the record how far reading is."""
+
+    def __init__(self, keeper: RecordKeeper, on_progress: Callable[[ReplayRecord], Any]) -> None:
+        self._keeper, self._on_progress = keeper, on_progress
+        self._noted_at = clock.now()
+
+    async def add(self, events: Events) -> None:
+        record = self._keeper.record
+        record.at = events.last
+        if clock.now() - self._noted_at >= NOTE_EVERY_S:
+            await self._keeper.note()
+            self._on_progress(record)
+            self._noted_at = clock.now()
+
+
+class _KeyRepair:
+    """Keys that were folded in memory, on their way into a bucket that others write, too."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        history: History,
+        extent: Extent,
+        spec: ProjectionSpec,
+        keeper: RecordKeeper,
+        fold: MemoryFold,
+    ) -> None:
+        self._js, self._history, self._extent, self._spec = js, history, extent, spec
+        self._keeper, self._fold = keeper, fold
+        self._bucket = keeper.record.bucket
+        self._runner = ProcedureRunner(js)
+        self._rng = random.SystemRandom()
+
+    async def store(self) -> None:
+        """Until every key is right.
+
+        Raises:
+            Conflict: Others write the keys faster than this.
+        """
+        record = self._keeper.record
+        written: set[str] = set()
+        keys: tuple[str, ...] = tuple(sorted(self._fold.keys))
+        async with AsyncExitStack() as stack:
+            for attempt in range(MAX_ROUNDS):
+                if attempt == ROUNDS_BESIDE:
+                    owner = f"{record.id}-{secrets.token_hex(4)}"
+                    await stack.enter_async_context(standstill(self._keeper.records, self._spec.name, owner))
+                keys = await self._store_once(keys, written)
+                record.changed = len(written)
+                if not keys:
+                    return
+                await self._keeper.note()
+                await asyncio.sleep(self._rng.uniform(0.0, PAUSE_S * attempt))
+        raise Conflict(self._bucket, keys[:MAX_NAMED])
+
+    async def _store_once(self, keys: tuple[str, ...], written: set[str]) -> tuple[str, ...]:
+        """One round; returns the keys that have to be looked at again."""
+        fold, is_repair = self._fold, self._keeper.record.kind == "repair"
+        # To the end of the stream before anything is looked at: then the engine is hardly ever beyond, nothing is to be
+        # read between the look and the write, and the engine has little time to write in between.
+        await fold.advance(self._history, self._extent, max(fold.reached, await self._history.last()))
+        # The position first: what is loaded after it has everything up to it.
+        noted = await read_position(self._js, self._bucket)
+        current = await self._runner.run(load(self._bucket, keys))
+        if not is_repair:
+            # The engine has parked it meanwhile; then it needs a repair.
+            parked = {key for key, state in current.items() if KeyContent.of_current(state).parked is not None}
+            self._keeper.record.parked += len(parked)
+            keys = tuple(key for key in keys if key not in parked)
+        last = max(fold.reached, noted.sequence or 0)
+        await fold.advance(self._history, self._extent, last, reaches(current, last))
+        passed = noted.sequence or 0
+        wanted = (
+            change_to(self._spec, key, fold.content(key), current.get(key, NOTHING), position=passed) for key in keys
+        )
+        changes = [change for change in wanted if change is not None]
+        if not is_repair:
+            conflicts = (await self._runner.run(store(self._bucket, changes))).conflicts
+        else:
+            conflicts = await self._store_together(changes, noted, last)
+        written |= {change.key for change in changes} - set(conflicts)
+        return conflicts
+
+    async def _store_together(self, changes: list[Change], noted: NotedPosition, last: int) -> tuple[str, ...]:
+        """Keys, and the position no further than they are; returns those that others were quicker with."""
+        for begin in range(0, len(changes), MAX_TOGETHER):
+            if noted.position is None:
+                position = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
+            else:
+                position = noted.position
+            some = [*changes[begin : begin + MAX_TOGETHER], position_change(position.repaired(last), noted.revision)]
+            try:
+                await store_together(self._js, self._bucket, some)
+            except (WrongLastSequence, BatchInDoubt):
+                return tuple(change.key for change in changes[begin:])
+            if begin + MAX_TOGETHER < len(changes):
+                noted = await read_position(self._js, self._bucket)
+        return ()
+
+
+def _named(keys: Iterable[str]) -> str:
+    names = sorted(keys)
+    shown = ", ".join(names[:MAX_NAMED])
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{len(names)} keys ({shown}{more})" if names else "no keys"

@@ -1,0 +1,237 @@
+"""``jetspark replay``, ``rebuild``, ``verify`` and ``replays``: projections and their history."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app import App
+    from jetspark.app.replay import ReplayRecord
+    from jetspark.cli.replay_spark import SparkFold
+
+__all__ = ["list_replays", "rebuild_projection", "replay_projection", "verify_projection"]
+
+# A verification names this many keys; --json has a thousand.
+MAX_SHOWN = 20
+
+Projection = Annotated[str, typer.Argument(metavar="PROJECTION", help="Its name, as the application declares it.")]
+Rate = Annotated[float | None, typer.Option("--rate", help="Events each second, at most.", min=0.001)]
+Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with one that was interrupted.")]
+
+
+Engine = Annotated[
+    Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark on this machine.")
+]
+
+
+def replay_projection(
+    app: AppName,
+    projection: Projection,
+    from_seq: Annotated[int | None, typer.Option("--from-seq", help="The first sequence of the stream.")] = None,
+    to_seq: Annotated[int | None, typer.Option("--to-seq", help="The last sequence of the stream.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Events stored at or after this time.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Events stored before this time.")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", help="Only events of this key; may be repeated.")] = None,
+    subject: Annotated[str | None, typer.Option("--subject", help="Only events on this subject, or filter.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    rate: Rate = None,
+    resume: Resume = None,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give the keys of a range of events those events that their state lacks. Live workers may go on.
+
+    On state that is up to date nothing changes: a changed fold needs `jetspark rebuild`. Says first what it will read,
+    which keys, and whether all of it is still there. If it is interrupted, --resume goes on.
+    """
+    from jetspark.app.replay import ReplayRequest, plan_replay, run_replay
+
+    request = ReplayRequest(
+        from_seq=from_seq,
+        to_seq=to_seq,
+        since=_moment("--since", since),
+        until=_moment("--until", until),
+        keys=tuple(key or ()),
+        subject=subject,
+    )
+    if resume is not None and request != ReplayRequest():
+        raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
+    if dry_run:
+        plan = with_server(app, servers, lambda js, it: plan_replay(js, it, projection, request, rate=rate))
+        typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
+        return
+    with _bar(as_json) as tell:
+        done = with_server(
+            app,
+            servers,
+            lambda js, it: run_replay(
+                js,
+                it,
+                projection,
+                request,
+                rate=rate,
+                resume=resume,
+                on_plan=lambda plan: None if as_json else typer.echo(f"{plan}\n"),
+                on_progress=tell,
+            ),
+        )
+    typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
+
+
+def rebuild_projection(
+    app: AppName,
+    projection: Projection,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the new bucket with a second, fresh fold.")] = False,
+    swap: Annotated[bool, typer.Option("--swap", help="Make the new bucket that of the projection.")] = False,
+    drop_old: Annotated[bool, typer.Option("--drop-old", help="Remove the old bucket after the swap.")] = False,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="Repair only this key, in the bucket that is in use; may be repeated."),
+    ] = None,
+    engine: Engine = "live",
+    rate: Rate = None,
+    resume: Resume = None,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fold the whole history of a projection again, into a bucket beside the live one, and swap it in if asked to.
+
+    The live bucket is not touched before the swap, and live workers go on. With --key single keys are folded again from
+    their first event, and written where they are: also keys that are parked. If it is interrupted, --resume goes on.
+    """
+    from jetspark.app.replay import rebuild, repair_keys
+
+    if key:
+        if swap or verify or drop_old or resume is not None or engine == "spark":
+            raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
+        with _bar(as_json) as tell:
+            done = with_server(
+                app, servers, lambda js, it: repair_keys(js, it, projection, key, rate=rate, on_progress=tell)
+            )
+        typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
+        return
+    with _bar(as_json) as tell, _spark(engine, app, servers, projection) as spark:
+        outcome = with_server(
+            app,
+            servers,
+            lambda js, it: rebuild(
+                js,
+                it,
+                projection,
+                check=verify,
+                swap_in=swap,
+                drop_old=drop_old,
+                rate=rate,
+                resume=resume,
+                on_progress=tell,
+                fold_first=None if spark is None else spark.fill,
+            ),
+        )
+    typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
+
+
+def verify_projection(
+    app: AppName,
+    projection: Projection,
+    to_seq: Annotated[int | None, typer.Option("--to-seq", help="The boundary; else the end of the stream.")] = None,
+    engine: Engine = "live",
+    rate: Rate = None,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the bucket of a projection with a fresh fold of its history; exit code 3 if they differ.
+
+    Live workers may go on: keys that are beyond the boundary are compared at the sequence that their value says.
+    """
+    from jetspark.app.replay import verify
+
+    with _spark(engine, app, servers, projection) as spark:
+        fresh = None if spark is None else spark.states
+        found = with_server(
+            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, fresh=fresh)
+        )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        typer.echo(str(found))
+        for each in found.differences[:MAX_SHOWN]:
+            typer.echo(f"  {each}")
+        if found.difference_count > MAX_SHOWN:
+            typer.echo(f"  and {found.difference_count - MAX_SHOWN} more (--json)")
+    if not found.is_equal:
+        raise typer.Exit(EXIT_DIFFERENCE)
+
+
+def list_replays(
+    app: AppName,
+    projection: Annotated[str, typer.Argument(metavar="[PROJECTION]", help="Only those of this projection.")] = "*",
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the replays, rebuilds and repairs of an application, oldest first."""
+    from jetspark.app.projections.buckets import open_records
+    from jetspark.app.replay import read_records
+
+    async def read(js: JetStream, declared: App) -> list[ReplayRecord]:
+        return await read_records(await open_records(js, declared.name), projection)
+
+    records = with_server(app, servers, read)
+    if as_json:
+        typer.echo(json.dumps([each.to_dict() for each in records], indent=2))
+        return
+    for each in records:
+        typer.echo(f"{each.began[:19]}Z  {each}")
+    typer.echo(f"{len(records)} replays")
+
+
+def _moment(name: str, text: str | None) -> datetime.datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{name} {text!r}: expected a time such as 2026-03-20T10:14:30Z") from None
+
+
+@contextmanager
+def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[SparkFold | None]:
+    """The other engine, if it is wanted."""
+    if engine == "live":
+        yield None
+        return
+    from jetspark.app.replay.history import spec_of
+    from jetspark.cli.replay_spark import on_spark
+
+    with on_spark(app, servers, spec_of(load_app(app), projection)) as spark:
+        yield spark
+
+
+@contextmanager
+def _bar(as_json: bool) -> Iterator[Callable[[ReplayRecord], None]]:
+    """A progress bar in a terminal; elsewhere nothing: the record in the bucket has it."""
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda record: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("sequence", total=None)
+
+        def tell(record: ReplayRecord) -> None:
+            last = max(record.last, record.at)
+            text = f"{record.kind} {record.id}"
+            progress.update(task, description=text, total=last, completed=record.at)
+
+        yield tell

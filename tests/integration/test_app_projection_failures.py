@@ -1,0 +1,251 @@
+"""What live projections promise when something dies, or others interfere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.apps import publish, running, set_up, until
+from support.projections import Moved, Opened, bank, folded, in_buckets, in_stream, parked, some_events
+
+import jetspark
+from jetspark import StreamRecreated
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App
+from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
+from jetspark.app.projections.live import LiveOptions, ProjectionWorker
+from jetspark.app.projections.marks import Mark
+from jetspark.app.redriving import LetterFilter, read_letters
+from jetspark.errors import UsageError
+from jetspark.server import NatsServer
+
+WORKER = Path(__file__).parent / "projection_worker.py"
+QUICK = LiveOptions(position_every_s=0.01, lease_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+async def is_folded(js: JetStream, app: App) -> bool:
+    expected, _ = folded(app, await in_stream(js, app))
+    return await in_buckets(js, app) == expected
+
+
+async def start_worker(server: NatsServer, moment: str = "", number: int = 0) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(WORKER),
+        server.url,
+        moment,
+        str(number),
+        env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
+    )
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+async def test_a_worker_that_is_killed_anywhere_changes_no_byte(server: NatsServer, js: JetStream, moment: str) -> None:
+    app = bank()
+    await set_up(js, app)
+    events = some_events(random.Random(7), 400, accounts=40)
+    for number in (1, 2, 3):
+        await publish(js, app, *events[100 * number - 100 : 100 * number])
+        process = await start_worker(server, moment, number)
+        try:
+            async with asyncio.timeout(30):
+                assert await process.wait() == -signal.SIGKILL
+        finally:
+            await end(process)
+    await publish(js, app, *events[300:])
+    process = await start_worker(server)
+    try:
+        await until(lambda: is_folded(js, app))
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        await end(process)
+    assert await is_folded(js, app)
+    _, letters = folded(app, await in_stream(js, app))
+    found = await read_letters(js, app, LetterFilter())
+    assert [each.letter.origin.sequence for each in found] == letters
+
+
+async def answers(client: jetspark.Client) -> bool:
+    with suppress(jetspark.RequestTimeout):
+        return bool(await client.request("$JS.API.INFO", timeout=0.5))
+    return False
+
+
+async def test_a_server_that_is_killed_and_comes_back_changes_no_byte() -> None:
+    app = bank()
+    with NatsServer() as server:
+        async with jetspark.connect(server.url) as client:
+            js = client.jetstream()
+            await set_up(js, app)
+            events = some_events(random.Random(8), 600, accounts=50)
+            await publish(js, app, *events[:200])
+            async with running(app, server.url, live=QUICK):
+                for at in (200, 400):
+                    await publish(js, app, *events[at : at + 100])
+                    server.kill()
+                    server.start()
+                    await until(lambda: answers(client))
+                    await publish(js, app, *events[at + 100 : at + 200])
+                await until(lambda: is_folded(js, app))
+
+
+async def test_another_process_takes_over_when_the_first_one_ends(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    specs = list(app.projections.values())
+    workers = [
+        ProjectionWorker(app, specs, js, catalogue=app.catalogue, options=QUICK, owner=f"w{number}")
+        for number in range(2)
+    ]
+    tasks = []
+    for worker in workers:
+        tasks.append(asyncio.create_task(worker.run()))
+        await until(lambda: workers[0].is_active)
+    await publish(js, app, *some_events(random.Random(9), 50))
+    await until(lambda: is_folded(js, app))
+    assert [worker.is_active for worker in workers] == [True, False]
+    await workers[0].stop(tasks[0], 5.0)
+    await until(lambda: workers[1].is_active)
+    await publish(js, app, *some_events(random.Random(10), 50))
+    await until(lambda: is_folded(js, app))
+    assert workers[1].counts.conflicts == 0  # it began where the first one ended
+    await workers[1].stop(tasks[1], 5.0)
+
+
+async def test_two_engines_at_a_time_are_wasteful_and_never_wrong(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    balances, moves = app.projections.values()
+    # Other selections have other leases: both fold the balances.
+    workers = [
+        ProjectionWorker(app, specs, js, catalogue=app.catalogue, options=QUICK)
+        for specs in ([balances, moves], [balances])
+    ]
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    for seed in range(5):
+        await publish(js, app, *some_events(random.Random(seed), 60, accounts=4))
+    await until(lambda: is_folded(js, app))
+    assert all(worker.is_active for worker in workers)
+    for worker, task in zip(workers, tasks, strict=True):
+        await worker.stop(task, 5.0)
+        task.result()
+    assert await is_folded(js, app)
+
+
+async def test_a_stream_that_was_made_anew_is_an_error_that_says_what_to_do(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"))
+    task = asyncio.create_task(app.run(server.url, live=QUICK))
+    await until(lambda: is_folded(js, app))
+    await js.delete_stream("BANK")
+    await set_up(js, app)
+    await publish(js, app, Opened(account="b"))
+    async with asyncio.timeout(30):
+        with pytest.raises((StreamRecreated, jetspark.StreamNotFound)):
+            await task
+    with pytest.raises(UsageError, match=r"its position means nothing there. Rebuild it .*, or delete the bucket"):
+        await app.run(server.url, live=QUICK)
+
+
+async def test_code_of_another_version_refuses_to_run(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await swap(await open_records(js, app.name), app.projections["moves"], ProjectionPlace("bank_moves", 2), revision=0)
+    with pytest.raises(UsageError, match=r"'moves' is at version 2 .*this code is version 1: rebuild"):
+        await app.run(server.url, live=QUICK)
+
+
+async def test_a_value_of_another_program_is_left_alone_and_told(
+    server: NatsServer, js: JetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await (await js.kv("bank_balances")).put("a", b"mine")
+    await publish(js, app, Opened(account="a"), Opened(account="b"))
+    kv = await js.kv("bank_balances")
+    with caplog.at_level(logging.ERROR, logger="jetspark.app"):
+        async with running(app, server.url, live=QUICK):
+            await until(lambda: _has(kv, "b"))
+            await (await js.kv("bank_balances")).put("b", b"mine, too")
+            await publish(js, app, Moved(source="c", target="b", cents=1), Opened(account="c"))
+            await until(lambda: _has(kv, "c"))
+            await until(lambda: "key b is parked" in caplog.text)
+    assert (await kv.get("a")).value == b"mine"
+    assert (await kv.get("b")).value == b"mine, too"
+    assert "written by another program" in caplog.text
+
+
+async def _has(kv: jetspark.KeyValue, key: str) -> bool:
+    return any([each == key async for each in kv.keys(key)])
+
+
+async def test_a_state_that_was_removed_parks_its_key_and_no_other(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"), Opened(account="b"))
+    async with running(app, server.url, live=QUICK):
+        await until(lambda: is_folded(js, app))
+        await asyncio.sleep(0.1)  # by then the position is written
+        bucket = await js.stream("KV_bank_balances")
+        await bucket.purge(subject="$KV.bank_balances.a")
+        await publish(js, app, Moved(source="a", target="b", cents=1))
+
+        async def is_parked() -> bool:
+            return parked((await in_buckets(js, app))["balances"]) == ["a"]
+
+        await until(is_parked)
+        table = (await in_buckets(js, app))["balances"]
+        mark = Mark.read(table["a"][2])
+        assert mark is not None
+        assert mark.parked is not None
+        assert "was removed" in mark.parked.reason
+        await publish(js, app, Moved(source="a", target="b", cents=1))
+
+        async def has_both() -> bool:
+            return (await in_buckets(js, app))["balances"]["b"][:2] == (b'{"cents":2,"moves":2}', 4)
+
+        await until(has_both)
+
+
+async def test_a_bucket_that_was_emptied_is_folded_anew(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(11), 100))
+    async with running(app, server.url, live=QUICK):
+        await until(lambda: is_folded(js, app))
+        await asyncio.sleep(0.1)  # by then the position is written
+        await (await js.stream("KV_bank_balances")).purge()
+        await publish(js, app, *some_events(random.Random(12), 100))
+        await until(lambda: is_folded(js, app))

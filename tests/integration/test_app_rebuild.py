@@ -1,0 +1,306 @@
+"""Rebuilding projections beside live ones: races, swaps, and the death of the one who rebuilds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.apps import publish, running, set_up, until
+from support.projections import (
+    Account,
+    Balances,
+    Closed,
+    Moved,
+    Opened,
+    bank,
+    folded,
+    in_buckets,
+    in_stream,
+    parked,
+    some_events,
+)
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.steps import ProcedureRunner
+from jetspark.app import App
+from jetspark.app.projections.buckets import find_place, open_records
+from jetspark.app.projections.leases import Lease, LeaseLost
+from jetspark.app.replay import read_records, rebuild, repair_keys, run_replay, verify
+from jetspark.errors import ConfigError, StreamNotFound, UsageError
+from jetspark.server import NatsServer
+from jetspark.state.store import load
+
+EVENTS = [Opened, Moved, Closed]
+# It takes some tens of milliseconds where nothing else runs.
+SWAP_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+class Mended(Balances):
+    def apply(self, state: Account | None, event: Any, key: str) -> Any:
+        if isinstance(event, Moved) and event.cents == 666:
+            return state
+        return super().apply(state, event, key)
+
+
+def mended(version: int = 1) -> App:
+    app = App("bank", stream="BANK", subjects=["bank.>"])
+    app.projection("balances", events=EVENTS, bucket="bank_balances", version=version)(Mended)
+    return app
+
+
+async def is_folded(js: JetStream, app: App, bucket: str = "bank_balances") -> bool:
+    expected, _ = folded(app, await in_stream(js, app))
+    return (await in_buckets(js, app, {"balances": bucket}))["balances"] == expected["balances"]
+
+
+@asynccontextmanager
+async def traffic(js: JetStream, app: App, events: Callable[[], list[Any]]) -> AsyncIterator[None]:
+    """Events that do not stop."""
+    is_over = False
+
+    async def flow() -> None:
+        while not is_over:
+            await publish(js, app, *events())
+
+    task = asyncio.create_task(flow())
+    try:
+        yield
+    finally:
+        is_over = True
+        await task
+
+
+async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None:
+    await set_up(js, bank())
+    records = await open_records(js, "bank")
+    owner, other = (Lease(records, "lease.x", name, lease_s=60) for name in ("owner", "other"))
+    await owner.acquire()
+    keeping = asyncio.create_task(owner.keep())
+    assert await other.seize() == "owner"
+    with pytest.raises(LeaseLost, match="other has it") as lost:
+        await asyncio.wait_for(keeping, 15)  # the next renewal is due after 20
+    leaving = asyncio.create_task(other.until_left("owner"))
+    await owner.leave(lost.value.owner)
+    assert await leaving
+    waiting = asyncio.create_task(owner.acquire())
+    await other.release()
+    await waiting
+    await owner.release()
+    assert await other.seize() is None
+
+
+@pytest.mark.parametrize("rounds_beside", [3, 0])
+async def test_a_parked_key_is_repaired_while_its_events_come(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, rounds_beside: int
+) -> None:
+    monkeypatch.setattr("jetspark.app.replay.running.ROUNDS_BESIDE", rounds_beside)
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"), Opened(account="b"), Moved(source="a", target="b", cents=666))
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+    assert parked((await in_buckets(js, app))["balances"]) == ["a", "b"]
+    app = mended()
+    rng = random.Random(3)
+
+    def events() -> list[Any]:
+        return [Moved(source="a", target="b", cents=rng.randrange(1, 9)) for _ in range(5)]
+
+    async with running(app, server.url), traffic(js, app, events):
+        await asyncio.sleep(0.3)  # the engine has met the parked keys, and passes their events by
+        done = await repair_keys(js, app, "balances", ["a", "b"])
+        assert (done.changed, done.parked, done.status) == (2, 0, "done")
+        last = (await (await js.stream("BANK")).info()).state.last_sequence
+        assert last > 10
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+    assert (await verify(js, app, "balances")).is_equal
+
+
+async def test_a_rebuild_goes_on_beside_live_traffic_and_is_swapped(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    rng = random.Random(4)
+    await publish(js, app, *some_events(rng, 300))
+    newer = mended(version=2)
+    workers = asyncio.create_task(app.run(server.url, only=["balances"]))
+    await until(lambda: is_folded(js, app))
+    async with traffic(js, app, lambda: some_events(rng, 10)):
+        built = await rebuild(js, newer, "balances", check=True)
+        assert not built.is_swapped
+        assert built.new.bucket == "bank_balances_v2"
+        assert built.verification is not None
+        assert built.verification.is_equal
+        done = await rebuild(js, newer, "balances", swap_in=True, resume=built.record.id)
+    assert done.is_swapped
+    assert done.swap_s is not None
+    assert done.swap_s < SWAP_S
+    with pytest.raises(UsageError, match="is at version 2"):
+        await workers
+    async with running(newer, server.url):
+        await until(lambda: is_folded(js, newer, "bank_balances_v2"))
+    records = await open_records(js, "bank")
+    place = (await find_place(records, newer.projections["balances"])).place
+    assert place == ("bank_balances_v2", 2)
+    assert (await verify(js, newer, "balances")).is_equal
+    with pytest.raises(UsageError, match="is at version 2"):
+        await verify(js, app, "balances")
+    # The next one is of the same version, and drops the old ones.
+    again = await rebuild(js, newer, "balances", check=True, swap_in=True, drop_old=True, drop_after_s=0.1)
+    assert again.new.bucket == "bank_balances_v2_r1"
+    with pytest.raises(StreamNotFound):
+        await js.kv("bank_balances_v2")
+    assert [record.status for record in await read_records(records, "balances")] == ["swapped", "swapped"]
+    with pytest.raises(ConfigError, match="it is swapped already"):
+        await rebuild(js, newer, "balances", resume=built.record.id)
+
+
+APP = """
+import asyncio, sys
+sys.path[:0] = {path!r}
+import jetspark
+from support.projections import bank
+from jetspark.app.replay import rebuild, run_replay
+
+async def main():
+    async with jetspark.connect({url!r}) as client:
+        def tell(record):
+            print(record.id, record.at, flush=True)
+        await {work}(client.jetstream(), bank(), "balances", rate=400, on_progress=tell)
+
+asyncio.run(main())
+"""
+
+
+async def killed(url: str, work: str) -> tuple[str, int]:
+    """The id of something that was killed in the middle, and how far it was."""
+    script = APP.format(path=[str(Path(__file__).parents[1])], url=url, work=work)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    id, at = "", 0
+    while at == 0:
+        id, text = (await process.stdout.readline()).decode().split()
+        at = int(text)
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    return id, at
+
+
+async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 1200, 50))
+    id, at = await killed(server.url, "rebuild")
+    assert 0 < at < 1200
+    [record] = await read_records(await open_records(js, "bank"), "balances")
+    assert (record.status, record.id) == ("running", id)
+    with pytest.raises(ConfigError, match="no record of it"):
+        await rebuild(js, app, "balances", resume="r0")
+    with pytest.raises(ConfigError, match=r"version 1 of the projection has begun it, and this is version 2"):
+        await rebuild(js, mended(version=2), "balances", resume=id)
+    with pytest.raises(ConfigError, match="it is a rebuild, expected a replay"):
+        await run_replay(js, app, "balances", resume=id)
+    seen: list[int] = []
+    built = await rebuild(js, app, "balances", resume=id, check=True, on_progress=lambda record: seen.append(record.at))
+    assert min(seen) >= at  # not from the beginning
+    assert await is_folded(js, app, "bank_balances_v1")
+    assert json.loads(json.dumps(built.to_dict()))["swapped"] is False
+
+
+async def test_a_replay_that_is_killed_goes_on_with_the_range_it_was_frozen_at(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 800, 50))
+    id, at = await killed(server.url, "run_replay")
+    assert 0 < at <= 800
+    assert (await in_buckets(js, app))["balances"] == {}
+    await publish(js, app, *some_events(random.Random(8), 50, 50))
+    done = await run_replay(js, app, "balances", resume=id)
+    assert (done.id, done.last, done.status) == (id, 800, "done")
+    expected, _ = folded(app, (await in_stream(js, app))[:800])
+    assert (await in_buckets(js, app))["balances"] == expected["balances"]
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+
+
+async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: NatsServer, js: JetStream) -> None:
+    app = mended()
+    await set_up(js, app)
+    spec = app.projections["balances"]
+    names = [f"k{number}" for number in range(10)]
+    await publish(js, app, *(Opened(account=name) for name in names))
+    records = await open_records(js, "bank")
+    rng = random.Random(6)
+    seen: dict[str, int] = {}
+    buckets: list[str] = []
+    problems: list[str] = []
+
+    async def read(runner: ProcedureRunner) -> None:
+        place = (await find_place(records, spec)).place
+        found = await runner.run(load(place.bucket, names))
+        buckets.append(place.bucket)
+        for name in names:
+            if name not in found or found[name].value is None:
+                problems.append(f"a gap: {name} in {place.bucket}")
+            elif found[name].sequence < seen.get(name, 0):
+                problems.append(f"older: {name} at {found[name].sequence}, and was at {seen[name]} ({place.bucket})")
+            else:
+                seen[name] = found[name].sequence
+
+    async def read_on() -> None:
+        runner = ProcedureRunner(js)
+        while True:
+            await read(runner)
+
+    def has_read(count: int) -> bool:
+        return len(buckets) >= count
+
+    def events() -> list[Any]:
+        return [Moved(source=rng.choice(names), target=rng.choice(names), cents=1) for _ in range(20)]
+
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+        readers = asyncio.create_task(read_on())
+        async with traffic(js, app, events):
+            await until(partial(has_read, 20))
+            for number in (1, 2):
+                done = await rebuild(
+                    js, app, "balances", check=number == 1, swap_in=True, drop_old=number == 2, drop_after_s=0.5
+                )
+                assert done.swap_s is not None
+                assert done.swap_s < SWAP_S
+                await until(partial(has_read, len(buckets) + 50))
+        readers.cancel()
+        assert problems == []
+        assert set(buckets) == {"bank_balances", "bank_balances_v1", "bank_balances_v1_r1"}
+        await until(lambda: is_folded(js, app, "bank_balances_v1_r1"))
+    assert (await verify(js, app, "balances")).is_equal

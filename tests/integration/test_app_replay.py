@@ -1,0 +1,317 @@
+"""Replaying, repairing and verifying projections on a real server, beside live engines."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from support.apps import publish, running, set_up, until
+from support.projections import Closed, Moved, Opened, bank, folded, in_buckets, in_stream, some_events
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.steps import ProcedureRunner
+from jetspark.app import App
+from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import Router, Row
+from jetspark.app.projections.positions import FoldPosition, position_change
+from jetspark.app.replay import (
+    ReplayRequest,
+    plan_replay,
+    read_records,
+    repair_keys,
+    run_replay,
+    verify,
+)
+from jetspark.app.replay.contents import NOTHING, KeyContent
+from jetspark.errors import ConfigError, DataLoss, UsageError
+from jetspark.server import NatsServer
+from jetspark.state.changes import Change
+from jetspark.state.store import load, store
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+async def is_folded(js: JetStream, app: App, buckets: dict[str, str] | None = None) -> bool:
+    expected, _ = folded(app, await in_stream(js, app))
+    return await in_buckets(js, app, buckets) == expected
+
+
+async def fold_live(server: NatsServer, js: JetStream, app: App, count: int = 200, seed: int = 5) -> None:
+    """Events, and an engine that has folded them and ended."""
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(seed), count))
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+
+
+async def test_a_range_replay_of_state_that_is_up_to_date_changes_nothing_and_says_so(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await fold_live(server, js, app)
+    before = await in_buckets(js, app)
+    async with running(app, server.url):
+        plan = await plan_replay(js, app, "balances", ReplayRequest(from_seq=20, to_seq=90))
+        assert "would change nothing" in str(plan)
+        assert (plan.extent.first, plan.extent.last) == (20, 90)
+        assert 0 < len(plan.last_of) <= 6
+        done = await run_replay(js, app, "balances", ReplayRequest(from_seq=20, to_seq=90))
+    assert (done.changed, done.status) == (0, "done")
+    assert "nothing changed" in str(done)
+    assert await in_buckets(js, app) == before
+    [record] = await read_records(await open_records(js, app.name), "balances")
+    assert (record.id, record.first, record.last, record.status) == (done.id, 20, 90, "done")
+    with pytest.raises(ConfigError, match="it is done already"):
+        await run_replay(js, app, "balances", resume=done.id)
+    with pytest.raises(ConfigError, match="has none of this name; it has balances, moves"):
+        await run_replay(js, app, "other")
+
+
+async def test_a_replay_gives_keys_what_they_lack_from_their_own_next_event_on(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await fold_live(server, js, app)
+    right = await in_buckets(js, app)
+    healthy = [key for key, (value, _, mark) in right["balances"].items() if value is not None and "parked" not in mark]
+    lost, behind = healthy[:2]
+    bucket = await js.stream("KV_bank_balances")
+    await bucket.purge(subject=f"$KV.bank_balances.{lost}")
+    # As it was in the middle of the history.
+    states, _ = folded(app, (await in_stream(js, app))[:60])
+    value, sequence, mark = states["balances"][behind]
+    assert value is not None
+    current = await ProcedureRunner(js).run(load("bank_balances", [behind]))
+    change = Change(behind, value, "put", sequence, current[behind].revision, mark=mark)
+    await ProcedureRunner(js).run(store("bank_balances", [change]))
+
+    only_late = ReplayRequest(from_seq=190)
+    plan = await plan_replay(js, app, "balances", only_late)
+    assert set(plan.behind) <= {lost, behind}
+    everything = await plan_replay(js, app, "balances", ReplayRequest())
+    assert set(everything.behind) == {lost, behind}
+    async with running(app, server.url):
+        done = await run_replay(js, app, "balances", ReplayRequest(keys=(lost, behind)))
+        assert done.changed == 2
+        assert (await in_buckets(js, app)) == right
+    assert (await verify(js, app, "balances")).is_equal
+
+
+async def test_a_range_that_is_not_all_there_is_data_loss_that_names_it(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await fold_live(server, js, app, 100)
+    stream = await js.stream(app.stream)
+    moment = (await stream.get_message(50)).timestamp
+    since = await plan_replay(js, app, "balances", ReplayRequest(since=moment))
+    assert since.extent.first == 50
+    until_then = await plan_replay(js, app, "balances", ReplayRequest(until=moment))
+    assert (until_then.extent.first, until_then.extent.last) == (1, 49)
+    await stream.purge(up_to_sequence=39)
+    with pytest.raises(DataLoss, match=r"range 30 to 60 is not all there"):
+        await run_replay(js, app, "balances", ReplayRequest(from_seq=30, to_seq=60))
+    assert (await run_replay(js, app, "balances", ReplayRequest(from_seq=40, to_seq=60))).changed == 0
+    # Nobody knows what was before the first message there is.
+    with pytest.raises(DataLoss):
+        await plan_replay(js, app, "balances", ReplayRequest(since=moment - datetime.timedelta(hours=1)))
+    with pytest.raises(DataLoss):
+        await verify(js, app, "balances")
+    with pytest.raises(DataLoss):
+        await repair_keys(js, app, "balances", ["a1"])
+
+
+async def test_verifying_beside_live_traffic_finds_nothing_where_nothing_is_wrong(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await fold_live(server, js, app)
+    rng = random.Random(8)
+    is_over = False
+
+    async def traffic() -> None:
+        while not is_over:
+            await publish(js, app, *some_events(rng, 20))
+
+    async with running(app, server.url):
+        task = asyncio.create_task(traffic())
+        for slice_keys in (1000, 2):
+            found = await verify(js, app, "balances", slice_keys=slice_keys)
+            assert found.is_equal, found.differences
+            assert found.digest == found.expected_digest
+            assert found.boundary >= 200
+        is_over = True
+        await task
+        await until(lambda: is_folded(js, app))
+        whole, sliced = [await verify(js, app, "balances", slice_keys=size) for size in (1000, 2)]
+    assert (whole.digest, whole.keys, whole.parked) == (sliced.digest, sliced.keys, sliced.parked)
+
+
+async def write(js: JetStream, bucket: str, key: str, content: KeyContent, mark: str = "1") -> None:
+    runner = ProcedureRunner(js)
+    revision = (await runner.run(load(bucket, [key]))).get(key, NOTHING).revision
+    operation: Any = "delete" if content.value is None else "put"
+    change = Change(key, content.value or b"", operation, content.sequence, revision, mark=mark)
+    await runner.run(store(bucket, [change]))
+
+
+async def test_verify_lists_what_differs_by_key(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(8)]
+    await publish(js, app, *(Opened(account=name) for name in names))
+    await publish(js, app, *(Moved(source=name, target="k0", cents=3) for name in names[1:]))
+    await publish(js, app, Closed(account="k7"))
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+    bucket = "bank_balances"
+    await write(js, bucket, "k1", KeyContent(b'{"cents":1,"moves":1}', 9))
+    await write(js, bucket, "k2", KeyContent(b'{"cents":-3,"moves":1}', 9))
+    await write(js, bucket, "k3", KeyContent(None, 11))
+    await write(js, bucket, "k4", KeyContent(b'{"cents":-3,"moves":1}', 12), "1 parked 13 why")
+    await write(js, bucket, "k5", KeyContent(b'{"cents":-3,"moves":1}', 13), "2")
+    await (await js.kv(bucket)).put("k6", b"{}")
+    await write(js, bucket, "k7", KeyContent(b'{"cents":-3,"moves":1}', 15))
+    await (await js.stream(f"KV_{bucket}")).purge(subject=f"$KV.{bucket}.k0")
+    found = await verify(js, app, "balances")
+    kinds = {each.key: each.kind for each in found.differences}
+    assert kinds == {
+        "k0": "missing",
+        "k1": "value",
+        "k2": "sequence",
+        "k3": "missing",
+        "k4": "parked",
+        "k5": "version",
+        "k6": "foreign",
+        "k7": "extra",
+    }
+    assert found.digest != found.expected_digest
+    done = await repair_keys(js, app, "balances", names)
+    assert done.changed == 8
+    assert (await verify(js, app, "balances")).is_equal
+    again = await repair_keys(js, app, "balances", names)
+    assert again.changed == 0
+
+
+async def test_another_version_is_refused(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await fold_live(server, js, app, 20)
+    newer = App("bank", stream="BANK", subjects=["bank.>"])
+    spec = app.projections["balances"]
+    newer.projection("balances", events=spec.events, bucket=spec.bucket, version=2)(spec.kind)
+    found = await verify(js, newer, "balances")
+    assert {each.kind for each in found.differences} == {"version"}
+    with pytest.raises(UsageError, match="was made by its version 1"):
+        await run_replay(js, newer, "balances")
+
+
+# ---- engines that are wrong ------------------------------------------------------------------------------------------
+
+Rows = list[Row]
+
+
+class Engine:
+    """A simple engine: a state and a sequence for each key. This one is right, the others are not."""
+
+    def __init__(self, spec: ProjectionSpec) -> None:
+        self.spec = spec
+        self.values: dict[str, tuple[bytes | None, int]] = {}
+
+    def apply(self, row: Row) -> None:
+        value, sequence = self.values.get(row.key, (None, 0))
+        if row.sequence <= sequence:
+            return
+        new = self.spec.fold(row.key, value, row.event)
+        if new is not None or value is not None:
+            self.values[row.key] = (new, row.sequence)
+
+    def run(self, rows: Rows) -> None:
+        for row in rows:
+            self.apply(row)
+
+
+class SkipsAfterANak(Engine):
+    """One event fails and comes again, behind later ones of its key."""
+
+    def run(self, rows: Rows) -> None:
+        at = next(index for index, row in enumerate(rows) if index > 30 and row.key == "a2")
+        super().run([*rows[:at], *rows[at + 1 : at + 40], rows[at], *rows[at + 40 :]])
+
+
+class AppliesTwice(Engine):
+    """It dies after it has stored, and begins before that, without looking at the sequence of the state."""
+
+    def run(self, rows: Rows) -> None:
+        super().run(rows[:60])
+        self.values = {key: (value, 0) for key, (value, _) in self.values.items()}
+        super().run(rows[50:])
+
+
+class ForgetsATombstone(Engine):
+    """A deleted key is forgotten with its sequence; what comes again makes it anew."""
+
+    def apply(self, row: Row) -> None:
+        super().apply(row)
+        if row.key in self.values and self.values[row.key][0] is None:
+            del self.values[row.key]
+
+    def run(self, rows: Rows) -> None:
+        super().run(rows)
+        at = next(index for index, row in enumerate(rows) if row.key not in self.values)
+        super().run(rows[at : at + 1])
+
+
+class MixesTwoSnapshots(Engine):
+    """Half of the keys as they were earlier."""
+
+    def run(self, rows: Rows) -> None:
+        super().run(rows[:60])
+        early = dict(self.values)
+        super().run(rows[60:])
+        self.values |= dict(sorted(early.items())[:3])
+
+
+@pytest.mark.parametrize("kind", [Engine, SkipsAfterANak, AppliesTwice, ForgetsATombstone, MixesTwoSnapshots])
+async def test_an_engine_that_is_wrong_is_caught(js: JetStream, kind: type[Engine]) -> None:
+    app = bank()
+    await set_up(js, app)
+    rng = random.Random(11)
+    names = [f"a{number}" for number in range(6)]
+    await publish(js, app, *(Opened(account=name) for name in names))
+    pairs = [rng.sample(names, 2) for _ in range(60)]
+    await publish(js, app, *(Moved(source=one, target=other, cents=1) for one, other in pairs), Closed(account="a1"))
+    spec = app.projections["balances"]
+    messages = await in_stream(js, app)
+    router = Router([spec], app.catalogue)
+    engine = kind(spec)
+    engine.run([row for message in messages for row in router.route(message).rows])
+    stream = await js.stream(app.stream)
+    position = FoldPosition.beginning(app.stream, stream.cached_info.created)._replace(sequence=len(messages))
+    changes = [position_change(position, 0)]
+    for key, (value, sequence) in engine.values.items():
+        operation: Any = "delete" if value is None else "put"
+        changes.append(Change(key, value or b"", operation, sequence, 0, mark="1"))
+    await ProcedureRunner(js).run(store("bank_balances", changes))
+    found = await verify(js, app, "balances")
+    expected, _ = folded(app, messages)
+    is_right = kind is Engine
+    assert found.is_equal == is_right, found.differences
+    assert (found.digest == found.expected_digest) == is_right
+    assert ((await in_buckets(js, app))["balances"] == expected["balances"]) == is_right

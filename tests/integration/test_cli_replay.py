@@ -1,0 +1,152 @@
+"""``jetspark replay``, ``rebuild``, ``verify`` and ``replays``, as an operator uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.apps import publish, running, set_up, until
+from typer.testing import CliRunner
+
+import jetspark
+from jetspark.cli import commands
+from jetspark.errors import JetSparkError
+from jetspark.server import NatsServer
+
+APP = """
+from jetspark.app import App, Event
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    cents: int
+
+app = App("till", stream="TILL", subjects=["orders.>"])
+
+@app.projection("totals", events=[Paid], bucket="totals")
+class Totals:
+    def key(self, event: Paid) -> str:
+        return event.order_id
+
+    def apply(self, state: int | None, event: Paid) -> int:
+        if event.cents < 0:
+            raise ValueError("nobody pays less than nothing")
+        return (state or 0) + event.cents
+"""
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str) -> Iterator[Any]:
+    yield from _folded_till(tmp_path, monkeypatch, nats_url)
+
+
+@pytest.fixture
+def own_till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """On a server without passwords, which Spark's options refuse."""
+    with NatsServer() as server:
+        yield from _folded_till(tmp_path, monkeypatch, server.url)
+
+
+def _folded_till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str) -> Iterator[Any]:
+    """The application, with ten events folded by a live engine that has ended; one key is parked."""
+    (tmp_path / "till.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("JETSPARK_SERVERS", nats_url)
+    module = importlib.import_module("till")
+
+    async def fold() -> None:
+        async with jetspark.connect(nats_url) as client:
+            js = client.jetstream()
+            await set_up(js, module.app)
+            await publish(js, module.app, *(module.Paid(order_id=f"o-{n % 3}", cents=n) for n in range(9)))
+            await publish(js, module.app, module.Paid(order_id="o-2", cents=-1))
+            kv = await js.kv("totals")
+            async with running(module.app, nats_url):
+                await until(lambda: _has(kv, "_jetspark.position", b'"sequence": 10'))
+
+    asyncio.run(fold())
+    yield module
+    del sys.modules["till"]
+
+
+async def _has(kv: Any, key: str, text: bytes) -> bool:
+    return any([text in entry.value async for entry in _entry(kv, key)])
+
+
+async def _entry(kv: Any, key: str) -> Any:
+    for entry in (await kv.snapshot([key])).values():
+        yield entry
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(commands.app, list(arguments))
+    error = done.exception if not isinstance(done.exception, SystemExit) else None
+    if isinstance(error, JetSparkError):  # as the entry point prints it
+        assert code == 1, error
+        return str(error)
+    assert done.exit_code == code, f"{done.output} {error!r}"
+    return done.output
+
+
+def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> None:
+    found = json.loads(run("verify", "till:app", "totals", "--json"))
+    assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
+    assert "equal to its history, sha256:" in run("verify", "till:app", "totals")
+
+    plan = run("replay", "till:app", "totals", "--from-seq", "3", "--to-seq", "5", "--dry-run")
+    assert "reads sequences 3 to 5 of stream TILL: all of it is there" in plan
+    assert "3 events of 3 keys (o-0, o-1, o-2)" in plan
+    assert "would change nothing" in plan
+    assert json.loads(run("replay", "till:app", "totals", "--dry-run", "--json"))["events"] == 10
+    assert "nothing changed" in run("replay", "till:app", "totals", "--from-seq", "3", "--rate", "1000")
+    done = json.loads(run("replay", "till:app", "totals", "--key", "o-1", "--json"))
+    assert (done["changed"], done["status"]) == (0, "done")
+    assert "is done already" in run("replay", "till:app", "totals", "--resume", done["id"], code=1)
+
+    # Mended in place: the same version, so that the one key that is parked can be repaired.
+    till.Totals.apply.__code__ = (lambda self, state, event: (state or 0) + max(event.cents, 0)).__code__
+    differs = run("verify", "till:app", "totals", code=3)
+    assert "1 keys differ" in differs
+    assert "o-2: parked" in differs
+    assert "1 keys written" in run("rebuild", "till:app", "totals", "--key", "o-2")
+    assert json.loads(run("verify", "till:app", "totals", "--json"))["equal"]
+
+    built = json.loads(run("rebuild", "till:app", "totals", "--verify", "--json"))
+    assert (built["new"]["bucket"], built["swapped"], built["verification"]["equal"]) == ("totals_v1", False, True)
+    swapped = run("rebuild", "till:app", "totals", "--resume", built["record"]["id"], "--swap", "--drop-old")
+    assert "totals -> totals_v1; the old is dropped" in swapped
+    assert json.loads(run("verify", "till:app", "totals", "--json"))["bucket"] == "totals_v1"
+    kinds = [(each["kind"], each["status"]) for each in json.loads(run("replays", "till:app", "--json"))]
+    assert kinds == [("replay", "done"), ("replay", "done"), ("repair", "done"), ("rebuild", "swapped")]
+    assert "4 replays" in run("replays", "till:app", "totals")
+
+
+def test_what_cannot_be_meant_is_refused(till: Any) -> None:
+    assert "expected a time such as" in run("replay", "till:app", "totals", "--since", "yesterday", code=1)
+    assert "expected a time zone" in run("replay", "till:app", "totals", "--since", "2026-03-20T10:00:00", code=1)
+    assert "expected without a range" in run("replay", "till:app", "totals", "--resume", "r1", "--to-seq", "2", code=1)
+    assert "--key: expected without" in run("rebuild", "till:app", "totals", "--key", "o-1", "--swap", code=1)
+    assert "together with swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
+    assert "it has totals" in run("verify", "till:app", "sums", code=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_spark_folds_for_verify_and_rebuild(own_till: Any) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("pandas")
+    found = json.loads(run("verify", "till:app", "totals", "--engine", "spark", "--json"))
+    assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
+    assert found["digest"] == json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
+    built = json.loads(run("rebuild", "till:app", "totals", "--engine", "spark", "--verify", "--swap", "--json"))
+    assert (built["new"]["bucket"], built["swapped"], built["verification"]["equal"]) == ("totals_v1", True, True)
+    assert built["verification"]["digest"] == found["digest"]
+    assert built["record"]["events"] == 10

@@ -1,0 +1,103 @@
+"""Windows: which states an event belongs to, and what is late."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from jetspark.app import App, Event, Timestamp, Window, encode
+from jetspark.app.projections.folding import KeyRow, Recorded, Router
+from jetspark.errors import ConfigError
+
+NOON = datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
+
+
+class Sold(Event, type="window.sold", version=1, key="shop", subject="sales.{shop}"):
+    shop: str
+    cents: int = 1
+    at: Timestamp | None = None
+
+
+class Takings:
+    def key(self, event: Sold) -> str:
+        return event.shop
+
+    def apply(self, state: int | None, event: Sold) -> int:
+        return (state or 0) + event.cents
+
+
+def us(moment: datetime.datetime) -> int:
+    return round(moment.timestamp() * 1e6)
+
+
+def minutes(count: float) -> datetime.timedelta:
+    return datetime.timedelta(minutes=count)
+
+
+def test_an_event_belongs_to_the_hour_it_happened_in() -> None:
+    hour = Window(size_s=3600)
+    assert hour.parts(None, NOON + minutes(59.9), us(NOON)) == ["20260331T120000Z"]
+    assert hour.parts(None, NOON - minutes(0.1), us(NOON)) == ["20260331T110000Z"]
+    elsewhere = NOON.astimezone(datetime.timezone(datetime.timedelta(hours=5.5)))
+    assert hour.parts(None, elsewhere, us(NOON)) == ["20260331T120000Z"]
+    assert hour.name(NOON + minutes(10)) == "20260331T120000Z"
+
+
+def test_windows_that_overlap_share_events() -> None:
+    sliding = Window(size_s=3600, every_s=1200)
+    assert sliding.parts(None, NOON + minutes(25), us(NOON)) == [
+        "20260331T114000Z",
+        "20260331T120000Z",
+        "20260331T122000Z",
+    ]
+
+
+def test_what_was_stored_too_late_for_its_window_is_apart() -> None:
+    hour = Window(size_s=3600, grace_s=600)
+    assert hour.parts(None, NOON, us(NOON + minutes(70))) == ["20260331T120000Z"]
+    assert hour.parts(None, NOON, us(NOON + minutes(70)) + 1) == ["late"]
+    assert Window(size_s=3600, grace_s=600, late="keep").parts(None, NOON, us(NOON + minutes(99))) == [
+        "20260331T120000Z"
+    ]
+    # Of windows that overlap those count that are still open.
+    sliding = Window(size_s=3600, every_s=1800, grace_s=0)
+    assert sliding.parts(None, NOON + minutes(5), us(NOON + minutes(40))) == ["20260331T120000Z"]
+
+
+def test_a_field_of_the_event_can_be_its_time() -> None:
+    day = Window(size_s=86400, time=lambda event: event.at)
+    assert day.parts(Sold(shop="s", at=NOON), None, us(NOON)) == ["20260331T000000Z"]
+    with pytest.raises(ConfigError, match="expected a datetime with a zone"):
+        day.parts(Sold(shop="s"), NOON, us(NOON))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size_s": 0}, "size_s=0"),
+        ({"size_s": 60.5}, "size_s=60.5"),
+        ({"size_s": 100, "every_s": 33}, "multiple"),
+        ({"size_s": 1000, "every_s": 1}, "at most 100"),
+        ({"size_s": 60, "late": "drop"}, "late='drop'"),
+        ({"size_s": 60, "grace_s": -1}, "grace_s"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Window(**options)
+
+
+def test_every_way_of_routing_has_the_same_keys() -> None:
+    app = App("shops", stream="SALES", subjects=["sales.>"])
+    app.projection("takings", events=[Sold], bucket="takings", window=Window(size_s=3600, every_s=1800))(Takings)
+    router = Router(app.projections.values(), app.catalogue)
+    sold = encode(Sold(shop="s.1"), id="1", source="/shops", time=NOON)
+    message = Recorded(1, sold.subject, sold.data, sold.headers, us(NOON))
+    rows: list[KeyRow] = []
+    assert router.sort([message], {"takings": rows}) == []
+    assert [row.key for row in router.route(message).rows] == [key for key, _, _ in rows]
+    assert [key for key, _, _ in rows] == ["s=2E1.20260331T113000Z", "s=2E1.20260331T120000Z"]
+    with pytest.raises(ConfigError, match="expected a Window"):
+        app.projection("x", events=[Sold], bucket="x", window=3600)(Takings)  # type: ignore[arg-type]
