@@ -853,7 +853,11 @@ def test_at_flow_1_the_first_message_is_acknowledged_twice(server: Server) -> No
 def test_a_second_publisher_starts_at_1_and_doubles_up_to_its_share(server: Server) -> None:
     server.create()
     fast(server, "other", 1, 0)
-    said = [each for n in range(1, 800) for each in fast(server, "F1", n, 0 if n == 1 else 1, flow=1000)]
+    said = []
+    for n in range(1, 800):
+        said += fast(server, "F1", n, 0 if n == 1 else 1, flow=1000)
+        if n % 50 == 0:
+            fast(server, "other", 1, 4)  # after ten seconds without a word it would be forgotten
     doubled = [ack(2**n - 1, 2**n) for n in range(8)]
     assert said == [*doubled, ack(255, 250), ack(505, 250), ack(755, 250)]
 
@@ -861,6 +865,7 @@ def test_a_second_publisher_starts_at_1_and_doubles_up_to_its_share(server: Serv
 def test_shares_shrink_and_grow_with_the_next_ack(server: Server) -> None:
     server.create()
     sequence = 0
+    others: list[str] = []
 
     def until_acked() -> str:
         nonlocal sequence
@@ -869,14 +874,19 @@ def test_shares_shrink_and_grow_with_the_next_ack(server: Server) -> None:
             said = fast(server, "F1", sequence, 0 if sequence == 1 else 1, flow=1000)
             if said:
                 return said[-1]
+            if sequence % 50 == 0:
+                for other in others:
+                    fast(server, other, 1, 4)  # after ten seconds without a word it would be forgotten
 
     assert until_acked() == ack(0, 500)
     for number in range(9):
         fast(server, f"other{number}", 1, 0)
+        others.append(f"other{number}")
     shrunk = [ack(500, 250), ack(750, 125), ack(875, 62), ack(937, 50), ack(987, 50)]
     assert [until_acked() for _ in shrunk] == shrunk
     for number in range(9):
         fast(server, f"other{number}", 2, 3)
+    others.clear()
     grown = [ack(1037, 100), ack(1137, 200), ack(1337, 400), ack(1737, 500), ack(2237, 500)]
     assert [until_acked() for _ in grown] == grown
 

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_tests_of_the_example_pass(folder: Path) -> None:
     options = ["-q", "-W", "error", "-p", "pytest_jetspark", "-p", "no:cacheprovider"]
     finished = _run([sys.executable, "-m", "pytest", *options, "billing"], folder)
@@ -34,7 +34,7 @@ def test_the_tests_of_the_example_pass(folder: Path) -> None:
     assert "passed" in finished.stdout
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_example_is_checked_run_and_published_to_from_the_shell(folder: Path, nats_url: str) -> None:
     checked = _run([*COMMAND, "check", "--strict", "billing.service:app"], folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr

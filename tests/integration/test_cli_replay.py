@@ -139,7 +139,7 @@ def test_what_cannot_be_meant_is_refused(till: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_spark_folds_for_verify_and_rebuild(own_till: Any) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("pandas")

@@ -46,12 +46,15 @@ SPARK_EXAMPLES = {str(path): text for path in EXAMPLES if "jetspark.spark" in (t
 # One after the other in one process, so that all have one JVM: each makes a session of its own, and stops it. Examples
 # find the modules of their folder, as they do when they are run alone.
 RUN_WITH_SPARK = """
-import json, os, sys
+import json, os, runpy, sys
 from pyspark import SparkContext
 for name, code in json.load(sys.stdin).items():
     print(f"{name} begins", file=sys.stderr)
-    sys.path[0] = os.path.dirname(name)
-    exec(compile(code, name, "exec"), {"__name__": "__main__", "__file__": name})
+    if name.endswith(".py"):
+        sys.path[0] = os.path.dirname(name)
+        runpy.run_path(name, run_name="__main__")
+    else:
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
     assert SparkContext._active_spark_context is None, f"{name} leaves a session"
     print(f"{name} is done")
 """

@@ -61,7 +61,7 @@ class Impostor:
 
     async def until_all_was_tried(self) -> None:
         """Wait until the client has heard each of the lies in each of the ways."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while self.visits < len(self._ways()):
                 self._visited.clear()
                 await self._visited.wait()

@@ -48,7 +48,7 @@ __all__ += ["Stopped", "Undisturbed", "documented", "make_streams", "row", "run_
 
 R = TypeVar("R")
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 2.0
 # Generous, and far below the connection's own timeouts: a minute means that the operation used those instead.
 SLACK_S = 30.0
 OPTIONS: dict[str, Any] = {"request_timeout_s": 60.0, "drain_timeout_s": 60.0, "send_buffer_bytes": 64 << 10}
@@ -213,9 +213,11 @@ class _Run:
 
 async def run_rows(driver: Driver, names: list[str], condition: Condition) -> None:
     whole = _Run(driver, len(names), condition)
+    connecting = asyncio.Semaphore(8)  # all at once would take a busy machine longer than a connection may take
 
     async def run(name: str) -> None:
-        nc = await driver.connect(await condition.address(name), **OPTIONS | condition.options | ROWS[name].options)
+        async with connecting:
+            nc = await driver.connect(await condition.address(name), **OPTIONS | condition.options | ROWS[name].options)
         stall = Stall(whole, name, nc)
         try:
             async with asyncio.timeout(300):
