@@ -164,7 +164,7 @@ class LiveStates:
                 next time. None where nobody has to be asked.
         """
         spec, changes = self.spec, []
-        waiting: dict[str, _Key] = {}
+        waiting: dict[str, _CachedKey] = {}
         for key, entry in self._dirty.items():
             change = entry.state.change(spec, key)
             if change is not None:
