@@ -22,10 +22,12 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
-from jetspark.app.projections.marks import Mark
+from jetspark.app.projections.marks import Mark, position_key
+from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.redriving import LetterFilter, read_letters
-from jetspark.errors import UsageError
+from jetspark.errors import UsageError, WrongLastSequence
 from jetspark.server import NatsServer
+from jetspark.state.changes import Change, header_fields
 
 WORKER = Path(__file__).parent / "projection_worker.py"
 QUICK = LiveOptions(position_every_s=0.01, lease_s=1.0)
@@ -249,3 +251,37 @@ async def test_a_bucket_that_was_emptied_is_folded_anew(server: NatsServer, js: 
         await (await js.stream("KV_bank_balances")).purge()
         await publish(js, app, *some_events(random.Random(12), 100))
         await until(lambda: is_folded(js, app))
+
+
+async def test_a_repair_in_one_batch_with_the_position_loses_no_event(server: NatsServer, js: JetStream) -> None:
+    """What passes by a parked key is read again when the key is repaired, by an engine that runs as well."""
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url, live=QUICK), app.connect(server.url) as client:
+        balances = client.view("balances")
+        await client.publish(Opened(account="a"))
+        bad = await client.publish(Moved(source="a", target="b", cents=666))
+        waiting = await client.publish(Moved(source="c", target="a", cents=5))
+        other = await client.publish(Opened(account="d"))
+        await balances.get("nobody", at_least=other.sequence)  # by then the position is written
+        entry = await balances.entry("a")
+        assert entry.parked is not None
+        # As if other code had applied the event: the state with it, and a position that is not beyond it.
+        state = Change("a", b'{"cents":-666,"moves":1}', "put", bad.sequence, entry.revision, mark="1")
+        bucket = await js.stream("KV_bank_balances")
+        subject = f"$KV.bank_balances.{position_key()}"
+        while True:
+            stored = await bucket.get_message(last_for=subject, direct=False)
+            position = FoldPosition.decode(stored.data).repaired(bad.sequence)
+            assert position.sequence == bad.sequence < waiting.sequence
+            try:
+                async with js.atomic_batch() as batch:
+                    for change in (state, position_change(position, stored.sequence)):
+                        fields = header_fields(change, "")
+                        await batch.add(f"$KV.bank_balances.{change.key}", change.value, headers=fields)
+                break
+            except WrongLastSequence:
+                continue  # the worker has moved on
+        last = await client.publish(Moved(source="c", target="a", cents=1))
+        found = await balances.get("a", at_least=last.sequence, timeout=20)
+        assert (found.cents, found.moves) == (-666 + 5 + 1, 3)
