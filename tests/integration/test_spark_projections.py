@@ -92,7 +92,7 @@ def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
     check(bank)
     assert (second.to_sequence, second.letters) == (2_000, 3)
     assert (second.from_sequence, second.known > 0) == (500, True)
-    assert second.known < 1_000  # 401 messages, some of them with three keys; not all of history
+    assert second.known <= 401 * 5  # messages that were folded before, with as many keys; and not all of history
     again = backfill(app, spark, server.url)
     assert (again.written, again.letters) == (0, 0)  # events of accounts that are not there are applied, for nothing
     check(bank)
