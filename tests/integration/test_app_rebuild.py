@@ -116,7 +116,11 @@ async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None
     assert await other.seize() is None
 
 
-async def test_a_parked_key_is_repaired_while_its_events_come(server: NatsServer, js: JetStream) -> None:
+@pytest.mark.parametrize("rounds_beside", [3, 0])
+async def test_a_parked_key_is_repaired_while_its_events_come(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, rounds_beside: int
+) -> None:
+    monkeypatch.setattr("jetspark.app.replay.running.ROUNDS_BESIDE", rounds_beside)
     app = bank()
     await set_up(js, app)
     await publish(js, app, Opened(account="a"), Opened(account="b"), Moved(source="a", target="b", cents=666))
@@ -219,6 +223,10 @@ async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer,
     assert (record.status, record.id) == ("running", id)
     with pytest.raises(ConfigError, match="no record of it"):
         await rebuild(js, app, "balances", resume="r0")
+    with pytest.raises(ConfigError, match=r"version 1 of the projection has begun it, and this is version 2"):
+        await rebuild(js, mended(version=2), "balances", resume=id)
+    with pytest.raises(ConfigError, match="it is a rebuild, expected a replay"):
+        await run_replay(js, app, "balances", resume=id)
     seen: list[int] = []
     built = await rebuild(js, app, "balances", resume=id, check=True, on_progress=lambda record: seen.append(record.at))
     assert min(seen) >= at  # not from the beginning

@@ -81,9 +81,8 @@ async def store_together(js: JetStream, bucket: str, changes: Sequence[Change]) 
         WrongLastSequence: A key has another revision; nothing was written.
         BatchInDoubt: No answer in time; all was written, or nothing.
     """
-    context = context_of(js)
-    info = await (await js.kv(bucket)).stream_info()
-    address = Bucket.of(context.api, info.config).write_subject
+    stream = await js.stream(f"KV_{bucket}")
+    address = Bucket.of(context_of(js).api, stream.cached_info.config).write_subject
     async with js.atomic_batch() as batch:
         for change in changes:
             await batch.add(address(change.key), change.value, headers=header_fields(change, ""))
@@ -97,15 +96,20 @@ async def standstill(records: KeyValue, projection: str, owner: str) -> AsyncIte
     """
     keys = [key async for key in records.keys("lease.*") if _may_be_of(key.removeprefix("lease."), projection)]
     seized: list[Lease] = []
+    keeping: list[asyncio.Task[None]] = []
     try:
         for key in keys:
             lease = Lease(records, key, owner)
             had = await lease.seize()
             seized.append(lease)
+            keeping.append(asyncio.create_task(lease.keep()))
             if had is not None and not await lease.until_left(had):
                 _logger.warning("lease %s: %s did not say that it has stopped; it is taken for dead", key, had)
         yield
     finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
         for lease in seized:
             await lease.release()
 

@@ -23,15 +23,16 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import Alias, Place, find_place, open_records, swap
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import Position, position_change, start_of
-from jetspark.app.projections.states import CacheLimits, LiveStates
+from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
 from jetspark.app.replay.places import read_position, standstill
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
 from jetspark.app.topology import OWNER
-from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound
+from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
+from jetspark.state.fold import some_keys
 from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ async def rebuild(
     alias = await find_place(records, spec)
     history = History(js, app, spec)
     if resume is not None:
-        keeper = await RecordKeeper.resume(records, spec.name, resume, "rebuild")
+        keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
         extent = await history.whole()
         await history.between(keeper.record.extent, extent.first, extent.last)
     else:
@@ -257,19 +258,29 @@ class _Rebuilding:
         if missing := states.missing(events.rows):
             states.add(missing, await self._runner.run(self._target.load_all(missing)))
         states.apply(events.rows)
-        while states.is_dirty:
-            if unsure := states.unsure():
-                states.look_again(unsure, await self._runner.run(self._target.load_from_leader(unsure)))
-            changes = states.take()
-            outcome = await self._runner.run(self._target.store_all(changes))
-            states.settle(changes, outcome)
-            record.changed += outcome.written
+        try:
+            while states.is_dirty:
+                await self._store_dirty()
+        except StateGone as gone:
+            keys = some_keys([change.key for change in gone.changes])
+            raise UsageError(
+                f"bucket {self._bucket}: {keys} went away while it was built: delete the bucket, and rebuild anew"
+            ) from gone
         states.shrink()
         record.events += len(events.rows)
         record.unreadable += len(events.failures)
         record.parked = len(states.parked)
         if clock.now() - self._noted_at >= NOTE_EVERY_S:
             await self._note(events.last)
+
+    async def _store_dirty(self) -> None:
+        states = self._states
+        if unsure := states.unsure():
+            states.look_again(unsure, await self._runner.run(self._target.load_from_leader(unsure)))
+        changes = states.take()
+        outcome = await self._runner.run(self._target.store_all(changes))
+        states.settle(changes, outcome)
+        self._keeper.record.changed += outcome.written
 
     async def _note(self, sequence: int) -> None:
         """The position, then the record: what is said to be done is stored."""

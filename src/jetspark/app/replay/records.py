@@ -104,22 +104,27 @@ class RecordKeeper:
     """Keeps one record up to date."""
 
     def __init__(self, records: KeyValue, record: ReplayRecord, revision: int) -> None:
-        self._records, self.record, self._revision = records, record, revision
+        self.records, self.record, self._revision = records, record, revision
 
     @classmethod
-    async def resume(cls, records: KeyValue, projection: str, id: str, *kinds: ReplayKind) -> RecordKeeper:
+    async def resume(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
         """Go on with one that was interrupted, whoever was at it.
 
         Raises:
-            ConfigError: There is none, or it is done.
+            ConfigError: There is none, it is done, or another version of the projection has begun it.
         """
         try:
-            entry = await records.get(record_key(projection, id))
+            entry = await records.get(record_key(spec.name, id))
         except KeyNotFound:
             raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
         record = ReplayRecord.decode(entry.value)
-        if record.kind not in kinds:
-            raise ConfigError(f"resume {id!r}: it is a {record.kind}, expected a {' or '.join(kinds)}")
+        if record.kind != kind:
+            raise ConfigError(f"resume {id!r}: it is a {record.kind}, expected a {kind}")
+        if record.version != spec.version:
+            raise ConfigError(
+                f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
+                f"{spec.version}: begin a new one, or run the version that began it"
+            )
         if record.is_done:
             raise ConfigError(f"resume {id!r}: it is {record.status} already")
         keeper = cls(records, record, entry.revision)
@@ -154,10 +159,10 @@ class RecordKeeper:
     async def _write(self, value: bytes) -> int:
         key = record_key(self.record.projection, self.record.id)
         try:
-            return await self._records.update(key, value, revision=self._revision)
+            return await self.records.update(key, value, revision=self._revision)
         except Conflict:
             # The answer to an earlier attempt may have been lost.
-            entry = await self._records.get(key)
+            entry = await self.records.get(key)
             if entry.value != value:
                 raise
             return entry.revision

@@ -14,15 +14,17 @@ was quicker, the compare-and-set fails, the keys are folded on to where the engi
 own compare-and-set on the old revision fails likewise, and it loads the key again. Of a parked key that is not enough:
 the engine passes its events by without a write, so it may be beyond some that a repaired state has not. So a repair
 writes keys and the engine's position in one atomic batch, the position no further than the states; the engine notices,
-goes back there, and reads what it passed by (:mod:`jetspark.app.projections.positions`).
+goes back there, and reads what it passed by (:mod:`jetspark.app.projections.positions`). After some lost races
+the engine is asked to stand still for a moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.positions import Position, position_change
 from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
-from jetspark.app.replay.places import NotedPosition, read_position, store_together
+from jetspark.app.replay.places import NotedPosition, read_position, standstill, store_together
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.errors import BatchInDoubt, ConfigError, Conflict, WrongLastSequence
@@ -52,9 +54,11 @@ MAX_KEYS = 1_000_000
 # A plan names this many keys, and counts the others.
 MAX_NAMED = 20
 # Others may write the same keys; this many times is no race any more.
-MAX_ROUNDS = 30
+MAX_ROUNDS = 20
 # The record is written this often.
 NOTE_EVERY_S = 1.0
+# After so many lost races live engines are asked to stand still: they write their position many times a second.
+ROUNDS_BESIDE = 3
 # Longer after each lost race.
 PAUSE_S = 0.02
 # Keys that are repaired at a time: a batch has room for a thousand messages.
@@ -173,7 +177,7 @@ async def run_replay(
     place = check_version(spec, (await find_place(records, spec)).place)
     history = History(js, app, spec)
     if resume is not None:
-        keeper = await RecordKeeper.resume(records, spec.name, resume, "replay")
+        keeper = await RecordKeeper.resume(records, spec, resume, "replay")
         extent = await history.between(keeper.record.extent, keeper.record.first, keeper.record.last)
     else:
         request = request or ReplayRequest()
@@ -355,20 +359,28 @@ class _KeyRepair:
         record = self._keeper.record
         written: set[str] = set()
         keys: tuple[str, ...] = tuple(sorted(self._fold.keys))
-        for attempt in range(MAX_ROUNDS):
-            keys = await self._store_once(keys, written)
-            record.changed = len(written)
-            if not keys:
-                return
-            await self._keeper.note()
-            await asyncio.sleep(self._rng.uniform(0.0, PAUSE_S * attempt))
+        async with AsyncExitStack() as stack:
+            for attempt in range(MAX_ROUNDS):
+                if attempt == ROUNDS_BESIDE:
+                    owner = f"{record.id}-{secrets.token_hex(4)}"
+                    await stack.enter_async_context(standstill(self._keeper.records, self._spec.name, owner))
+                keys = await self._store_once(keys, written)
+                record.changed = len(written)
+                if not keys:
+                    return
+                await self._keeper.note()
+                await asyncio.sleep(self._rng.uniform(0.0, PAUSE_S * attempt))
         raise Conflict(self._bucket, keys[:MAX_NAMED])
 
     async def _store_once(self, keys: tuple[str, ...], written: set[str]) -> tuple[str, ...]:
         """One round; returns the keys that have to be looked at again."""
+        fold, is_repair = self._fold, self._keeper.record.kind == "repair"
+        if is_repair:
+            # To the end of the stream before anything is looked at: the engine is hardly ever beyond then, nothing has
+            # to be read between the look and the write, and the engine has little time to write in between.
+            await fold.advance(self._history, self._extent, max(fold.reached, await self._history.last()))
         # The position first: what is loaded after it has everything up to it.
         noted = await read_position(self._js, self._bucket)
-        fold, is_repair = self._fold, self._keeper.record.kind == "repair"
         current = await self._runner.run(load(self._bucket, keys))
         if not is_repair:
             # The engine has parked it meanwhile; then it needs a repair.
@@ -392,14 +404,17 @@ class _KeyRepair:
     async def _store_together(self, changes: list[Change], noted: NotedPosition, last: int) -> tuple[str, ...]:
         """Keys, and the position no further than they are; returns those that others were quicker with."""
         for begin in range(0, len(changes), MAX_TOGETHER):
-            some = changes[begin : begin + MAX_TOGETHER]
-            beginning = Position.beginning(self._extent.stream, (await self._history.info()).created)
-            position = (noted.position or beginning).repaired(last)
+            if noted.position is None:
+                position = Position.beginning(self._extent.stream, (await self._history.info()).created)
+            else:
+                position = noted.position
+            some = [*changes[begin : begin + MAX_TOGETHER], position_change(position.repaired(last), noted.revision)]
             try:
-                await store_together(self._js, self._bucket, [*some, position_change(position, noted.revision)])
+                await store_together(self._js, self._bucket, some)
             except (WrongLastSequence, BatchInDoubt):
                 return tuple(change.key for change in changes[begin:])
-            noted = await read_position(self._js, self._bucket)
+            if begin + MAX_TOGETHER < len(changes):
+                noted = await read_position(self._js, self._bucket)
         return ()
 
 
