@@ -375,9 +375,10 @@ class _KeyRepair:
     async def _store_once(self, keys: tuple[str, ...], written: set[str]) -> tuple[str, ...]:
         """One round; returns the keys that have to be looked at again."""
         fold, is_repair = self._fold, self._keeper.record.kind == "repair"
-        # To the end of the stream before anything is looked at: then the engine is hardly ever beyond, nothing is to be
-        # read between the look and the write, and the engine has little time to write in between.
-        await fold.advance(self._history, self._extent, max(fold.reached, await self._history.last()))
+        if is_repair:
+            # To the end of the stream before anything is looked at: the engine is hardly ever beyond then, nothing has
+            # to be read between the look and the write, and the engine has little time to write in between.
+            await fold.advance(self._history, self._extent, max(fold.reached, await self._history.last()))
         # The position first: what is loaded after it has everything up to it.
         noted = await read_position(self._js, self._bucket)
         current = await self._runner.run(load(self._bucket, keys))
