@@ -240,6 +240,15 @@ def test_an_application_declares_the_buckets_of_its_projections() -> None:
         app.projection("other", events=[Opened], bucket="balances")(Balances)
 
 
+def test_a_handler_does_not_take_the_name_under_which_projections_have_their_letters() -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"])
+
+    async def handle(event: Opened) -> None: ...
+
+    with pytest.raises(ConfigError, match="durable='projections'"):
+        app.handler(Opened, durable="projections")(handle)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -268,6 +268,8 @@ class App(Declarations):
         await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
 
     def _declare(self, spec: HandlerSpec) -> None:
+        if spec.durable == "projections":
+            raise ConfigError("durable='projections': expected another name; the letters of projections have this one")
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
         self.handlers[spec.durable] = spec
