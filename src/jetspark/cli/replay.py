@@ -100,7 +100,6 @@ def rebuild_projection(
         list[str] | None,
         typer.Option("--key", help="Repair only this key, in the bucket that is in use; may be repeated."),
     ] = None,
-    engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -114,15 +113,15 @@ def rebuild_projection(
     from jetspark.app.replay import rebuild, repair_keys
 
     if key:
-        if swap or verify or drop_old or resume is not None or engine == "spark":
-            raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
+        if swap or verify or drop_old or resume is not None:
+            raise ConfigError("--key: expected without --verify, --swap, --drop-old and --resume")
         with _bar(as_json) as tell:
             done = with_server(
                 app, servers, lambda js, it: repair_keys(js, it, projection, key, rate=rate, on_progress=tell)
             )
         typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
         return
-    with _bar(as_json) as tell, _spark(engine, app, servers, projection) as spark:
+    with _bar(as_json) as tell:
         outcome = with_server(
             app,
             servers,
@@ -136,7 +135,6 @@ def rebuild_projection(
                 rate=rate,
                 resume=resume,
                 on_progress=tell,
-                fold_first=None if spark is None else spark.fill,
             ),
         )
     typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))

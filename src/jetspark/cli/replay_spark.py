@@ -32,32 +32,10 @@ def on_spark(app: str, servers: str | None, spec: ProjectionSpec) -> Iterator[Sp
 
 
 class SparkFold:
-    """What a rebuild and a verification want of another engine."""
+    """What a verification wants of another engine."""
 
     def __init__(self, app: str, spark: Any, spec: ProjectionSpec, given: Mapping[str, Any]) -> None:
         self._app, self._spark, self._spec, self._given = app, spark, spec, given
-
-    @property
-    def fill(self) -> Callable[[str, int], Awaitable[int]]:
-        """Folds into a bucket, up to a sequence."""
-
-        def work(bucket: str, last: int) -> int:
-            from jetspark.spark import backfill
-
-            name = self._spec.name
-            done = backfill(
-                self._app,
-                self._spark,
-                projections=[name],
-                buckets={name: bucket},
-                to_sequence=last,
-                letters=False,
-                **self._given,
-            )
-            return done.applied + done.known + done.waiting
-
-        # The connection of this process goes on meanwhile.
-        return lambda bucket, last: asyncio.to_thread(work, bucket, last)
 
     @property
     def states(self) -> Callable[[int], Awaitable[Mapping[str, Current]]]:
