@@ -166,6 +166,7 @@ spark = (
     .config("spark.ui.enabled", "false").config("spark.executor.memory", "512m").getOrCreate()
 )
 register(spark)
+project(spark, sys.argv[1], spark.sparkContext.addPyFile)
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,
