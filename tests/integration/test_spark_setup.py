@@ -47,18 +47,19 @@ def read_and_write(spark, servers):
     print("done")
 
 def project(spark, servers, ship):
-    # The application is in a module that workers have from `ship` alone: its folder is gone when they ask for it.
+    # Workers have the module of the application from `ship` alone: the folder it was imported from is gone by then.
     import asyncio, pathlib, shutil, sys, tempfile, jetspark.spark
-    folder = pathlib.Path(tempfile.mkdtemp())
-    (folder / "shipped.py").write_text(APP)
+    folder, copy = pathlib.Path(tempfile.mkdtemp()), pathlib.Path(tempfile.mkdtemp())
+    for each in (folder, copy):
+        (each / "shipped.py").write_text(APP)
     sys.path.insert(0, str(folder))
     import shipped
-    ship(str(folder / "shipped.py"))
+    ship(str(copy / "shipped.py"))
     shutil.rmtree(folder)
     asyncio.run(shipped.publish(servers))
     first = jetspark.spark.backfill(shipped.app, spark, servers, to_sequence=60, partitions=2)
     assert (first.applied, first.written) == (60, 3), first
-    jetspark.spark.run("shipped:app", spark, servers, until_now=True, partitions=2).awaitTermination()
+    jetspark.spark.backfill("shipped:app", spark, servers, from_sequence=50, partitions=2)
     table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "counts").load()
     found = {row.key: json.loads(bytes(row.value)) for row in table.collect() if not row.key.startswith("_")}
     assert found == {"k0": 34, "k1": 33, "k2": 33}, found
