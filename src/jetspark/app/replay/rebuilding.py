@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from jetspark.app.projections.declaring import ProjectionSpec
 
 __all__ = ["RebuildOutcome", "rebuild"]
-
-FoldFirst: TypeAlias = Callable[[str, int], Awaitable[int]]
 
 # States kept in memory while history is folded.
 CACHE = CacheLimits(200_000, 256 << 20)
@@ -109,7 +107,6 @@ async def rebuild(
     rate: float | None = None,
     resume: str | None = None,
     on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
-    fold_first: FoldFirst | None = None,
 ) -> RebuildOutcome:
     """Fold the whole history of a projection into a bucket beside the live one; and verify and swap it, if asked to.
 
@@ -121,8 +118,6 @@ async def rebuild(
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
         on_progress: Is told how far it is, now and then, and at the end.
-        fold_first: Another engine, which is given the new bucket and a sequence, and folds up to it; the rest is folded
-            here. It returns how many events it has folded.
 
     Raises:
         DataLoss: The beginning of the stream is gone.
@@ -147,7 +142,7 @@ async def rebuild(
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
-    await noting(keeper, work.run(ReadingRate(rate), check=check, fold_first=fold_first))
+    await noting(keeper, work.run(ReadingRate(rate), check=check))
     if swap_in:
         await work.swap(records, alias)
         if drop_old:
@@ -210,11 +205,8 @@ class _Rebuilding:
         self._revision = 0
         self._noted_at = 0.0
 
-    async def run(self, pace: ReadingRate, *, check: bool, fold_first: FoldFirst | None = None) -> None:
+    async def run(self, pace: ReadingRate, *, check: bool) -> None:
         """Fold everything, up to close to the end of the stream."""
-        record = self._keeper.record
-        if fold_first is not None:
-            record.events += await fold_first(self._bucket, self._extent.last)
         await self._open()
         await self._catch_up(pace)
         if check:
@@ -222,7 +214,7 @@ class _Rebuilding:
             self._outcome.verification = found
             if not found.is_equal:
                 named = tuple(map(str, found.differences[:MAX_NAMED]))
-                raise ProjectionDiffers(record.projection, self._bucket, found.difference_count, named)
+                raise ProjectionDiffers(self._spec.name, self._bucket, found.difference_count, named)
             await self._catch_up(ReadingRate(None))
         # One subject for each key, and one for the position.
         subjects = (await (await self._js.kv(self._bucket)).stream_info()).state.subject_count
