@@ -160,6 +160,7 @@ class Run:
         """Numbers of messages the stream will refuse, and why."""
         self._timer: Timer | None = None
         self._is_stepping = self._waits_for_room = False
+        self._room_waits = 0
         world.runs.append(self)
 
     # ---- what it produces --------------------------------------------------------------------------------------
@@ -226,7 +227,10 @@ class Run:
         except BufferFull:
             if not self._waits_for_room:
                 self._waits_for_room = True
+                self._room_waits += 1
                 self.link.call_when_there_is_room(self._on_room)
+                waits = self._room_waits
+                self.clock.after(self.paced.room_timeout_s, lambda: self._on_no_room(waits))
         finally:
             self._is_stepping = False
         if self.link.machine.out_bytes:
@@ -238,6 +242,12 @@ class Run:
     def _on_room(self) -> None:
         self._waits_for_room = False
         self.settle()
+
+    def _on_no_room(self, waits: int) -> None:
+        """As both drivers: a message does not wait for room for ever."""
+        if self._waits_for_room and waits == self._room_waits and not self.is_over:
+            self.paced.on_no_room(self.clock.now)
+            self.settle()
 
     def _watch_clock(self) -> None:
         if self._timer is not None:

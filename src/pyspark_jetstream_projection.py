@@ -1,0 +1,5 @@
+"""Where Spark finds the format ``jetstream_projection`` by itself: it looks into top-level modules named ``pyspark_*``."""
+
+from jetspark.spark.formats import ProjectionFormat as DefaultSource
+
+__all__ = ["DefaultSource"]
