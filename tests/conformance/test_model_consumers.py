@@ -29,8 +29,8 @@ LONG_S = 1.3
 APART_S = 0.03
 # Silence on the server: nothing more comes to an inbox.
 QUIET_S = 0.15
-# The two are asked one after the other, and an ack_wait may end between. So who differs is asked again, with longer times
-# each time: a difference that is real stays.
+# The two are asked one after the other, and an ack_wait may end between. So a program that differs is run again, with
+# longer times each time: a difference that is real stays.
 ATTEMPTS = 4
 
 PROGRAMS, FRESH_PROGRAMS = 40, 10
