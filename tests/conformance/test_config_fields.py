@@ -97,6 +97,7 @@ async def test_a_bucket_of_another_domain_is_written_read_and_watched(driver: Dr
         async with asyncio.timeout(30):
             while True:
                 try:
+                    await js.account_info()
                     kv = await js.create_kv(KVConfig(bucket=f"far-{driver.name}", history=3, storage="memory"))
                     break
                 except jetspark.JetSparkError:  # the two servers have not found each other yet

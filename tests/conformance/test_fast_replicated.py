@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from support.cluster import bring_back, leading_node
+from support.cluster import bring_back, create_on_new_cluster, leading_node
 from support.drivers import Driver, on_both_drivers
 
 import jetspark
@@ -126,8 +126,9 @@ async def test_a_leader_that_is_cut_off_is_not_believed_what_it_will_lose(
 ) -> None:
     """It acknowledges what is sent to it again, as duplicates of what it could only propose."""
     async with jetspark.connect(divisible.urls) as admin:
-        stream = await admin.jetstream(timeout=5).create_stream(
-            StreamConfig(name="CUT", subjects=["cut.>"], replicas=3, allow_batched=True, allow_direct=True)
+        stream = await create_on_new_cluster(
+            admin.jetstream(timeout=5),
+            StreamConfig(name="CUT", subjects=["cut.>"], replicas=3, allow_batched=True, allow_direct=True),
         )
         node = await leading_node(divisible, stream)
         place = list(divisible.nodes).index(node)

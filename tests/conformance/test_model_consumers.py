@@ -23,6 +23,7 @@ from jetspark.server import NatsServer
 from jetspark.testing import Delivery, ModelServer
 
 ACK_WAIT_S = 0.8
+DELAY_S = 0.5
 # Waiting this long is past every ack_wait and every delay, and far from their borders.
 LONG_S = 1.3
 # Deliveries that are this far apart expire one after the other; closer ones by sequence.
@@ -227,7 +228,14 @@ class Program:
             return
         subject = self._rng.choice(self._acks)
         word = self._rng.choices(
-            [b"+ACK", b"-NAK", b'-NAK {"delay": 500000000}', b"+WPI", b"+TERM", b"+TERM no use"],
+            [
+                b"+ACK",
+                b"-NAK",
+                b'-NAK {"delay": %d}' % (DELAY_S * self._slowness * 1e9),
+                b"+WPI",
+                b"+TERM",
+                b"+TERM no use",
+            ],
             [6, 3, 1 if self._is_timed else 0, 1, 1, 1],
         )[0]
         self._note(f"{word.decode()} {subject}")

@@ -21,6 +21,16 @@ async def leader(of: jetspark.Stream | jetspark.Consumer) -> str:
             await asyncio.sleep(0.1)
 
 
+async def create_on_new_cluster(js: jetspark.JetStream, config: jetspark.StreamConfig) -> jetspark.Stream:
+    """On a busy machine a leader takes a node for offline (10005) until it hears of it again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await js.create_stream(config)
+            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                await asyncio.sleep(0.2)
+
+
 async def leading_node(cluster: NatsCluster, of: jetspark.Stream | jetspark.Consumer) -> NatsServer:
     name = await leader(of)
     [node] = [node for node in cluster.nodes if node.config.server_name == name]

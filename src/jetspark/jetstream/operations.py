@@ -175,7 +175,9 @@ class Api:
         try:
             reply = yield from self._ask("INFO")
             facts = ServerFacts(features.level_in(reply), "")
-        except (JetStreamUnavailable, PermissionDenied, ServerError, ProtocolError):
+        except JetStreamUnavailable:
+            return facts  # for the moment: it is asked again
+        except (PermissionDenied, ServerError, ProtocolError):
             pass  # what needs it goes on without; what is really wrong shows there
         self._heard.clear()
         self._heard[session] = facts
