@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -18,6 +19,21 @@ from jetspark.errors import TopologyRefused
 from jetspark.jetstream.config import StreamConfig, StreamSource, SubjectTransform
 from jetspark.server import NatsServer
 from jetspark.testing.model import ModelServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
 
 
 class Moved(Event, type="moved", key="name", subject="moves.{name}.moved"):

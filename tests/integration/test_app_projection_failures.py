@@ -8,16 +8,18 @@ import os
 import random
 import signal
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.apps import publish, running, set_up, until
-from support.projections import Moved, Opened, bank, folded, in_buckets, in_stream, is_folded, parked, some_events
+from support.projections import Moved, Opened, bank, folded, in_buckets, in_stream, parked, some_events
 
 import jetspark
 from jetspark import StreamRecreated
 from jetspark.aio.jetstream import JetStream
+from jetspark.app import App
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import Mark, position_key
@@ -29,6 +31,26 @@ from jetspark.state.changes import Change, header_fields
 
 WORKER = Path(__file__).parent / "projection_worker.py"
 QUICK = LiveOptions(position_every_s=0.01, lease_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+async def is_folded(js: JetStream, app: App) -> bool:
+    expected, _ = folded(app, await in_stream(js, app))
+    return await in_buckets(js, app) == expected
 
 
 async def start_worker(server: NatsServer, moment: str = "", number: int = 0) -> asyncio.subprocess.Process:

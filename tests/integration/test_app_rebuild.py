@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from support.projections import (
     some_events,
 )
 
+import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
@@ -46,9 +47,19 @@ EVENTS = [Opened, Moved, Closed]
 SWAP_S = 5.0
 
 
-async def is_folded(js: JetStream, app: App, bucket: str = "bank_balances") -> bool:
-    expected, _ = folded(app, await in_stream(js, app))
-    return (await in_buckets(js, app, {"balances": bucket}))["balances"] == expected["balances"]
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
 
 
 class Mended(Balances):
@@ -62,6 +73,11 @@ def mended(version: int = 1) -> App:
     app = App("bank", stream="BANK", subjects=["bank.>"])
     app.projection("balances", events=EVENTS, bucket="bank_balances", version=version)(Mended)
     return app
+
+
+async def is_folded(js: JetStream, app: App, bucket: str = "bank_balances") -> bool:
+    expected, _ = folded(app, await in_stream(js, app))
+    return (await in_buckets(js, app, {"balances": bucket}))["balances"] == expected["balances"]
 
 
 @asynccontextmanager

@@ -153,12 +153,6 @@ async def in_buckets(js: JetStream, app: App, buckets: dict[str, str] | None = N
     return tables
 
 
-async def is_folded(js: JetStream, app: App, buckets: dict[str, str] | None = None) -> bool:
-    """Every bucket has what a plain loop over the stream makes."""
-    expected, _ = folded(app, await in_stream(js, app))
-    return await in_buckets(js, app, buckets) == expected
-
-
 async def in_stream(js: JetStream, app: App) -> list[Recorded]:
     stream = await js.stream(app.stream)
     return [Recorded(each.sequence, each.subject, each.data, each.headers, 0) async for each in stream.get_messages(1)]
