@@ -103,9 +103,11 @@ class MissingIsReported(Judge):
     """Mode ok: each message is stored, or reported once as lost or refused, or in doubt.
 
     Reported is what the server said and the client heard, no more and no less, and callbacks get it once. In doubt is
-    what was under way when a session ended. A message may be missing without a report only if it is in doubt, and of a
-    batch that was committed only if the server had reported it into a session that was lost. (A leader that is cut off
-    takes messages that nobody else has, and says nothing when they are gone; such a batch fails.)
+    what was under way when a session ended. A message may be missing without a report only if it is in doubt, and
+
+    * the server had reported it into a session that was lost; or
+    * the batch failed, and a leader was alone: it takes messages that no other replica has, and reports nothing when
+      they are lost.
     """
 
     def finish(self, world: World, run: Run) -> None:
@@ -134,9 +136,10 @@ class MissingIsReported(Judge):
         judged = run.sent if batch.failure is None else min(batch.acknowledged, run.sent)
         silently = set(range(1, judged + 1)) - set(stored) - reported
         require(silently <= set(doubtful), run, "missing without a word", sorted(silently - set(doubtful)))
-        if batch.failure is None:
+        if batch.failure is None or not world.had_a_leader_alone:
             unsaid = silently - set(run.reports.said)
             require(not unsaid, run, "missing, and no server ever said so", sorted(unsaid))
+        if batch.failure is None:
             known = [number for number in stored if number not in doubtful]
             require(batch.stored == len(known), run, "counted wrongly", batch.stored, len(known))
 

@@ -93,6 +93,11 @@ class World:
     def has_faults(self) -> bool:
         return bool(self.faults.happened)
 
+    @property
+    def had_a_leader_alone(self) -> bool:
+        """Whether a leader was cut off from the other replicas."""
+        return any(what in ("partition", "cut off leader") for _, what, _ in self.faults.happened)
+
     def link(self, name: str, *, send_buffer_bytes: int = 8 << 20) -> SimulatedLink:
         options = ConnectOptions(send_buffer_bytes=send_buffer_bytes, ping_interval_s=5.0, reconnect_wait_max_s=1.0)
         link = SimulatedLink(self.network, name=name, options=options)
