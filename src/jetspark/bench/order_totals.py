@@ -41,7 +41,7 @@ class PaidTotals:
 
 
 def messages(count: int) -> Iterator[tuple[str, bytes]]:
-    """So many payments: subject and data."""
+    """``count`` payments: subject and data."""
     now = datetime.datetime.now(datetime.UTC)
     for number in range(count):
         event = Paid(order_id=f"o-{number % KEYS}", customer=f"c-{number % 97}", amount_cents=number)

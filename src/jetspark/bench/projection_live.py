@@ -38,7 +38,7 @@ RATE = 1000.0
 
 @contextlib.asynccontextmanager
 async def _prepared(job: Job, count: int) -> AsyncIterator[JetStream]:
-    """The application's stream with so many events, and its buckets."""
+    """The application's stream with ``count`` events, and its buckets."""
     from jetspark.bench.order_totals import app, messages
 
     async with connect(job.url) as client:

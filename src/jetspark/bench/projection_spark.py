@@ -33,7 +33,7 @@ FIRST_BATCH = Metric("first_batch_s", "s", better="lower")
 
 @contextlib.contextmanager
 def _prepared(job: Job, count: int) -> Iterator[JetStream]:
-    """The application's stream with so many events, and its buckets."""
+    """The application's stream with ``count`` events, and its buckets."""
     from jetspark.bench.order_totals import app, messages
 
     with connect(job.url) as client:

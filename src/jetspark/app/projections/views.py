@@ -2,10 +2,10 @@
 
 A view follows its projection: when that is rebuilt and swapped to another bucket, reads go there.
 
-"At least" a sequence: a state has every event of its key up to its own sequence, so a state at or beyond the wanted one
-has it. A key that the event did not concern never gets there; then the position of the projection tells.
-Both are in one bucket, and a watch shows its messages in their order: whoever has seen a position has seen
-every state that was stored before it.
+"At least" a sequence: a state has every event of its key up to its own sequence, so a state at or beyond the wanted
+sequence has the event. A key that the event did not concern never reaches it; then the position of the projection is
+asked. States and position are in one bucket, and a watch shows its messages in order: a reader that has seen a position
+has seen every state that was stored before it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Follower:
                 changed, self.changed = self.changed, asyncio.Event()
                 changed.set()
         except Exception as error:
-            self.task = None  # the next one who asks tries again
+            self.task = None  # the next call tries again
             if not self._place.done():
                 self._place.set_exception(error)
             else:

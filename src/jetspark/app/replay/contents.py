@@ -154,9 +154,9 @@ def change_to(
 
 
 def cut_keys(keys: Iterable[str], size: int) -> Sequence[tuple[str, str | None]]:
-    """Ranges of keys in ascending order, each with about so many of the given ones; together they hold every key.
+    """Ranges of keys in ascending order, each with about ``size`` of the given keys; together they hold every key.
 
-    A range is from its first key up to, not including, the other; None is no end.
+    A range begins with its first key and ends before its second; None is no end.
     """
     names = sorted(keys)
     edges = ["", *(names[index] for index in range(size, len(names), size))]

@@ -53,7 +53,7 @@ async def told_nobody(events: Events) -> None:
 
 
 class ReadingRate:
-    """Lets so many events pass each second, in small portions; all of them at once without a rate."""
+    """Lets ``rate`` events pass each second, in small portions; without a rate, all of them at once."""
 
     def __init__(self, rate: float | None) -> None:
         if rate is not None and not rate > 0:

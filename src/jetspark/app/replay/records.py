@@ -108,7 +108,7 @@ class RecordKeeper:
 
     @classmethod
     async def resume(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
-        """Go on with one that was interrupted, whoever was at it.
+        """Go on with a replay that was interrupted, also with one that another process began.
 
         Raises:
             ConfigError: There is none, it is done, or another version of the projection has begun it.

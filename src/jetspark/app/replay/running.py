@@ -57,7 +57,7 @@ MAX_NAMED = 20
 MAX_ROUNDS = 20
 # The record is written this often.
 NOTE_EVERY_S = 1.0
-# After so many lost races live engines are asked to stand still: they write their position many times a second.
+# After this many lost races live engines are asked to stand still: they write their position many times a second.
 ROUNDS_BESIDE = 3
 # Longer after each lost race.
 PAUSE_S = 0.02
