@@ -436,20 +436,23 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
+        # Requests that wait are looked at when something has changed; an answer to what is settled already changes nothing.
+        has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
-            self._acknowledge(sequence, consumer_sequence, now)
+            has_changed = self._acknowledge(sequence, consumer_sequence, now)
         elif word == b"-NAK":
             said += self._on_nak(sequence, count, rest, now)
+            has_changed = bool(said)
         elif data == b"+WPI":
             if (known := self.pending.get(sequence)) is not None:
                 known.since = now
         elif word == b"+TERM":
-            if self._acknowledge(sequence, consumer_sequence, now):
+            if has_changed := self._acknowledge(sequence, consumer_sequence, now):
                 said.append(self._advise("MSG_TERMINATED", "terminated", sequence, count, rest.decode()))
         elif data.startswith(b"+NXT"):
             self._acknowledge(sequence, consumer_sequence, now)
             return said + self.request(data[4:].strip(), reply, now) if reply else said
-        return said + self.serve(now) + answer
+        return said + (self.serve(now) if has_changed else []) + answer
 
     def _acknowledge(self, sequence: int, consumer_sequence: int, now: float) -> bool:
         if self.config.ack_policy == "all":
