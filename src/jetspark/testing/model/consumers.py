@@ -436,7 +436,7 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
-        # Requests that wait are looked at when something has changed; an answer to what is settled already changes nothing.
+        # Requests that wait are looked at when something has changed: not for an answer to what is settled already.
         has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
