@@ -493,6 +493,8 @@ class ModelConsumer:
         delay_s = _delay_in(rest)
         if delay_s:
             known.since = now + delay_s - self._wait_of(sequence)
+            if sequence in self.redeliveries:  # it was to come again at once, and is now to wait
+                self.redeliveries.remove(sequence)
         elif sequence not in self.redeliveries:
             self.redeliveries.append(sequence)
         return [self._advise("MSG_NAKED", "nak", sequence, count)]
