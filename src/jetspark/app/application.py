@@ -132,6 +132,7 @@ class App(Declarations):
         events: Types that it publishes without handling them; those of its handlers are known anyway.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
+        timers: Let the stream hold timers (:class:`Timers`), too.
     """
 
     @property

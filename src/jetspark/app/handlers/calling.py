@@ -134,6 +134,7 @@ class HandlerCalls:
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
         return Context(
             decoded,
+            app=self._app.name,
             handler=self._spec.name,
             source=self._app.source,
             stream=self._app.stream,
