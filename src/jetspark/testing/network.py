@@ -41,7 +41,7 @@ from jetspark.core.headers import Headers, decode, encode
 from jetspark.core.subjects import matches
 from jetspark.testing.model import Delivery, ModelServer
 
-__all__ = ["Front", "Network", "Publication", "NetworkTimer", "VirtualClock", "Wire"]
+__all__ = ["Front", "Network", "NetworkTimer", "Publication", "VirtualClock", "Wire"]
 
 # Of the cluster the front is: as many as a replicated stream mostly has replicas.
 NODES = 3
