@@ -442,7 +442,7 @@ class ModelConsumer:
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
         elif word == b"-NAK":
             said += self._on_nak(sequence, count, rest, now)
-            has_changed = bool(said)
+            has_changed = sequence in self.redeliveries
         elif data == b"+WPI":
             if (known := self.pending.get(sequence)) is not None:
                 known.since = now
@@ -492,6 +492,9 @@ class ModelConsumer:
             return []
         delay_s = _delay_in(rest)
         if delay_s:
+            # The last word counts: one that is queued after an earlier nak or an expired ack_wait waits again.
+            if sequence in self.redeliveries:
+                self.redeliveries.remove(sequence)
             known.since = now + delay_s - self._wait_of(sequence)
         elif sequence not in self.redeliveries:
             self.redeliveries.append(sequence)
