@@ -8,6 +8,7 @@ is what the consumer says of itself. Nothing here knows what is right: the serve
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -30,11 +31,15 @@ LONG_S = 1.3
 APART_S = 0.03
 # Silence on the server: nothing more comes to an inbox.
 QUIET_S = 0.15
-# The two are asked one after the other, and an ack_wait may end between. So a program that differs is run again, with
-# longer times each time: a difference that is real stays.
+# The two are asked one after the other, so no step begins this shortly before an ack_wait or a delay ends. On a machine
+# that is busy one may end within a step all the same. A program that differs in such a step is run again, with longer
+# times; one that differs in any other step is a difference.
+BORDER_S = 0.1
 ATTEMPTS = 4
 
 PROGRAMS, FRESH_PROGRAMS = 40, 10
+# Their random programs have found something once: a nak with a delay after a nak without.
+FOUND = [700109]
 
 Said = tuple[Any, ...]
 
@@ -105,6 +110,13 @@ class ModelPeer:
         said, self._waiting = self._waiting, []
         return said
 
+    def next_deadline(self) -> float:
+        """After everything that has happened until now."""
+        for each in self.server.on_time(time.time()):
+            self._keep(each)
+        deadline = self.server.next_deadline()
+        return math.inf if deadline is None else deadline
+
     def _keep(self, each: Delivery) -> None:
         if each.subject.startswith("in."):
             subject = each.shown_subject or each.subject
@@ -123,6 +135,10 @@ def _said(subject: str, reply: str | None, data: bytes, status: Any, headers: An
 _RELEVANT = ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")
 
 
+class Undecided(Exception):
+    """The two differ, and a deadline has passed while they were asked."""
+
+
 class Program:
     """One course of events on both."""
 
@@ -138,6 +154,8 @@ class Program:
         self._is_timed = self._rng.random() < 0.4
         self._pulls = self._published = 0
         self._is_waiting = False
+        self._border = math.inf
+        """From then on the next ack_wait or delay may have ended, those included that begin with this step."""
         self._policy = ""
         self.log: list[str] = []
 
@@ -150,6 +168,7 @@ class Program:
         for _ in range(steps):
             if self._is_timed:
                 time.sleep(APART_S * self._slowness)
+                self._step_over_borders()
             roll = self._rng.random()
             if roll < 0.25:
                 self._publish()
@@ -163,6 +182,7 @@ class Program:
                 waits += 1
                 self._note("wait")
                 time.sleep(LONG_S * self._slowness)
+                self._step_over_borders()
                 self._pull()
             self._compare_info()
 
@@ -264,7 +284,16 @@ class Program:
         for key in ("error", "purged", "seq", "success"):
             self._compare(f"{subject}: {key}", heard.get(key), told.get(key))
 
+    def _step_over_borders(self) -> None:
+        """Wait until no ack_wait and no delay ends soon."""
+        border_s = BORDER_S * self._slowness
+        while (deadline := self._model.next_deadline()) - border_s < (now := time.time()):
+            time.sleep(max(deadline + border_s - now, border_s))
+        self._border = min(deadline, now + DELAY_S * self._slowness) - border_s / 2
+
     def _compare(self, what: str, heard: Any, told: Any) -> None:
+        if told != heard and time.time() > self._border:
+            raise Undecided(what)
         assert told == heard, f"{what}\n  server {heard}\n  model  {told}\n" + "\n".join(self.log)
 
     def _infos(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -310,20 +339,22 @@ def url() -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_random_programs_say_the_same_on_both(url: str) -> None:
-    def run(seed: int) -> None:
+    def run(seed: int) -> bool:
         for attempt in range(ATTEMPTS):
             program = Program(seed, attempt, url)
             try:
                 program.run(25)
-                return
+                return True
             except AssertionError as error:
                 error.add_note(f"{seeds.again(seed)}")
-                if attempt == ATTEMPTS - 1:
-                    raise
+                raise
+            except Undecided:
+                pass
             finally:
                 program.close()
+        return False
 
-    wanted = seeds.given() or [*range(PROGRAMS), *seeds.fresh(FRESH_PROGRAMS)]
+    wanted = seeds.given() or [*range(PROGRAMS), *FOUND, *seeds.fresh(FRESH_PROGRAMS)]
     with ThreadPoolExecutor(16) as pool:
-        for each in [pool.submit(run, seed) for seed in wanted]:
-            each.result()
+        is_decided = [each.result() for each in [pool.submit(run, seed) for seed in wanted]]
+    assert sum(is_decided) > 0.8 * len(wanted), "the machine is too busy to compare times"
