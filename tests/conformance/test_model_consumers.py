@@ -201,8 +201,9 @@ class Program:
             "durable_name": "c",
             "ack_policy": rng.choices(["explicit", "all", "none"], [8, 1, 1])[0],
         }
-        if consumer["ack_policy"] != "none" and self._is_timed:
-            consumer["ack_wait"] = round(ACK_WAIT_S * self._slowness * 1e9)
+        if consumer["ack_policy"] != "none":
+            # Where no time is to pass, not even the half minute that a busy machine may take for a program.
+            consumer["ack_wait"] = round((ACK_WAIT_S * self._slowness if self._is_timed else 3600.0) * 1e9)
         consumer["deliver_policy"] = rng.choices(["all", "new", "last", "last_per_subject"], [7, 1, 1, 1])[0]
         if rng.random() < 0.3 or consumer["deliver_policy"] == "last_per_subject":
             consumer["filter_subject"] = f"{self._name}.{rng.choice(['a', 'a', '*'])}"

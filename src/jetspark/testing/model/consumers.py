@@ -436,8 +436,8 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
-        # Requests that wait are looked at when something has changed: an answer to what is settled already changes nothing,
-        # and after a nak with a delay nothing is there before its end.
+        # Requests that wait are looked at when something has changed. An answer to what is settled changes nothing, and
+        # after a nak with a delay there is nothing before its end.
         has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
