@@ -32,8 +32,8 @@ APART_S = 0.03
 # Silence on the server: nothing more comes to an inbox.
 QUIET_S = 0.15
 # The two are asked one after the other, so no step begins this shortly before an ack_wait or a delay ends. On a machine
-# that is busy one may end within a step all the same. A program that differs in such a step is run again, with longer
-# times; one that differs in any other step is a difference.
+# that is busy one may end within a step all the same, or two at a time that should have ended one after the other. So a
+# program in which time passes is run again when it differs, with longer times: a difference that is real stays.
 BORDER_S = 0.1
 ATTEMPTS = 4
 
@@ -151,7 +151,7 @@ class Program:
         """Ack subjects of the server, which have its time stamps; the model does not look at those."""
         # Either time passes, or requests wait for room among the unacknowledged. With both, it would matter which of
         # two messages expires a millisecond earlier.
-        self._is_timed = self._rng.random() < 0.4
+        self.is_timed = self._rng.random() < 0.4
         self._pulls = self._published = 0
         self._is_waiting = False
         self._border = math.inf
@@ -166,7 +166,7 @@ class Program:
         self._create()
         waits = 0
         for _ in range(steps):
-            if self._is_timed:
+            if self.is_timed:
                 time.sleep(APART_S * self._slowness)
                 self._step_over_borders()
             roll = self._rng.random()
@@ -178,7 +178,7 @@ class Program:
                 self._answer()
             elif roll < 0.94:
                 self._remove()
-            elif waits < 2 and self._is_timed:
+            elif waits < 2 and self.is_timed:
                 waits += 1
                 self._note("wait")
                 time.sleep(LONG_S * self._slowness)
@@ -203,14 +203,14 @@ class Program:
         }
         if consumer["ack_policy"] != "none":
             # Where no time is to pass, not even the half minute that a busy machine may take for a program.
-            consumer["ack_wait"] = round((ACK_WAIT_S * self._slowness if self._is_timed else 3600.0) * 1e9)
+            consumer["ack_wait"] = round((ACK_WAIT_S * self._slowness if self.is_timed else 3600.0) * 1e9)
         consumer["deliver_policy"] = rng.choices(["all", "new", "last", "last_per_subject"], [7, 1, 1, 1])[0]
         if rng.random() < 0.3 or consumer["deliver_policy"] == "last_per_subject":
             consumer["filter_subject"] = f"{self._name}.{rng.choice(['a', 'a', '*'])}"
         # The server's floor stays behind where ``all`` acknowledges a message that was given up; the model's does not.
         if rng.random() < 0.4 and consumer["ack_policy"] != "all":
             consumer["max_deliver"] = rng.randrange(1, 4)
-        if rng.random() < 0.4 and consumer["ack_policy"] != "none" and not self._is_timed:
+        if rng.random() < 0.4 and consumer["ack_policy"] != "none" and not self.is_timed:
             consumer["max_ack_pending"] = rng.randrange(1, 4)
         self._note(str(consumer))
         self._policy = consumer["deliver_policy"]
@@ -257,7 +257,7 @@ class Program:
                 b"+TERM",
                 b"+TERM no use",
             ],
-            [6, 3, 1 if self._is_timed else 0, 1, 1, 1],
+            [6, 3, 1 if self.is_timed else 0, 1, 1, 1],
         )[0]
         self._note(f"{word.decode()} {subject}")
         self._both(subject, word)
@@ -348,7 +348,8 @@ def test_random_programs_say_the_same_on_both(url: str) -> None:
                 return True
             except AssertionError as error:
                 error.add_note(f"{seeds.again(seed)}")
-                raise
+                if not program.is_timed or attempt == ATTEMPTS - 1:
+                    raise
             except Undecided:
                 pass
             finally:
