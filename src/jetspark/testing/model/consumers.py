@@ -223,6 +223,8 @@ class ModelConsumer:
         elif (known := self.pending.get(message.sequence)) is not None:
             # What is gone counts as acknowledged, and with ``all`` everything before it too.
             self._acknowledge(message.sequence, known.consumer_sequence, self.last_used_at)
+        else:
+            self.deliveries.pop(message.sequence, None)  # of one that was given up after max_deliver
 
     def on_purged(self) -> None:
         """The stream was emptied: what comes next is the first that is stored from now on."""
