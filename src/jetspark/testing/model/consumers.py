@@ -137,6 +137,8 @@ class ModelConsumer:
         self.name, self.stream, self.config, self.created_at = name, stream, config, created_at
         self._store, self._has_interest, self._new_pin = store, has_interest, new_pin
         self.waiting: deque[PullRequest] = deque()
+        self.has_news = False
+        """A message was stored that it wants; any other one wakes no request."""
         self.pending: dict[int, _Pending] = {}
         self.deliveries: dict[int, int] = {}
         """How often a message was delivered again."""
@@ -215,6 +217,7 @@ class ModelConsumer:
     def on_stored(self, message: ModelMessage) -> None:
         if self.matches(message):
             self.num_pending += 1
+            self.has_news = True
 
     def on_removed(self, message: ModelMessage) -> None:
         if message.sequence >= self.next_sequence:
