@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jetspark.app.contracts.envelope import Decoded, derived_id, encode
+from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
 
@@ -126,14 +126,19 @@ class Context:
         """Publish an event that this one led to.
 
         Its id follows from this event and from the number of the call, so a retry publishes nothing new within the
-        stream's duplicate window, and the same id beyond it.
+        stream's duplicate window, and the same id beyond it. It is published now, whatever becomes of this attempt: in
+        a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
 
         Raises:
             InvalidEvent: A field breaks the contract; nothing was published.
         """
+        return await self.send(self.encode(event))
+
+    def encode(self, event: Any) -> Encoded:
+        """The message that :meth:`publish` would send; it counts as published."""
         self._count += 1
         cause = self.decoded
-        encoded = encode(
+        return encode(
             event,
             id=derived_id(cause.id, self._handler, self._count),
             source=self._source,
@@ -143,15 +148,19 @@ class Context:
             causation_id=cause.id,
             traceparent=cause.traceparent,
         )
+
+    async def send(self, encoded: Encoded) -> PubAck:
+        """Publish what :meth:`encode` made."""
         return await self._js.publish(encoded.subject, encoded.data, headers=encoded.headers)
 
     async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Call ``function`` and record its result; when the event is handled again, return the recorded result.
 
         The effect is claimed, done, and recorded, in this order. Once it is recorded it is never done again while the
-        record lives (a week). A crash between the effect and its record repeats it, and so does a server that is away
-        until the handler's time is over. It has the same idempotency key then: a function with a parameter
-        ``idempotency_key`` gets it. A function that raises is called again by the next attempt.
+        record lives (``remember_s``, a week unless the handler says otherwise). A crash between the effect and its
+        record repeats it, and so does a server that is away until the handler's time is over. It has the same
+        idempotency key then: a function with a parameter ``idempotency_key`` gets it. A function that raises is called
+        again by the next attempt.
 
         Args:
             name: Of the effect, unique in the handler.
