@@ -189,14 +189,17 @@ class Declarations:
         return AppClient(self, servers, options)
 
     def _all_buckets(self) -> list[KVConfig]:
-        """Those it declares, and those in which handlers make transactions, which need atomic batches."""
+        """Those it declares, and those in which handlers make transactions.
+
+        These need atomic batches, and keys with a TTL: the marks of events go away.
+        """
         found = {bucket.bucket: bucket for bucket in self.buckets}
+        needed = {"allow_atomic": True, "limit_marker_ttl_s": MARKER_TTL_S}
         for spec in self.handlers.values():
             if spec.idempotent == "transaction" and spec.bucket is not None:
                 bucket = found.get(spec.bucket, KVConfig(bucket=spec.bucket))
-                found[spec.bucket] = (
-                    bucket if bucket.allow_atomic is not None else dataclasses.replace(bucket, allow_atomic=True)
-                )
+                missing = {name: value for name, value in needed.items() if getattr(bucket, name) is None}
+                found[spec.bucket] = dataclasses.replace(bucket, **missing)  # type: ignore[arg-type]
         return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class Context:
         """Publish an event that this one led to.
 
         Its id follows from this event and from the number of the call, so a retry publishes nothing new within the
-        stream's duplicate window, and the same id beyond it.
+        stream's duplicate window, and the same id beyond it. It is published now, whatever becomes of this attempt: in
+        a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
 
         Args:
             cancels: The name of a timer that ends with it, in one step.
@@ -139,10 +140,15 @@ class Context:
         Raises:
             InvalidEvent: A field breaks the contract; nothing was published.
         """
+        encoded = self.encode(event)
+        if cancels is not None:
+            encoded.headers.update(cancelling(self._app, cancels))
+        return await self.send(encoded)
+
+    def encode(self, event: Any) -> Encoded:
+        """The message that :meth:`publish` would send; it counts as published."""
         self._count += 1
-        encoded = self._encode(event, derived_id(self.decoded.id, self._handler, self._count))
-        ending = {} if cancels is None else cancelling(self._app, cancels)
-        return await self._js.publish(encoded.subject, encoded.data, headers=encoded.headers | ending)
+        return self._encode(event, derived_id(self.decoded.id, self._handler, self._count))
 
     async def schedule(
         self, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None, name: str | None = None
@@ -193,13 +199,18 @@ class Context:
     def _encode_new(self, event: Any, time: datetime.datetime | None) -> Encoded:
         return self._encode(event, self.new_id(), time)
 
+    async def send(self, encoded: Encoded) -> PubAck:
+        """Publish what :meth:`encode` made."""
+        return await self._js.publish(encoded.subject, encoded.data, headers=encoded.headers)
+
     async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Call ``function`` and record its result; when the event is handled again, return the recorded result.
 
         The effect is claimed, done, and recorded, in this order. Once it is recorded it is never done again while the
-        record lives (a week). A crash between the effect and its record repeats it, and so does a server that is away
-        until the handler's time is over. It has the same idempotency key then: a function with a parameter
-        ``idempotency_key`` gets it. A function that raises is called again by the next attempt.
+        record lives (``remember_s``, a week unless the handler says otherwise). A crash between the effect and its
+        record repeats it, and so does a server that is away until the handler's time is over. It has the same
+        idempotency key then: a function with a parameter ``idempotency_key`` gets it. A function that raises is called
+        again by the next attempt.
 
         Args:
             name: Of the effect, unique in the handler.

@@ -16,6 +16,7 @@ from jetspark.app.application import App, HandlerFunction, HandlerSpec
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
+from jetspark.app.handlers.calling import returned_events
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
@@ -165,7 +166,11 @@ class _SingleRun:
 
     async def mark_done(self, decoded: Decoded) -> None:
         """As an attempt before has done."""
-        await EffectTransaction(self._bucket.as_kv(), self._spec.name, decoded.id).commit()
+        await self._transaction(decoded).commit([])
+
+    def _transaction(self, decoded: Decoded) -> EffectTransaction:
+        spec = self._spec
+        return EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id, remember_s=spec.remember_s)
 
     async def handle(self, decoded: Decoded, arguments: dict[str, Any]) -> None:
         spec = self._spec
@@ -180,16 +185,15 @@ class _SingleRun:
     async def _call(self, spec: HandlerSpec, context: _WatchedContext, decoded: Decoded, named: dict[str, Any]) -> None:
         transaction = None
         if spec.idempotent == "transaction":
-            transaction = EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id)
-            if await transaction.is_done():
+            transaction = self._transaction(decoded)
+            if await transaction.committed() is not None:
                 return
             context.begin(transaction)
-        returned = await spec.function(decoded.event, **named)
-        if returned is not None:
-            for event in returned if isinstance(returned, list | tuple) else [returned]:
-                await context.publish(event)
+        returned = returned_events(await spec.function(decoded.event, **named))
         if transaction is not None:
-            await transaction.commit()
+            await transaction.commit([])
+        for event in returned:
+            await context.publish(event)
 
     async def conclude(self, work: Awaitable[Any]) -> None:
         spec, result = self._spec, self.result
@@ -209,7 +213,7 @@ class _SingleRun:
                 for name, value in self._recorded.items()
             }
         )
-        once = _WatchedOnce(records.as_kv(), self._spec.name, lease_s=LEASE_S)
+        once = _WatchedOnce(records.as_kv(), self._spec.name, lease_s=LEASE_S, remember_s=self._spec.remember_s)
         once.calls = self.result.effects
         return _WatchedContext(
             self.result,

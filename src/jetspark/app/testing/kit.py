@@ -63,6 +63,9 @@ class TestApp:
         seed: Of the network's delays and of everything random: the same seed is the same course of events.
         dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
             lifespans do not run then.
+        partitions: Read each partition of a handler for itself, as on a server. On the model a handler with partitions
+            is run as one without, unless this is set: whoever reads a partition has to say so every few seconds, which
+            makes time expensive. An hour without an event costs some seconds then.
     """
 
     __test__ = False  # pytest takes it for tests otherwise
@@ -74,10 +77,11 @@ class TestApp:
         server: str | NatsServer | None = None,
         seed: int = 0,
         dependencies: Iterable[Any] | None = None,
+        partitions: bool = False,
     ) -> None:
         if dependencies is not None:
             app = with_dependencies(app, dependencies)
-        self.app = app if server is not None else without_partitions(app)
+        self.app = app if server is not None or partitions else without_partitions(app)
         self._virtual = VirtualStage(seed) if server is None else None
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
