@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jetspark.app.dead_letters.store import HandlerStore
     from jetspark.app.handlers.lanes import WorkItem
 
-__all__ = ["HandlerCalls"]
+__all__ = ["HandlerCalls", "publish_result"]
 
 # A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
 LEASE_MARGIN_S = 1.0
@@ -32,6 +32,8 @@ MAX_LOST_RACES = 20
 
 class HandlerCalls:
     """The handler's function with everything it is given besides its events."""
+
+    is_replay = False
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class HandlerCalls:
             context = self._context(item, decoded) if self._wants_context else None
             result = await self._function(decoded.event, **self._named(context))
             if result is not None:
-                await _publish(context or self._context(item, decoded), result)
+                await publish_result(context or self._context(item, decoded), result)
             return None
         except asyncio.CancelledError:
             if not item.is_timed_out:
@@ -119,7 +121,7 @@ class HandlerCalls:
             context._tx = transaction
             result = await self._function(decoded.event, **self._named(context))
             if result is not None:
-                await _publish(context, result)
+                await publish_result(context, result)
             try:
                 return await transaction.commit()
             except Conflict:
@@ -146,9 +148,11 @@ class HandlerCalls:
             once=self._once,
             clock=self._clock,
             log=self._log,
+            is_replay=self.is_replay,
         )
 
 
-async def _publish(context: Context, result: Any) -> None:
+async def publish_result(context: Context, result: Any) -> None:
+    """Publish what a handler returned: an event, or several."""
     for event in result if isinstance(result, list | tuple) else [result]:
         await context.publish(event)

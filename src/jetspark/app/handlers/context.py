@@ -42,6 +42,7 @@ class Context:
         "attempt",
         "decoded",
         "delivered",
+        "is_replay",
         "key",
         "log",
         "redrives",
@@ -65,6 +66,7 @@ class Context:
         once: OnceRecords | None,
         clock: Callable[[], datetime.datetime],
         log: logging.Logger,
+        is_replay: bool = False,
     ) -> None:
         self.decoded = decoded
         """The event with its envelope."""
@@ -77,6 +79,8 @@ class Context:
         self.delivered = delivered
         self.redrives = redrives
         """How often it was taken out of the dead letters."""
+        self.is_replay = is_replay
+        """Whether the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
         self._handler, self._source = handler, source
         self._js, self._once, self._clock = js, once, clock
         self._count = 0
