@@ -33,6 +33,8 @@ MAX_LOST_RACES = 20
 class HandlerCalls:
     """The handler's function with everything it is given besides its events."""
 
+    is_replay = False
+
     def __init__(
         self,
         app: App,
@@ -157,6 +159,7 @@ class HandlerCalls:
             once=self._once,
             clock=self._clock,
             log=self._log,
+            is_replay=self.is_replay,
         )
 
 
