@@ -12,8 +12,8 @@ from support.apps import publish, running, set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters import HandlerStore
-from jetspark.app.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.core.headers import Headers
 from jetspark.errors import TopologyRefused
 from jetspark.jetstream.config import StreamConfig, StreamSource, SubjectTransform

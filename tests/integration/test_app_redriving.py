@@ -11,8 +11,14 @@ from support.apps import is_settled, publish, running, set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Reject
-from jetspark.app.dead_letters import HandlerStore
-from jetspark.app.redriving import LetterFilter, RedriveProgress, discard_letters, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import (
+    LetterFilter,
+    RedriveProgress,
+    discard_letters,
+    read_letters,
+    run_redrive,
+)
+from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.errors import ConfigError, UsageError
 from jetspark.server import NatsServer
 

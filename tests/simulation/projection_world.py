@@ -29,7 +29,7 @@ from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.provisioning import apply_topology
+from jetspark.app.topology.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable
 from jetspark.jetstream.kv import operation_of

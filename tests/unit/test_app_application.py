@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from jetspark.app import App
-from jetspark.app.names import escape_token
+from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 
 

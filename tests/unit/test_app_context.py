@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetspark.app import App, Catalogue, Context, Event, decode, encode
-from jetspark.app.context import Dependencies, open_lifespans, plan_arguments
+from jetspark.app.handlers.context import Dependencies, open_lifespans, plan_arguments
 from jetspark.errors import ConfigError
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from jetspark.app import App, Event, Private, contract_of
-from jetspark.app.asyncapi import asyncapi
 from jetspark.app.causes import child_of, new_trace
-from jetspark.app.ids import NewIds
-from jetspark.app.lints import lint_apps
-from jetspark.app.topology import OWNER, ConsumerPlace, Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.app.contracts.asyncapi import asyncapi
+from jetspark.app.contracts.ids import NewIds
+from jetspark.app.topology.declared import OWNER, ConsumerPlace, Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.app.topology.lints import lint_apps
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.declarations import Declarations
-from jetspark.app.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
-from jetspark.app.partitions import MAX_PARTITIONS, partition_transforms
+from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
+from jetspark.app.handlers.retry import Breaker, RetryPolicy
 from jetspark.app.projections.declaring import Invariant, ProjectionSpec
 from jetspark.app.projections.windows import Window
-from jetspark.app.retry import Breaker, RetryPolicy
+from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 

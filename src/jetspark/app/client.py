@@ -13,9 +13,9 @@ from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause
 from jetspark.app.clock import utc_now
-from jetspark.app.contracts import Contract, contract_of
-from jetspark.app.envelope import Encoded, encode, write_event
-from jetspark.app.ids import NewIds
+from jetspark.app.contracts.catalogue import Contract, contract_of
+from jetspark.app.contracts.envelope import Encoded, encode, write_event
+from jetspark.app.contracts.ids import NewIds
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import PubAck

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
-from jetspark.app.compatibility import DEFAULT_MODE, Mode, check_mode
-from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.names import (
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
+from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
+from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
+from jetspark.app.topology.names import (
     check_app_name,
     dead_letter_stream,
     handler_bucket,
@@ -22,9 +24,7 @@ from jetspark.app.names import (
     projection_bucket,
     retry_stream,
 )
-from jetspark.app.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
-from jetspark.app.provisioning import apply_topology, make_plan
-from jetspark.app.topology import OWNER, ConsumerPlace, Topology, TopologyPlan
+from jetspark.app.topology.provisioning import apply_topology, make_plan
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource

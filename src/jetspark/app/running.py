@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jetspark.aio.client import connect
-from jetspark.app.context import open_lifespans
-from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.context import open_lifespans
+from jetspark.app.handlers.worker import HandlerWorker
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
-from jetspark.app.provisioning import apply_topology, check_for_drift
-from jetspark.app.worker import HandlerWorker
+from jetspark.app.topology.provisioning import apply_topology, check_for_drift
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from jetspark.cli.apps import AppName, AsJson, Servers, with_server
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.dead_letters import StoredLetter
-    from jetspark.app.redriving import LetterFilter, RedriveProgress
+    from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress
+    from jetspark.app.dead_letters.store import StoredLetter
 
 __all__ = ["dlq"]
 
@@ -33,7 +33,7 @@ Letter = Annotated[int, typer.Argument(metavar="LETTER", help="The number in the
 
 
 def _filter(handler: str | None, where: list[str] | None) -> LetterFilter:
-    from jetspark.app.redriving import LetterFilter
+    from jetspark.app.dead_letters.redriving import LetterFilter
 
     return LetterFilter.parse(handler, where or [])
 
@@ -50,7 +50,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of an application, or count them by error, handler or key."""
-    from jetspark.app.redriving import read_letters
+    from jetspark.app.dead_letters.redriving import read_letters
 
     chosen = _filter(handler, where)
     letters = with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
@@ -77,7 +77,7 @@ def ls(
 @dlq.command()
 def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson = False) -> None:
     """Show one letter with its event, its cause and its origin."""
-    from jetspark.app.redriving import read_letter
+    from jetspark.app.dead_letters.redriving import read_letter
 
     found = with_server(app, servers, lambda js, declared: read_letter(js, declared, letter))
     fields = _fields(found) | _body(found)
@@ -104,7 +104,7 @@ def redrive(
     Letters that come later are not part of it. A key's letters are handled in order: those that wait behind another
     follow it by themselves. One redrive runs at a time. If this command is interrupted, --resume goes on.
     """
-    from jetspark.app.redriving import run_redrive
+    from jetspark.app.dead_letters.redriving import run_redrive
 
     def report(progress: RedriveProgress) -> None:
         if not as_json:
@@ -132,7 +132,7 @@ def discard(
     as_json: AsJson = False,
 ) -> None:
     """Give letters up for good. The keys they held up go on."""
-    from jetspark.app.redriving import discard_letters, read_letters
+    from jetspark.app.dead_letters.redriving import discard_letters, read_letters
 
     chosen = _filter(handler, where)
     if not yes:
@@ -149,7 +149,7 @@ def discard(
 @dlq.command()
 def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
     """Print letters with their events, one JSON object on each line."""
-    from jetspark.app.redriving import read_letters
+    from jetspark.app.dead_letters.redriving import read_letters
 
     chosen = _filter(handler, where)
     for each in with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen)):

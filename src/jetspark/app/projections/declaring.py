@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from jetspark.app.contracts import contract_of
-from jetspark.app.names import check_app_name
+from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.projections.windows import Window
-from jetspark.app.tokens import escape, text_of
+from jetspark.app.topology.names import check_app_name
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import DELETE

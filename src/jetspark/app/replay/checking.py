@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.app.clock import utc_now
-from jetspark.app.envelope import decode, encode
+from jetspark.app.contracts.envelope import decode, encode
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.replay.contents import NOTHING, KeyContent

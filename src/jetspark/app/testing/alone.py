@@ -14,13 +14,13 @@ import msgspec
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App, HandlerFunction, HandlerSpec
 from jetspark.app.causes import current_cause
-from jetspark.app.context import Context, Dependencies, plan_arguments
-from jetspark.app.contracts import Catalogue
-from jetspark.app.envelope import Decoded, Encoded, decode, encode
-from jetspark.app.names import escape_token
-from jetspark.app.once import EffectTransaction, OnceRecords
-from jetspark.app.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
+from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
+from jetspark.app.handlers.once import EffectTransaction, OnceRecords
+from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
 from jetspark.app.testing.memory import MemoryBucket
+from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
 

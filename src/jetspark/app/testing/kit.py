@@ -24,16 +24,16 @@ from typing import Any, Self, TypeVar
 from jetspark.aio.client import Client, connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
-from jetspark.app.envelope import decode
-from jetspark.app.letters import DeadEvent
-from jetspark.app.provisioning import apply_topology
-from jetspark.app.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
+from jetspark.app.contracts.envelope import decode
+from jetspark.app.dead_letters.letters import DeadEvent
+from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
 from jetspark.app.running import run_app
 from jetspark.app.testing.copies import with_dependencies, without_partitions
 from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
 from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
-from jetspark.app.topology import ConsumerPlace
+from jetspark.app.topology.declared import ConsumerPlace
+from jetspark.app.topology.provisioning import apply_topology
 from jetspark.errors import ConfigError, ContractViolation, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer

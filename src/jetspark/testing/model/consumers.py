@@ -436,7 +436,7 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
-        # Requests that wait are looked at when something has changed; an answer to what is settled already changes nothing.
+        # Requests that wait are looked at when something has changed: not for an answer to what is settled already.
         has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
@@ -493,6 +493,8 @@ class ModelConsumer:
         delay_s = _delay_in(rest)
         if delay_s:
             known.since = now + delay_s - self._wait_of(sequence)
+            if sequence in self.redeliveries:  # it was to come again at once, and is now to wait
+                self.redeliveries.remove(sequence)
         elif sequence not in self.redeliveries:
             self.redeliveries.append(sequence)
         return [self._advise("MSG_NAKED", "nak", sequence, count)]

@@ -1,0 +1,213 @@
+"""Effects that happen once: recorded calls for the world outside, and transactions for key-value state.
+
+====================  =========================  =================================================================
+``ctx.once``          any async function         once its result is recorded it is never called again. A crash after
+                                                 the effect and before the record repeats it, with the same
+                                                 idempotency key; so does a server that is away until the handler's
+                                                 time is over.
+``ctx.tx``            keys of one bucket         exactly once: effects and the mark that the event is done are one
+                                                 atomic batch.
+====================  =========================  =================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from jetspark.aio.kv import KeyValue
+from jetspark.app.clock import seconds_now
+from jetspark.app.handlers.retry import RetryIn
+from jetspark.app.topology.names import escape_token
+from jetspark.core.backoff import Backoff
+from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
+
+if TYPE_CHECKING:
+    from jetspark.app.handlers.context import Context
+
+__all__ = ["EffectTransaction", "OnceRecords"]
+
+T = TypeVar("T")
+
+# No event is delivered or redriven as the same attempt after this time; a redrive of an older one repeats its effects.
+RECORD_TTL_S = 7 * 86400.0
+# A record that is not answered is written again after these waits, until the handler's time is over.
+RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
+
+
+class OnceRecords:
+    """The recorded effects of one handler.
+
+    ``lease_s`` is how long a claim keeps others away: a worker that lives is cancelled by its time-out before.
+    """
+
+    def __init__(self, records: KeyValue, handler: str, *, lease_s: float) -> None:
+        self._records, self._handler, self._lease_s = records, handler, lease_s
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+    async def run(
+        self,
+        context: Context,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> T:
+        key = f"once.{self._handler}.{escape_token(context.event_id)}.{escape_token(name)}"
+        claimed = await self._claim(key)
+        if isinstance(claimed, _Recorded):
+            result: T = claimed.result
+            return result
+        if "idempotency_key" in _parameters(function) and "idempotency_key" not in named:
+            named = {**named, "idempotency_key": context.idempotency_key(name)}
+        try:
+            value = await function(*arguments, **named)
+            record = self._done(name, value)
+        except BaseException:
+            # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
+            # the effect failed, which decides whether there is a next attempt.
+            with suppress(JetSparkError):
+                await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=RECORD_TTL_S)
+            raise
+        await self._record(key, record, claimed)
+        return value
+
+    async def _record(self, key: str, record: bytes, revision: int) -> None:
+        """Note what was done, however often it takes: what is done and not recorded would be done again."""
+        failures = 0
+        while True:
+            try:
+                await self._records.update(key, record, revision=revision, ttl=RECORD_TTL_S)
+                return
+            except Conflict:
+                # After a failure it may be our own, whose answer was lost. If not, another worker has claimed it since.
+                if not failures or (await self._records.get(key)).value != record:
+                    raise
+                return
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                failures += 1
+                await asyncio.sleep(RECORD_PAUSE.wait_s(failures))
+
+    async def _claim(self, key: str) -> int | _Recorded:
+        """The revision of our claim, or what was recorded.
+
+        Raises:
+            RetryIn: Somebody else has claimed it.
+        """
+        while True:
+            now = seconds_now()
+            claim = json.dumps({"state": "claimed", "owner": self._owner, "until": now + self._lease_s}).encode()
+            try:
+                return await self._records.create(key, claim, ttl=RECORD_TTL_S)
+            except KeyExists:
+                pass
+            try:
+                entry = await self._records.get(key)
+                record = json.loads(entry.value)
+                if record["state"] == "done":
+                    return _Recorded(record["result"])
+                # A claim of our own is of an attempt that was cancelled: a worker has an event once at a time.
+                if record["state"] == "claimed" and record["owner"] != self._owner and record["until"] > now:
+                    raise RetryIn(record["until"] - now, f"another worker has claimed {key!r}")
+                return await self._records.update(key, claim, revision=entry.revision, ttl=RECORD_TTL_S)
+            except (KeyNotFound, Conflict):
+                continue  # somebody was faster: look again
+
+    def _done(self, name: str, value: Any) -> bytes:
+        try:
+            result = msgspec.json.encode(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"once({name!r}): its result of type {type(value).__name__} is nothing that JSON can hold: {error}"
+            ) from error
+        return b'{"state":"done","result":' + result + b"}"
+
+
+class _Recorded:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+class EffectTransaction:
+    """Reads and writes of one bucket that happen together with the mark that the event is done, or not at all.
+
+    What was read must not have changed at the commit; if it has, the handler is run again. Marks are keys
+    ``_done.<handler>.<event id>`` of the same bucket, and stay.
+    """
+
+    def __init__(self, bucket: KeyValue, handler: str, event_id: str) -> None:
+        self._bucket = bucket
+        self._mark = f"_done.{handler}.{escape_token(event_id)}"
+        self._read: dict[str, int] = {}
+        self._writes: dict[str, bytes | None] = {}
+
+    async def is_done(self) -> bool:
+        """Whether the event's effects are there."""
+        try:
+            await self._bucket.get(self._mark)
+        except KeyNotFound:
+            return False
+        return True
+
+    async def get(self, key: str) -> bytes | None:
+        """The value of a key, or None; what was put here counts."""
+        if key in self._writes:
+            return self._writes[key]
+        try:
+            entry = await self._bucket.get(key)
+        except KeyNotFound:
+            self._read[key] = 0
+            return None
+        self._read[key] = entry.revision
+        return entry.value
+
+    async def put(self, key: str, value: bytes) -> None:
+        self._writes[key] = value
+
+    async def delete(self, key: str) -> None:
+        self._writes[key] = None
+
+    async def commit(self) -> None:
+        """Write everything and the mark; nothing when another worker has written the mark meanwhile.
+
+        Raises:
+            Conflict: A key that was read has changed; nothing was written.
+            BatchInDoubt: No answer. The next attempt finds the mark, or does it all again.
+        """
+        try:
+            async with self._bucket.transaction() as tx:
+                await tx.create(self._mark, b"{}")
+                for key, value in self._writes.items():
+                    revision = self._read.get(key)
+                    if value is None:
+                        await tx.delete(key, revision=revision or None)
+                    elif revision is None:
+                        await tx.put(key, value)
+                    elif revision == 0:
+                        await tx.create(key, value)
+                    else:
+                        await tx.update(key, value, revision=revision)
+                for key, revision in self._read.items():
+                    if key not in self._writes:
+                        await tx.expect(key, revision=revision)
+        except Conflict:
+            if not await self.is_done():
+                raise
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return set()
