@@ -9,6 +9,7 @@ from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
+from jetspark.app.entities.entities import Entities, EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -30,6 +31,8 @@ __all__ = [
     "Contract",
     "Decoded",
     "Encoded",
+    "Entities",
+    "EntityChange",
     "Event",
     "HandlerSpec",
     "HandlerTimeout",

@@ -25,6 +25,8 @@ from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
+    from jetspark.app.entities.committing import Committer
+    from jetspark.app.entities.entities import Entities
     from jetspark.app.projections.views import View, Views
 
 __all__ = ["AppClient", "BulkPublisher"]
@@ -46,6 +48,7 @@ class AppClient:
         self._nc: Client | None = None
         self._js: JetStream | None = None
         self._views: Views | None = None
+        self._committer: Committer | None = None
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
 
@@ -57,6 +60,9 @@ class AppClient:
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         nc, self._nc, self._js = self._nc, None, None
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            await committer.close()
         views, self._views = self._views, None
         if views is not None:
             await views.close()
@@ -86,6 +92,28 @@ class AppClient:
 
             self._views = Views(self.app, self.js)
         return self._views.view(name)
+
+    def entities(self, name: str) -> Entities:
+        """The entities of one kind: ``async with shop.entities("orders").change("o-1") as change``.
+
+        Raises:
+            ConfigError: The application has no such kind.
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.entities.committing import Committer
+        from jetspark.app.entities.entities import Entities
+
+        spec = self.app.entity_specs.get(name)
+        if spec is None:
+            known = ", ".join(sorted(self.app.entity_specs)) or "none"
+            raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
+        if self._committer is None:
+            self._committer = Committer(self.js, self.app.stream)
+        return Entities(self, spec, self._committer)
+
+    def now(self) -> datetime.datetime:
+        """The time; in a test, the test's."""
+        return utc_now()
 
     @property
     def timers(self) -> Timers:

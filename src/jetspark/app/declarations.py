@@ -14,6 +14,7 @@ from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
+from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
@@ -84,6 +85,7 @@ class Declarations:
         """By durable name."""
         self.lifespans: list[Lifespan] = []
         self.projections: dict[str, ProjectionSpec] = {}
+        self.entity_specs: dict[str, EntitySpec] = {}
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -122,6 +124,35 @@ class Declarations:
                     f"subjects are {', '.join(self.subjects)}"
                 )
             self._catalogue.add(kind)
+
+    def entities(self, name: str, *, state: Any) -> EntitySpec:
+        """Declare a kind of entity: state in a bucket that is the truth, changed together with its events.
+
+        States and events are in one stream, which is that of a bucket: ``App(stream="KV_shop", ...)``. A client changes
+        them: ``async with client.entities("orders").change("o-1") as change``.
+
+        Args:
+            name: Of the kind, the first part of its keys in the bucket.
+            state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
+
+        Raises:
+            ConfigError: The stream is no bucket's or not the app's own, or the type or the name cannot be used.
+        """
+        if not self.owns_stream:
+            raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
+        spec = EntitySpec(name, state, self.stream)
+        if name in self.entity_specs:
+            raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
+        limit = self.stream_config.max_messages_per_subject
+        if limit is not None and limit > 0:
+            raise ConfigError(
+                f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
+            )
+        if not self.entity_specs:
+            self.subjects = (*self.subjects, state_subjects(self.stream))
+            self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
+        self.entity_specs[name] = spec
+        return spec
 
     @property
     def owns_stream(self) -> bool:
@@ -206,6 +237,8 @@ class Declarations:
         defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
         if self.has_timers:
             defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
+        if self.entity_specs:
+            defaults |= {"allow_rollup": True, "max_messages_per_subject": MANY}
         age_s = self.stream_config.max_age_s
         if age_s and age_s < DUPLICATE_WINDOW_S:
             # As the server does for a new stream; for one that exists it refuses the age instead.
