@@ -15,8 +15,8 @@ expires; one with it stays as long as there is something to send.
 As nats-server 2.15.1 does it, and other than one may expect:
 
 - ``max_ack_pending`` holds back new messages only, never redeliveries; a nak with a delay keeps its place in it.
-- ``max_deliver`` is looked at when an ``ack_wait`` is over, and after a nak when the message is about to be delivered
-  once more: then one that is used up stays pending until somebody pulls.
+- ``max_deliver`` is looked at when a message is about to be delivered once more, so one that is used up stays pending
+  until somebody pulls. Only where it is 1, the end of the ``ack_wait`` is the end.
 - After an expired ``ack_wait`` redeliveries go by sequence; a nak goes to the end of those that wait.
 - A request that waits while its consumer is paused is served when the pause runs out. When somebody ends the pause, it
   is not, before something else happens: a publish, another request, an answer.
@@ -542,7 +542,8 @@ class ModelConsumer:
         said: list[Delivery] = []
         is_awake = bool(late)
         for sequence in late:
-            count = self.deliveries.get(sequence, 0) + 1
+            # Counted as the server does here: a second delivery is the first one.
+            count = max(self.deliveries.get(sequence, 0), 1)
             if self._max_deliver and count >= self._max_deliver:
                 said += self._give_up(sequence, count)
             else:
