@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -59,7 +60,7 @@ async def are_done(js: JetStream, app: App, name: str) -> bool:
     return not waits.state.subjects
 
 
-def app_of(partitions: int | None = 4, **options: object) -> tuple[App, list[tuple[str, int]]]:
+def app_of(partitions: int | None = 4, **options: Any) -> tuple[App, list[tuple[str, int]]]:
     app, done = App("moving", stream="MOVING", subjects=["moves.>"]), []
     options = {"takeover_s": 1.0, "ack_wait_s": 2.0} | options
 

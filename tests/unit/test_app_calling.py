@@ -50,7 +50,7 @@ class Call:
         made = encode(Paid(order_id="a"), id="e1", source="/test", time=now)
         self.item = WorkItem("a", 1, None, decode(made.subject, made.data, made.headers, catalogue))
         work: Awaitable[Any] = calls.call(self.item) if batch is None else calls.call_batch([self.item])
-        self.task: asyncio.Task[Any] = asyncio.ensure_future(work)  # type: ignore[assignment]  # of a coroutine
+        self.task: asyncio.Task[Any] = asyncio.ensure_future(work)
 
     def time_out(self) -> None:
         """As the worker's timer does."""
