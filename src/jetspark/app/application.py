@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 30.0
 REMEMBER_S = 7 * 86400.0
 """How long it is known which effects were done."""
 
-__all__ = ["App", "HandlerSpec", "Idempotence"]
+__all__ = ["App", "BatchHandlerOptions", "HandlerOptions", "HandlerSpec", "Idempotence"]
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
 HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
@@ -126,6 +126,40 @@ class HandlerSpec:
         return self.durable
 
 
+class BatchHandlerOptions(TypedDict, total=False):
+    """What ``app.batch_handler`` takes besides its events, its name and its size: fields of :class:`HandlerSpec`."""
+
+    rate: float | None
+    burst: int | None
+    timeout: float
+    retry: RetryPolicy
+    dead_letter: bool
+    breaker: Breaker | None
+    ack_wait_s: float
+    max_messages: int
+    max_bytes: int
+
+
+class HandlerOptions(BatchHandlerOptions, total=False):
+    """What ``app.handler`` takes besides its events and its name: fields of :class:`HandlerSpec`."""
+
+    key: str | Callable[[Any], str] | None
+    in_order: bool
+    concurrency: int
+    idempotent: Idempotence
+    bucket: str | None
+    remember_s: float
+    partitions: int | None
+    takeover_s: float
+
+
+def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
+    names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
+    unknown = sorted(set(options) - names)
+    if unknown:
+        raise ConfigError(f"handler {durable!r}: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+
+
 class App(Declarations):
     """An event application: one stream, its events, and what is done with them.
 
@@ -155,8 +189,15 @@ class App(Declarations):
     def handler_bucket(self) -> str:
         return handler_bucket(self.name)
 
-    def handler(self, *events: type, durable: str, **options: Any) -> Callable[[HandlerFunction], HandlerFunction]:
-        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`."""
+    def handler(
+        self, *events: type, durable: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
+
+        Raises:
+            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+        """
+        _check_options(durable, options, HandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
@@ -165,14 +206,23 @@ class App(Declarations):
         return declare
 
     def batch_handler(
-        self, *events: type, durable: str, batch: int = 500, batch_wait_s: float = 0.2, **options: Any
+        self,
+        *events: type,
+        durable: str,
+        batch: int = 500,
+        batch_wait_s: float = 0.2,
+        **options: Unpack[BatchHandlerOptions],
     ) -> Callable[[HandlerFunction], HandlerFunction]:
         """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
 
         One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
         its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
         does not hold through retries. It gets what lifespans made, and no context.
+
+        Raises:
+            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
         """
+        _check_options(durable, options, BatchHandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             spec = HandlerSpec(
