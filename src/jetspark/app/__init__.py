@@ -15,6 +15,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
+from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.state.fold import DELETE
 
@@ -30,6 +31,8 @@ __all__ = [
     "Decoded",
     "Encoded",
     "Event",
+    "Flag",
+    "FlagValue",
     "HandlerSpec",
     "HandlerTimeout",
     "LiveOptions",
@@ -39,6 +42,10 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryIn",
+    "Setting",
+    "SettingChange",
+    "Settings",
+    "SettingsSpec",
     "Skip",
     "Template",
     "Timestamp",

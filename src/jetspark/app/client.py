@@ -17,7 +17,7 @@ from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
 from jetspark.core.headers import encode as encode_headers
-from jetspark.errors import UsageError
+from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
 from jetspark.publish.outgoing import Item
@@ -25,6 +25,7 @@ from jetspark.publish.outgoing import Item
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
     from jetspark.app.projections.views import View, Views
+    from jetspark.app.settings import Settings
 
 __all__ = ["AppClient", "BulkPublisher"]
 
@@ -85,6 +86,26 @@ class AppClient:
 
             self._views = Views(self.app, self.js)
         return self._views.view(name)
+
+    def settings(self, bucket: str, *, scope: str = "", max_stale_s: float | None = None) -> Settings:
+        """The settings of a bucket in memory: ``async with orders.settings("shop") as settings``.
+
+        Args:
+            scope: Of whom: a tenant, a service; the first tokens of their keys.
+            max_stale_s: Raise when the copy was not compared with the server for this long.
+
+        Raises:
+            ConfigError: The application declares no settings in this bucket.
+            UsageError: Outside of the ``async with`` block of the client.
+        """
+        from jetspark.app.settings import Settings
+
+        spec = self.app.settings_specs.get(bucket)
+        if spec is None:
+            known = ", ".join(sorted(self.app.settings_specs)) or "none"
+            raise ConfigError(f"settings({bucket!r}): expected a bucket of settings of app {self.app.name!r}: {known}")
+        js = self.js
+        return Settings(spec, lambda: js.kv(bucket), scope=scope, max_stale_s=max_stale_s)
 
     async def publish(
         self,

@@ -33,6 +33,7 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
     from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.settings import Setting, SettingsSpec
 
 __all__ = ["Declarations"]
 
@@ -76,6 +77,8 @@ class Declarations:
         """By durable name."""
         self.lifespans: list[Lifespan] = []
         self.projections: dict[str, ProjectionSpec] = {}
+        self.settings_specs: dict[str, SettingsSpec] = {}
+        """By bucket."""
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -88,6 +91,23 @@ class Declarations:
         """
         self._add(kind)
         return kind
+
+    def settings(self, bucket: KVConfig | str, **settings: Setting[Any]) -> SettingsSpec:
+        """Declare settings and flags, kept in a bucket, with their types and defaults.
+
+        ``app.settings("shop", currency=Setting(str, "USD"), new=Flag())``; programs read them with
+        ``client.settings("shop")``.
+
+        Raises:
+            ConfigError: The bucket has settings already, or one of them has no name or type that can be stored.
+        """
+        from jetspark.app.settings import SettingsSpec
+
+        spec = SettingsSpec(bucket, settings)
+        if spec.bucket.bucket in self.settings_specs:
+            raise ConfigError(f"settings of bucket {spec.bucket.bucket}: expected one declaration, with all of them")
+        self.settings_specs[spec.bucket.bucket] = spec
+        return spec
 
     @property
     def catalogue(self) -> Catalogue:
@@ -183,6 +203,7 @@ class Declarations:
     def _all_buckets(self) -> list[KVConfig]:
         """Those it declares, and those in which handlers make transactions, which need atomic batches."""
         found = {bucket.bucket: bucket for bucket in self.buckets}
+        found |= {name: spec.bucket for name, spec in self.settings_specs.items()}
         for spec in self.handlers.values():
             if spec.idempotent == "transaction" and spec.bucket is not None:
                 bucket = found.get(spec.bucket, KVConfig(bucket=spec.bucket))
