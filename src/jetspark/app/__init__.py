@@ -16,6 +16,7 @@ from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
+from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.state.fold import DELETE
 
@@ -48,6 +49,8 @@ __all__ = [
     "SettingsSpec",
     "Skip",
     "Template",
+    "Timer",
+    "Timers",
     "Timestamp",
     "TopologyPlan",
     "View",

@@ -2,7 +2,8 @@
 
 What a handler does through its context can be held back, and is:
 
-* an event that it publishes or returns is encoded, so its contract is checked, and counted; nothing is published;
+* an event that it publishes, schedules or returns is encoded, so its contract is checked, and counted; nothing is
+  published;
 * of ``ctx.once``, a result that was recorded is returned. Where none is, the function is not called, and the handler
   ends there: nobody knows what it would have returned, and so what the handler would have done with it;
 * a transaction reads its bucket as it is now; what it would write is counted.
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from jetspark.app.handlers.calling import HandlerCalls, publish_result
+from jetspark.app.handlers.calling import HandlerCalls, returned_events
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, once_key
 from jetspark.errors import KeyNotFound
@@ -86,10 +87,12 @@ class HeldBackCalls(HandlerCalls):
             assert self._spec.bucket is not None
             self._effects = await self._js.kv(self._spec.bucket)
         context = self._context(item, decoded)
-        transaction = context._tx = EffectTransaction(self._effects, self._spec.name, decoded.id)
+        transaction = context._tx = EffectTransaction(
+            self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s
+        )
         result = await self._function(decoded.event, **self._named(context))
-        if result is not None:
-            await publish_result(context, result)
+        for event in returned_events(result):
+            await context.publish(event)
         self.held_back[item.sequence].writes += transaction.write_count
 
 
@@ -99,16 +102,20 @@ class _HeldBackPublisher:
     def __init__(self, stream: str, held_back: HeldBack) -> None:
         self._stream, self._held_back = stream, held_back
 
-    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str]) -> PubAck:
+    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str], msg_id: str | None = None) -> PubAck:
         self._held_back.published[json.loads(data)["type"]] += 1
         return PubAck(stream=self._stream, sequence=0)
+
+    async def stream(self, name: str) -> None:
+        """Of ``ctx.timers``, for all but setting one."""
+        raise EffectHeldBack("timers")
 
 
 class _RecordedOnly(OnceRecords):
     """Returns what is recorded, and does nothing."""
 
     def __init__(self, records: KeyValue, handler: str, held_back: HeldBack) -> None:
-        super().__init__(records, handler, lease_s=1.0)
+        super().__init__(records, handler, lease_s=1.0, remember_s=1.0)  # it claims nothing, and records nothing
         self._held_back = held_back
 
     async def run(

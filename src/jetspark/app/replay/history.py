@@ -125,13 +125,15 @@ class StreamHistory:
         return await self.extent(ReplayRequest(to_seq=last or None))
 
     async def between(self, extent: Extent, first: int, last: int) -> Extent:
-        """Other sequences of the same stream.
+        """Other sequences of the same stream, from the first that it ever had.
 
         Raises:
             DataLoss: Some of them are gone.
         """
-        found = Extent(stream=extent.stream, created=extent.created, first=first, last=last)
-        check_is_whole(found, head_of(await self.info()))
+        info = await self.info()
+        begin = max(first, first_ever(info.config))
+        found = Extent(stream=extent.stream, created=extent.created, first=begin, last=last)
+        check_is_whole(found, head_of(info))
         return found
 
     async def messages(self, extent: Extent, pace: ReadingRate | None = None) -> AsyncGenerator[list[Recorded], None]:
@@ -268,7 +270,8 @@ class MemoryFold:
         end = max([last, *(further or {}).values()])
         if end <= self.reached:
             return
-        part = await history.between(extent, max(self.reached + 1, extent.first), end)
+        # Not from the beginning of the extent: a key may lack events before it, and would never get them.
+        part = await history.between(extent, self.reached + 1, end)
         async with aclosing(history.read(part, pace=pace)) as portions:
             async for events in portions:
                 self.take(events, last, further)
