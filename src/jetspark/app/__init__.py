@@ -16,6 +16,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
+from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.state.fold import DELETE
@@ -34,6 +35,8 @@ __all__ = [
     "Entities",
     "EntityChange",
     "Event",
+    "Flag",
+    "FlagValue",
     "HandlerSpec",
     "HandlerTimeout",
     "LiveOptions",
@@ -43,6 +46,10 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryIn",
+    "Setting",
+    "SettingChange",
+    "Settings",
+    "SettingsSpec",
     "Skip",
     "Template",
     "Timer",

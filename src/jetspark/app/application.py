@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
-from jetspark.app.projections.declaring import Invariant, ProjectionSpec
+from jetspark.app.projections.declaring import Invariant, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.errors import ConfigError
@@ -249,6 +249,7 @@ class App(Declarations):
         version: int = 1,
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
+        lookups: Sequence[str] = (),
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
@@ -262,15 +263,29 @@ class App(Declarations):
             version: Of the fold. Another fold is another version, and has to be rebuilt.
             invariants: Functions of a state that return False, or raise, if it must not be.
             window: Have a state for each key and hour, or the like.
+            lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
+                as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
         """
 
         def declare(kind: _Kind) -> _Kind:
-            spec = ProjectionSpec(
-                name, kind, events=events, bucket=bucket, version=version, invariants=invariants, window=window
-            )
+            unknown = sorted(set(lookups) - self.projections.keys())
+            if unknown:
+                known = ", ".join(sorted(self.projections)) or "none"
+                raise ConfigError(
+                    f"projection {name!r}: lookups={unknown}: expected some that are declared above: {known}"
+                )
+            options = {
+                "events": events,
+                "bucket": bucket,
+                "version": version,
+                "invariants": invariants,
+                "window": window,
+                "lookups": [self.projections[each] for each in lookups],
+            }
+            spec = make_spec(name, kind, options)
             if name in self.projections:
                 raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
             taken = {other.bucket.bucket: other.name for other in self.projections.values()}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jetspark.app.entities.committing import Committer
     from jetspark.app.entities.entities import Entities
     from jetspark.app.projections.views import View, Views
+    from jetspark.app.settings import Settings
 
 __all__ = ["AppClient", "BulkPublisher"]
 
@@ -114,6 +115,26 @@ class AppClient:
     def now(self) -> datetime.datetime:
         """The time; in a test, the test's."""
         return utc_now()
+
+    def settings(self, bucket: str, *, scope: str = "", max_stale_s: float | None = None) -> Settings:
+        """The settings of a bucket in memory: ``async with orders.settings("shop") as settings``.
+
+        Args:
+            scope: Of whom: a tenant, a service; the first tokens of their keys.
+            max_stale_s: Raise when the copy was not compared with the server for this long.
+
+        Raises:
+            ConfigError: The application declares no settings in this bucket.
+            UsageError: Outside of the ``async with`` block of the client.
+        """
+        from jetspark.app.settings import Settings
+
+        spec = self.app.settings_specs.get(bucket)
+        if spec is None:
+            known = ", ".join(sorted(self.app.settings_specs)) or "none"
+            raise ConfigError(f"settings({bucket!r}): expected a bucket of settings of app {self.app.name!r}: {known}")
+        js = self.js
+        return Settings(spec, lambda: js.kv(bucket), scope=scope, max_stale_s=max_stale_s)
 
     @property
     def timers(self) -> Timers:

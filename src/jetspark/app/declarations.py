@@ -35,6 +35,7 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
     from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.settings import Setting, SettingsSpec
 
 __all__ = ["Declarations"]
 
@@ -86,6 +87,8 @@ class Declarations:
         self.lifespans: list[Lifespan] = []
         self.projections: dict[str, ProjectionSpec] = {}
         self.entity_specs: dict[str, EntitySpec] = {}
+        self.settings_specs: dict[str, SettingsSpec] = {}
+        """By bucket."""
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -98,6 +101,23 @@ class Declarations:
         """
         self._add(kind)
         return kind
+
+    def settings(self, bucket: KVConfig | str, **settings: Setting[Any]) -> SettingsSpec:
+        """Declare settings and flags, kept in a bucket, with their types and defaults.
+
+        ``app.settings("shop", currency=Setting(str, "USD"), new=Flag())``; programs read them with
+        ``client.settings("shop")``.
+
+        Raises:
+            ConfigError: The bucket has settings already, or one of them has no name or type that can be stored.
+        """
+        from jetspark.app.settings import SettingsSpec
+
+        spec = SettingsSpec(bucket, settings)
+        if spec.bucket.bucket in self.settings_specs:
+            raise ConfigError(f"settings of bucket {spec.bucket.bucket}: expected one declaration, with all of them")
+        self.settings_specs[spec.bucket.bucket] = spec
+        return spec
 
     @property
     def catalogue(self) -> Catalogue:
@@ -225,6 +245,7 @@ class Declarations:
         These need atomic batches, and keys with a TTL: the marks of events go away.
         """
         found = {bucket.bucket: bucket for bucket in self.buckets}
+        found |= {name: spec.bucket for name, spec in self.settings_specs.items()}
         needed = {"allow_atomic": True, "limit_marker_ttl_s": MARKER_TTL_S}
         for spec in self.handlers.values():
             if spec.idempotent == "transaction" and spec.bucket is not None:
