@@ -91,6 +91,31 @@ class Enter(Command):
         return Decision(events=[Entered(ledger=self.ledger, number=number, writer=self.writer)], reply=number)
 
 
+class EnterFive(Enter):
+    """The same, until there are five; so that some are refused."""
+
+    def decide(self, past: Past) -> Decision:
+        if len(past) >= 5:
+            raise Refused("full")
+        return super().decide(past)
+
+
+class EnterBlindly(EnterFive):
+    """Does not look at the whole past."""
+
+    def decide(self, past: Past) -> Decision:
+        return Decision(events=[Entered(ledger=self.ledger, number=min(len(past), 2) + 1, writer=self.writer)], reply=1)
+
+
+def ledger_model(limit: int) -> Any:
+    """What entering has to do, for the checker of linearizability: the state is how many there are."""
+
+    def model(state: int, command: Any) -> tuple[int, int, int] | None:
+        return None if state >= limit else (state + 1, state + 1, state + 1)
+
+    return model
+
+
 def bank(name: str = "bank", replicas: int = 1) -> App:
     """A new application, so that tests can declare more."""
     app = App(

@@ -7,7 +7,19 @@ import random
 from typing import Any
 
 import pytest
-from support.accounts import AccountOpened, Deposit, Enter, Entered, OpenAccount, Transfer, bank, bank_with_balances
+from support.accounts import (
+    AccountOpened,
+    Deposit,
+    Enter,
+    EnterBlindly,
+    Entered,
+    EnterFive,
+    OpenAccount,
+    Transfer,
+    bank,
+    bank_with_balances,
+    ledger_model,
+)
 from support.linear import REFUSED, Entry, NotLinearizable, Operation, check_linearizable
 from support.seeds import fresh, given
 
@@ -222,33 +234,6 @@ def test_an_event_inside_the_boundary_that_nobody_knows_stops_the_command(worker
 # ---- in any order ----------------------------------------------------------------------------------------------------
 
 
-class LimitedLedger(Command):
-    """Enters, until there are five; so some are refused."""
-
-    ledger: str
-    writer: str
-
-    def reads(self) -> list[str]:
-        return [f"ledgers.{self.ledger}.>"]
-
-    def decide(self, past: Past) -> Decision:
-        if len(past) >= 5:
-            raise Refused("full")
-        number = len(past) + 1
-        return Decision(events=[Entered(ledger=self.ledger, number=number, writer=self.writer)], reply=number)
-
-
-class BrokenLedger(LimitedLedger):
-    """Does not look at the whole past."""
-
-    def decide(self, past: Past) -> Decision:
-        return Decision(events=[Entered(ledger=self.ledger, number=min(len(past), 2) + 1, writer=self.writer)], reply=1)
-
-
-def ledger_model(state: int, command: Any) -> tuple[int, int, int] | None:
-    return None if state >= 5 else (state + 1, state + 1, state + 1)
-
-
 class Caller:
     """Calls a command until it is answered, each time at some worker."""
 
@@ -261,7 +246,7 @@ class Caller:
         """How many answers it wants: one that has one may ask again."""
 
 
-def explore(seed: int, kind: type[LimitedLedger], *, forgets_guards: bool = False, replicas: int = 1) -> None:
+def explore(seed: int, kind: type[EnterFive], *, forgets_guards: bool = False, replicas: int = 1) -> None:
     """Some callers and workers, one step of somebody after the other, answers lost and late, workers killed."""
     rng = random.Random(seed)
     app = bank()
@@ -291,7 +276,7 @@ def explore(seed: int, kind: type[LimitedLedger], *, forgets_guards: bool = Fals
         for entry in map(workers[0].deciding.read, log.messages)
         if matches("ledgers.x.>", entry.subject)
     ]
-    check_linearizable(operations, entries, ledger_model, 0)
+    check_linearizable(operations, entries, ledger_model(5), 0)
 
 
 def advance(caller: Caller, workers: list[Worker], log: Log, rng: random.Random, now: float) -> None:
@@ -331,13 +316,13 @@ def advance(caller: Caller, workers: list[Worker], log: Log, rng: random.Random,
 @pytest.mark.parametrize("replicas", [1, 3], ids=["guarded boundary", "guarded stream"])
 @pytest.mark.parametrize("seed", [*(range(40) if given() is None else given() or ()), *fresh(10)])
 def test_commands_on_one_boundary_are_linearizable_whatever_is_lost(seed: int, replicas: int) -> None:
-    explore(seed, LimitedLedger, replicas=replicas)
+    explore(seed, EnterFive, replicas=replicas)
 
 
 @pytest.mark.parametrize(
-    ("kind", "forgets_guards"), [(BrokenLedger, False), (LimitedLedger, True)], ids=["broken decide", "no guards"]
+    ("kind", "forgets_guards"), [(EnterBlindly, False), (EnterFive, True)], ids=["broken decide", "no guards"]
 )
-def test_the_checker_finds_what_is_broken(kind: type[LimitedLedger], forgets_guards: bool) -> None:
+def test_the_checker_finds_what_is_broken(kind: type[EnterFive], forgets_guards: bool) -> None:
     def explore_many() -> None:
         for seed in range(100):
             explore(seed, kind, forgets_guards=forgets_guards)

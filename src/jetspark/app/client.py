@@ -149,7 +149,8 @@ class AppClient:
             expected_version: A sequence, such as that of a reply or of a view's entry: decide only if nothing inside
                 the boundary is newer. 0 says that there must be nothing.
             correlation_id: Of what led to it; inside of a handler that of the event being handled.
-            timeout: Seconds to wait for the reply; the connection's ``request_timeout_s`` if not given.
+            timeout: Seconds to wait for the reply, the connection's ``request_timeout_s`` if not given. The request is
+                sent once more after half of them.
 
         Raises:
             Refused: The decision is no; ``reason`` says why.

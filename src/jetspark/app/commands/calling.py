@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from jetspark.aio.client import Client
+from jetspark.aio.message import Message
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
@@ -53,7 +55,7 @@ async def call_command(
     )
     subject = wire.command_subject(app.name, name)
     try:
-        answer = await nc.request(subject, body, headers=headers, timeout=timeout_s)
+        answer = await _ask(nc, subject, body, headers, timeout_s)
         return wire.read_reply(answer.data, answer.headers)
     except NoResponders:
         raise NoWorkers(app.name, name, subject) from None
@@ -63,3 +65,25 @@ async def call_command(
         if not error.was_sent:
             raise
         raise CommandInDoubt(name, id, timeout_s) from None
+
+
+async def _ask(nc: Client, subject: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Message:
+    """Send a request, and once more when half of the time has passed: the worker, or the connection, may be gone.
+
+    Twice does no harm, since the command has an id. The first one is still waited for: a worker may only be slow.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    asking = {asyncio.create_task(nc.request(subject, body, headers=headers, timeout=timeout_s))}
+    try:
+        done, _ = await asyncio.wait(asking, timeout=timeout_s / 2)
+        if not done:
+            left_s = max(0.001, deadline - asyncio.get_running_loop().time())
+            asking.add(asyncio.create_task(nc.request(subject, body, headers=headers, timeout=left_s)))
+        while True:
+            done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            answered = [task for task in done if task.exception() is None]
+            if answered or not asking:
+                return (answered or list(done))[0].result()
+    finally:
+        for task in asking:
+            task.cancel()
