@@ -69,7 +69,8 @@ class Guarded:
         [told] = [each for each in said if each.subject == "ask"]
         if answer.status is not None or "Nats-Sequence" in answer.headers:
             heard = answer.status.code if answer.status is not None else answer.headers["Nats-Sequence"]
-            seen = told.status.code if told.status is not None else (told.headers or {})["Nats-Sequence"]
+            assert told.status is not None or told.headers is not None
+            seen = told.status.code if told.status is not None else told.headers and told.headers["Nats-Sequence"]
         else:
             heard, seen = _content(answer.data), _content(told.data)
         assert seen == heard, f"{subject} {data!r} {headers}: the server says {heard!r}, the model {seen!r}"

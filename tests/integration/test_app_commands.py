@@ -7,10 +7,7 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -27,7 +24,7 @@ from support.accounts import (
     bank,
     bank_with_balances,
 )
-from support.commands import are_serving, served
+from support.commands import are_serving, served, start_worker
 
 import jetspark
 from jetspark import StreamConfig
@@ -223,23 +220,10 @@ async def test_workers_are_found_by_the_service_protocol(url: str) -> None:
             await nc.close()
 
 
-WORKER = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[2])
-from support.accounts import bank
-asyncio.run(bank(replicas=int(sys.argv[3])).run(sys.argv[1], stop_timeout=20.0))
-"""
-TESTS = Path(__file__).parents[1]
-
-
-def start_worker(url: str, replicas: int = 1) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WORKER, url, str(TESTS), str(replicas)])
-
-
 async def test_a_worker_that_is_told_to_end_answers_what_it_has(url: str) -> None:
     app = bank()
     await app.apply(url)
-    process = start_worker(url)
+    process = start_worker(url, app.name)
     try:
         await are_serving(url, "bank")
         async with app.connect(url) as client:

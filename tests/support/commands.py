@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import jetspark
@@ -39,3 +42,17 @@ async def are_serving(url: str, name: str, workers: int = 1) -> None:
                     return
             except jetspark.NoResponders:
                 await asyncio.sleep(0.05)
+
+
+WORKER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from support.accounts import bank
+asyncio.run(bank(sys.argv[3], replicas=int(sys.argv[4])).run(sys.argv[2], stop_timeout=20.0))
+"""
+
+
+def start_worker(url: str, app: str, replicas: int = 1) -> subprocess.Popen[bytes]:
+    """A worker of a bank, in a process of its own."""
+    tests = Path(__file__).parents[1]
+    return subprocess.Popen([sys.executable, "-c", WORKER, str(tests), url, app, str(replicas)])
