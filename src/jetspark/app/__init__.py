@@ -3,6 +3,8 @@
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
 from jetspark.app.client import AppClient, BulkPublisher
+from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, Past, PastEvent
+from jetspark.app.commands.worker import CommandOptions
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.contracts.events import Event, event, unchanged, upcast
@@ -19,6 +21,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
+from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
 __all__ = [
@@ -28,8 +31,13 @@ __all__ = [
     "Breaker",
     "BulkPublisher",
     "Catalogue",
+    "Command",
+    "CommandOptions",
+    "CommandReply",
+    "CommandSpec",
     "Context",
     "Contract",
+    "Decision",
     "Decoded",
     "Encoded",
     "Entities",
@@ -41,8 +49,11 @@ __all__ = [
     "HandlerTimeout",
     "LiveOptions",
     "Measure",
+    "Past",
+    "PastEvent",
     "Private",
     "ProjectionSpec",
+    "Refused",
     "Reject",
     "Retry",
     "RetryIn",

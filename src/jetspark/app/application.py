@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
+from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
@@ -18,6 +19,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
+    from jetspark.app.commands.worker import CommandOptions
     from jetspark.app.projections.live import LiveOptions
 
 STOP_TIMEOUT_S = 30.0
@@ -175,6 +177,7 @@ class App(Declarations):
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
         timers: Let the stream hold timers (:class:`Timers`), too.
+        version: Of the application, as its workers tell those who look for services; three numbers.
     """
 
     @property
@@ -299,6 +302,22 @@ class App(Declarations):
 
         return declare
 
+    def command(self, name: str, **options: Any) -> Callable[[_Kind], _Kind]:
+        """Declare a command: ``@app.command("orders.place")`` above a class below :class:`Command`.
+
+        The options are the fields of :class:`CommandSpec`. Any number of workers serve it; callers use
+        ``AppClient.call``.
+
+        Raises:
+            ConfigError: The class is no command, the name is taken, or the stream would store the requests.
+        """
+
+        def declare(kind: _Kind) -> _Kind:
+            self._declare_command(CommandSpec(name=name, kind=kind, **options))
+            return kind
+
+        return declare
+
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.
 
@@ -318,18 +337,20 @@ class App(Declarations):
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
         live: LiveOptions | None = None,
+        serving: CommandOptions | None = None,
         **options: Any,
     ) -> None:
-        """Run the handlers and projections until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+        """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
-        Projections store what they have read.
+        Projections store what they have read. Commands that have arrived are decided and answered.
 
         Args:
-            only: Names of the handlers and projections to run; all if there are none.
+            only: Names of the handlers, projections and commands to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
             live: How projections are run.
+            serving: How commands are served.
             options: Those of ``jetspark.connect``.
 
         Raises:
@@ -339,7 +360,9 @@ class App(Declarations):
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
+        await run_app(
+            self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, serving=serving, **options
+        )
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable == "projections":

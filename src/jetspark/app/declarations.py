@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
+from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
@@ -27,13 +29,14 @@ from jetspark.app.topology.names import (
     retry_stream,
 )
 from jetspark.app.topology.provisioning import apply_topology, make_plan
-from jetspark.core.subjects import is_subset
+from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
+    from jetspark.app.commands.declaring import CommandSpec
     from jetspark.app.projections.declaring import ProjectionSpec
     from jetspark.app.settings import Setting, SettingsSpec
 
@@ -45,6 +48,7 @@ WORKERS = 8
 """Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
 DUPLICATE_WINDOW_S = 120.0
 """How long a stream remembers ids, by default."""
+_is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -63,6 +67,7 @@ class Declarations:
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
+        version: str = "0.0.0",
     ) -> None:
         self.name = check_app_name(name)
         config = StreamConfig(name=stream) if isinstance(stream, str) else stream
@@ -89,6 +94,10 @@ class Declarations:
         self.entity_specs: dict[str, EntitySpec] = {}
         self.settings_specs: dict[str, SettingsSpec] = {}
         """By bucket."""
+        self.commands: dict[str, CommandSpec] = {}
+        if not _is_version(version):
+            raise ConfigError(f"version={version!r}: expected three numbers, such as '1.4.0'")
+        self.version = version
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -132,6 +141,18 @@ class Declarations:
         for projection in self.projections.values():
             self._add(*projection.events)
         return self._catalogue
+
+    def _declare_command(self, spec: CommandSpec) -> None:
+        if spec.name in {*self.commands, *self.handlers, *self.projections}:
+            raise ConfigError(f"command {spec.name!r}: expected a name of its own; another declaration has it")
+        subject = command_subject(self.name, spec.name)
+        stored = next((each for each in self.subjects if overlaps(subject, each)), None)
+        if stored is not None:
+            raise ConfigError(
+                f"command {spec.name!r} is sent to {subject!r}, which stream {self.stream} stores ({stored!r}): the "
+                "stream would answer in place of a worker. Give the stream narrower subjects"
+            )
+        self.commands[spec.name] = spec
 
     def _add(self, *kinds: type[Any]) -> None:
         for kind in kinds:
@@ -190,6 +211,8 @@ class Declarations:
         Raises:
             ConfigError: It declares something twice, or a handler takes something that is no event.
         """
+        for command in self.commands.values():
+            command.check_snapshot(self.projections)
         streams = [self._owned(self.stream_config, self._main_defaults())] if self.owns_stream else []
         buckets = [self._owned(bucket, {}) for bucket in self._all_buckets()]
         if self.owns_stream:
