@@ -21,6 +21,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
+from jetspark.app.workflows.runs import WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
@@ -71,6 +72,8 @@ __all__ = [
     "ViewEntry",
     "ViewReplica",
     "Window",
+    "WorkflowRun",
+    "WorkflowRuns",
     "check_contracts",
     "contract_of",
     "decode",

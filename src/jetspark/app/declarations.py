@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jetspark.app.commands.declaring import CommandSpec
     from jetspark.app.projections.declaring import ProjectionSpec
     from jetspark.app.settings import Setting, SettingsSpec
+    from jetspark.app.workflows.declaring import WorkflowSpec
 
 __all__ = ["Declarations"]
 
@@ -92,6 +93,7 @@ class Declarations:
         self.lifespans: list[Lifespan] = []
         self.projections: dict[str, ProjectionSpec] = {}
         self.entity_specs: dict[str, EntitySpec] = {}
+        self.workflows: dict[str, WorkflowSpec] = {}
         self.settings_specs: dict[str, SettingsSpec] = {}
         """By bucket."""
         self.commands: dict[str, CommandSpec] = {}
