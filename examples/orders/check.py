@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from jetspark.app.letters import DeadEvent
+from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.blocking import JetStream
 from orders.app import STATUS, OrderPaid, app
 from orders.events import history

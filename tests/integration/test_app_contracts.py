@@ -19,9 +19,9 @@ import jetspark
 from jetspark import ConsumerConfig, JetStream, StreamConfig, errors
 from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
-from jetspark.app.provisioning import apply_topology, check_for_drift, make_plan
-from jetspark.app.records import record_of
-from jetspark.app.registry import ContractRegistry, read_registry
+from jetspark.app.contracts.records import record_of
+from jetspark.app.contracts.registry import ContractRegistry, read_registry
+from jetspark.app.topology.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands
 from jetspark.server import NatsServer
 

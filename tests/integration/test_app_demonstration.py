@@ -27,7 +27,7 @@ from support.apps import set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import encode
-from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsServer
 

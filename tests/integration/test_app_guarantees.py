@@ -19,7 +19,7 @@ import jetspark
 from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
-from jetspark.app.dead_letters import HandlerStore
+from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.server import NatsServer
 
 WORKER = Path(__file__).parent / "app_worker.py"

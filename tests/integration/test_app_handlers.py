@@ -12,8 +12,8 @@ from support.apps import is_settled, publish, running, set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
-from jetspark.app.dead_letters import HandlerStore
-from jetspark.app.inheritance import tidy_retries
+from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.server import NatsServer
 
 _numbers = itertools.count(1)
@@ -135,7 +135,10 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
             ("b", 6, "behind", 4, 0),
             ("b", 8, "behind", 4, 0),
         ]
-        assert {each.cause.error for each in letters if each.cause} == {"jetspark.app.retry.Reject", "ValueError"}
+        assert {each.cause.error for each in letters if each.cause} == {
+            "jetspark.app.handlers.retry.Reject",
+            "ValueError",
+        }
         # Redriven without being mended: one letter still.
         [first] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
         await store.request(first)

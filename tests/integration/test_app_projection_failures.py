@@ -20,11 +20,11 @@ import jetspark
 from jetspark import StreamRecreated
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
+from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.redriving import LetterFilter, read_letters
 from jetspark.errors import UsageError, WrongLastSequence
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change, header_fields

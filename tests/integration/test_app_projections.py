@@ -16,8 +16,8 @@ import jetspark
 from jetspark import ConfigError, DataLoss, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
+from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
-from jetspark.app.redriving import LetterFilter, read_letters
 from jetspark.errors import StateParked
 from jetspark.server import NatsServer
 

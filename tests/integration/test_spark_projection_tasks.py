@@ -17,7 +17,7 @@ import pytest
 from support import projected
 from support.projected import app, folded, publish, stored
 
-from jetspark.app.letters import DeadEvent
+from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition, position_change

@@ -18,7 +18,7 @@ from support.projected import Dropped, app, folded, publish, stored
 from jetspark import KVConfig
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
-from jetspark.app.letters import DeadEvent
+from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import UsageError

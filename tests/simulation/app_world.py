@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.handlers import HandlerLimits, HandlerMachine
-from jetspark.app.lanes import WorkItem
-from jetspark.app.letters import LetterRef
-from jetspark.app.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
-from jetspark.app.settling import (
+from jetspark.app.dead_letters.letters import LetterRef
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
+from jetspark.app.handlers.settling import (
     Acknowledge,
     AttemptsRecord,
     CloseLetter,

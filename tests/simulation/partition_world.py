@@ -20,9 +20,9 @@ from unittest import mock
 
 from jetspark.aio.client import connect
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
-from jetspark.app.provisioning import apply_topology
-from jetspark.app.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
 from jetspark.app.running import run_app
+from jetspark.app.topology.provisioning import apply_topology
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.testing.network import Network
@@ -345,8 +345,8 @@ def seeded(rng: random.Random) -> Iterator[None]:
     """Names and chances from the seed, so that it is the same run each time."""
     token = lambda count: f"{rng.getrandbits(8 * count):0{2 * count}x}"  # noqa: E731
     with (
-        mock.patch("jetspark.app.record_watch.secrets.token_hex", token),
-        mock.patch("jetspark.app.worker.random.SystemRandom", return_value=rng),
+        mock.patch("jetspark.app.handlers.record_watch.secrets.token_hex", token),
+        mock.patch("jetspark.app.handlers.worker.random.SystemRandom", return_value=rng),
     ):
         yield
 

@@ -8,8 +8,8 @@ import pytest
 from simulation.app_world import Faults, World
 from support import seeds
 
-from jetspark.app.handlers import HandlerLimits
-from jetspark.app.retry import Breaker, RetryPolicy
+from jetspark.app.handlers.machine import HandlerLimits
+from jetspark.app.handlers.retry import Breaker, RetryPolicy
 
 POLICY = RetryPolicy(attempts=4, first_s=0.5, max_s=600, in_lane_s=5)
 

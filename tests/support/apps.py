@@ -10,7 +10,7 @@ from typing import Any
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, encode
-from jetspark.app.provisioning import apply_topology
+from jetspark.app.topology.provisioning import apply_topology
 
 
 async def set_up(js: JetStream, app: App) -> None:

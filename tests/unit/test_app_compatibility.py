@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark.app import Event, Measure, Private, Timestamp, contract_of
-from jetspark.app.compatibility import Incompatibility, check_mode, directions, older_to_check, unreadable
-from jetspark.app.schemas import canonical, differences, document, resolve, write
+from jetspark.app.contracts.compatibility import Incompatibility, check_mode, directions, older_to_check, unreadable
+from jetspark.app.contracts.schemas import canonical, differences, document, resolve, write
 from jetspark.errors import ConfigError
 
 # Classes that are made, not written: their metaclass, whose keywords mypy does not know.

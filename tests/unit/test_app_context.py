@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetspark.app import App, Catalogue, Context, Event, decode, encode
-from jetspark.app.context import Dependencies, open_lifespans, plan_arguments
+from jetspark.app.handlers.context import Dependencies, open_lifespans, plan_arguments
 from jetspark.errors import ConfigError
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -34,6 +34,7 @@ def context(event_id: str = "evt-1") -> Context:
     encoded = encode(Paid(order_id="o-1"), id=event_id, source="/shop", time=NOW)
     return Context(
         decode(encoded.subject, encoded.data, encoded.headers, Catalogue(Paid)),
+        app="shop",
         handler="billing",
         source="/shop",
         stream="ORDERS",

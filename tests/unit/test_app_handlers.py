@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from jetspark.app.handlers import Credit, HandlerLimits, HandlerMachine
-from jetspark.app.lanes import Lanes, WorkItem
-from jetspark.app.letters import (
+from jetspark.app.dead_letters.letters import (
     DeadEvent,
     FailureCause,
     Origin,
@@ -17,8 +15,10 @@ from jetspark.app.letters import (
     letter_subject,
     unescape_line,
 )
-from jetspark.app.retry import Breaker, Bury, Finish, Reject, RetryPolicy, WaitHere
-from jetspark.app.settling import is_plain
+from jetspark.app.handlers.lanes import Lanes, WorkItem
+from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine
+from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, WaitHere
+from jetspark.app.handlers.settling import is_plain
 from jetspark.core.headers import Headers, decode, encode
 from jetspark.errors import ProtocolError
 
@@ -184,7 +184,7 @@ def test_an_event_is_not_held_twice() -> None:
 
 
 def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.app.handlers.REMEMBERED", 2)
+    monkeypatch.setattr("jetspark.app.handlers.machine.REMEMBERED", 2)
     machine = machine_of()
     for sequence in (1, 2, 3):
         receive(machine, (None, sequence))

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark.app import App, Event
-from jetspark.app.handlers import Credit, HandlerLimits, HandlerMachine
-from jetspark.app.lanes import WorkItem
-from jetspark.app.partitions import assign, copied_from, partition_transforms, without_server_headers
-from jetspark.app.retry import RetryPolicy
-from jetspark.app.room import Room
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine
+from jetspark.app.handlers.partitions import assign, copied_from, partition_transforms, without_server_headers
+from jetspark.app.handlers.retry import RetryPolicy
+from jetspark.app.handlers.room import Room
 from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.testing.model.sourcing import partition_of

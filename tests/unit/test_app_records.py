@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from jetspark.app import Catalogue, Event, Private, Timestamp, contract_of, decode, event, unchanged, upcast
-from jetspark.app.records import Finding, Record, check_records, read_record, record_of
-from jetspark.app.samples import samples
-from jetspark.app.schemas import document
+from jetspark.app.contracts.records import Finding, Record, check_records, read_record, record_of
+from jetspark.app.contracts.samples import samples
+from jetspark.app.contracts.schemas import document
 from jetspark.errors import ConfigError
 
 # Classes that are made, not written: their metaclass, whose keywords mypy does not know.

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from jetspark.app import HandlerTimeout, Reject, Retry, RetryIn, Skip
-from jetspark.app.retry import Breaker, Bury, Finish, WaitHere, WaitLong, decide, is_transient
+from jetspark.app.handlers.retry import Breaker, Bury, Finish, WaitHere, WaitLong, decide, is_transient
 from jetspark.errors import ConfigError
 
 

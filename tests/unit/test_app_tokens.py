@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetspark.app.tokens import Template, escape, text_of, unescape
+from jetspark.app.contracts.tokens import Template, escape, text_of, unescape
 from jetspark.core.subjects import matches, validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
 from jetspark.jetstream.kv import check_key

@@ -13,8 +13,8 @@ from jetspark.cli.apps import AppName, AsJson, Servers, with_server
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.dead_letters import StoredLetter
-    from jetspark.app.redriving import LetterFilter, RedriveProgress
+    from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress
+    from jetspark.app.dead_letters.store import StoredLetter
 
 __all__ = ["dlq"]
 
@@ -33,7 +33,7 @@ Letter = Annotated[int, typer.Argument(metavar="LETTER", help="The number in the
 
 
 def _filter(handler: str | None, where: list[str] | None) -> LetterFilter:
-    from jetspark.app.redriving import LetterFilter
+    from jetspark.app.dead_letters.redriving import LetterFilter
 
     return LetterFilter.parse(handler, where or [])
 
@@ -50,7 +50,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of an application, or count them by error, handler or key."""
-    from jetspark.app.redriving import read_letters
+    from jetspark.app.dead_letters.redriving import read_letters
 
     chosen = _filter(handler, where)
     letters = with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
@@ -77,7 +77,7 @@ def ls(
 @dlq.command()
 def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson = False) -> None:
     """Show one letter with its event, its cause and its origin."""
-    from jetspark.app.redriving import read_letter
+    from jetspark.app.dead_letters.redriving import read_letter
 
     found = with_server(app, servers, lambda js, declared: read_letter(js, declared, letter))
     fields = _fields(found) | _body(found)
@@ -96,6 +96,10 @@ def redrive(
     rate: Annotated[float | None, typer.Option("--rate", help="Letters each second, at most.", min=0.001)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     resume: Annotated[str | None, typer.Option("--resume", help="Go on with a redrive that was interrupted.")] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of the letters.", min=0)
+    ] = 30.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only request them; the same as --wait 0.")] = False,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,8 +107,11 @@ def redrive(
 
     Letters that come later are not part of it. A key's letters are handled in order: those that wait behind another
     follow it by themselves. One redrive runs at a time. If this command is interrupted, --resume goes on.
+
+    It waits for the handlers, which run elsewhere, and says how many letters were handled, failed again, or still wait.
+    Interrupting it then stops nothing.
     """
-    from jetspark.app.redriving import run_redrive
+    from jetspark.app.dead_letters.redriving import run_redrive
 
     def report(progress: RedriveProgress) -> None:
         if not as_json:
@@ -115,9 +122,19 @@ def redrive(
         app,
         servers,
         lambda js, declared: run_redrive(
-            js, declared, chosen, rate=rate, is_dry_run=dry_run, resume=resume, on_progress=report
+            js,
+            declared,
+            chosen,
+            rate=rate,
+            is_dry_run=dry_run,
+            resume=resume,
+            wait_s=0.0 if no_wait else wait,
+            on_progress=report,
         ),
     )
+    results = done.results
+    if results is not None and results.waiting and not results.handled and not results.failed and not as_json:
+        typer.echo(f"nothing was handled in {wait:g} s: `jetspark run {app}` runs the handlers")
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
 
@@ -132,7 +149,7 @@ def discard(
     as_json: AsJson = False,
 ) -> None:
     """Give letters up for good. The keys they held up go on."""
-    from jetspark.app.redriving import discard_letters, read_letters
+    from jetspark.app.dead_letters.redriving import discard_letters, read_letters
 
     chosen = _filter(handler, where)
     if not yes:
@@ -149,7 +166,7 @@ def discard(
 @dlq.command()
 def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
     """Print letters with their events, one JSON object on each line."""
-    from jetspark.app.redriving import read_letters
+    from jetspark.app.dead_letters.redriving import read_letters
 
     chosen = _filter(handler, where)
     for each in with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen)):

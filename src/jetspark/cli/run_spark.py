@@ -15,7 +15,7 @@ import typer
 
 from jetspark.aio.client import connect
 from jetspark.app import App
-from jetspark.app.provisioning import check_for_drift
+from jetspark.app.topology.provisioning import check_for_drift
 from jetspark.core.auth import Credentials, Token, UserPassword
 from jetspark.errors import ConfigError, UsageError
 

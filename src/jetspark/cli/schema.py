@@ -14,7 +14,7 @@ from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, connect
 
 if TYPE_CHECKING:
     from jetspark.app import App
-    from jetspark.app.records import Finding, Record
+    from jetspark.app.contracts.records import Finding, Record
 
 __all__ = ["schema"]
 
@@ -47,8 +47,8 @@ def check(
     Versions that are not recorded yet are listed and break nothing: `jetspark apply` or `jetspark schema fixtures`
     records them. Exit code: 0 if nothing is broken, 3 if something is, 1 for an error.
     """
-    from jetspark.app.compatibility import check_mode
-    from jetspark.app.records import check_records
+    from jetspark.app.contracts.compatibility import check_mode
+    from jetspark.app.contracts.records import check_records
 
     loaded = load_app(app)
     chosen = loaded.compatibility if mode is None else check_mode(mode)
@@ -64,7 +64,7 @@ def diff(app: AppName, golden: Golden = None, servers: Servers = None, as_json: 
 
     Exit code: 0 if nothing differs, 3 if something does, 1 for an error.
     """
-    from jetspark.app.schemas import differences, document
+    from jetspark.app.contracts.schemas import differences, document
 
     loaded = load_app(app)
     records = _records(loaded, golden, servers)
@@ -99,7 +99,7 @@ def fixtures(
     Files that are there are never changed. Exit code: 0 if all files are kept by the code, 3 if one is not, 1 for an
     error.
     """
-    from jetspark.app.golden import golden_findings, write_golden
+    from jetspark.app.contracts.golden import golden_findings, write_golden
 
     loaded = load_app(app)
     written = write_golden(loaded, folder)
@@ -123,14 +123,14 @@ def asyncapi(
     version: Annotated[str, typer.Option(help="The application's version, for the document.")] = "1.0.0",
 ) -> None:
     """Print the application as an AsyncAPI 3 document: channels, messages, operations, schemas."""
-    from jetspark.app.asyncapi import asyncapi as describe
+    from jetspark.app.contracts.asyncapi import asyncapi as describe
 
     typer.echo(json.dumps(describe(load_app(app), version=version), indent=2))
 
 
 def _records(app: App, golden: Path | None, servers: str | None) -> dict[tuple[str, int], Record]:
-    from jetspark.app.golden import read_golden
-    from jetspark.app.registry import read_registry
+    from jetspark.app.contracts.golden import read_golden
+    from jetspark.app.contracts.registry import read_registry
 
     if golden is not None:
         return read_golden(golden)

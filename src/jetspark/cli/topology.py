@@ -12,7 +12,7 @@ from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, connect
 from jetspark.errors import TopologyRefused
 
 if TYPE_CHECKING:
-    from jetspark.app.topology import TopologyPlan
+    from jetspark.app.topology.declared import TopologyPlan
 
 __all__ = ["apply", "check", "plan"]
 
@@ -59,7 +59,7 @@ def check(
     Exit code: 0 if there is no error, 3 if there is one (or, with --strict, a warning), 1 if an application cannot be
     loaded.
     """
-    from jetspark.app.lints import lint_apps
+    from jetspark.app.topology.lints import lint_apps
 
     found = lint_apps([load_app(app) for app in apps])
     if as_json:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
-from jetspark.app.names import projection_bucket
 from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.topology.names import projection_bucket
 from jetspark.errors import KeyNotFound, ProtocolError, UsageError
 from jetspark.jetstream.kv import KVEntry
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from jetspark.app.contracts import Catalogue, contract_of
-from jetspark.app.envelope import Envelope, RawHeaders, read_event
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
 from jetspark.core.subjects import is_subset

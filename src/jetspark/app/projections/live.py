@@ -26,9 +26,8 @@ from jetspark.aio.kv import KeyValue
 from jetspark.aio.ordered import Reading
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.contracts import Catalogue
-from jetspark.app.dead_letters import microseconds
-from jetspark.app.names import escape_token
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
@@ -37,6 +36,7 @@ from jetspark.app.projections.marks import Parked, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change, start_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.unreadable import write_unreadable
+from jetspark.app.topology.names import escape_token
 from jetspark.core.backoff import Backoff
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import JetSparkError

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jetspark.app.letters import escape_line, unescape_line
+from jetspark.app.dead_letters.letters import escape_line, unescape_line
 from jetspark.state.changes import Current
 
 __all__ = ["FOREIGN", "Mark", "Parked", "position_key"]

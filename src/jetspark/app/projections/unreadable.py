@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters import microseconds
-from jetspark.app.letters import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.folding import Failure
 from jetspark.errors import PayloadTooLarge, WrongLastSequence
 from jetspark.jetstream.publishing import Expect

@@ -24,13 +24,13 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.app.contracts.tokens import escape, text_of, unescape
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRow, KeyState, Router
 from jetspark.app.projections.live import recorded_of
 from jetspark.app.projections.marks import Parked, mark_of, position_key
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.tokens import escape, text_of, unescape
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
 from jetspark.jetstream.kv import operation_of, subject_of, watch_options
@@ -372,7 +372,7 @@ class ViewReplica:
         if state is None:
             state = self._view._entry(name, current).state
             self._states[name] = (current, state)
-        return state
+        return default if state is None else state
 
     def __len__(self) -> int:
         return sum(current.value is not None for current, _ in self._states.values())

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
+from jetspark.app.contracts.tokens import unescape
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.tokens import unescape
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.jetstream.kv import Bucket
 from jetspark.state.changes import Change, header_fields

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.tokens import escape
+from jetspark.app.contracts.tokens import escape
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, DataLoss
 from jetspark.jetstream.config import StreamConfig

@@ -29,7 +29,7 @@ from jetspark.app.replay.places import read_position, standstill
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
-from jetspark.app.topology import OWNER
+from jetspark.app.topology.declared import OWNER
 from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import some_keys

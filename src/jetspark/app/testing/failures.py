@@ -10,8 +10,8 @@ from typing import Any
 
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
-from jetspark.app.contracts import contract_of
-from jetspark.app.retry import Reject, RetryIn
+from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.handlers.retry import Reject, RetryIn
 from jetspark.app.testing.flaky import DependencySwitch
 from jetspark.app.testing.injecting import InjectedFault
 from jetspark.app.testing.kit import TestApp

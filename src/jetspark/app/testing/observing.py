@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
-from jetspark.app.letters import DeadEvent
+from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.testing.injecting import Injector
 from jetspark.app.testing.steps import SeenStep, StepMoment
 from jetspark.testing.model import ModelServer

@@ -7,13 +7,13 @@ from typing import Any
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App
-from jetspark.app.contracts import contract_of
+from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.tokens import unescape
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.testing.stages import Stage, VirtualStage
-from jetspark.app.tokens import unescape
 from jetspark.core.headers import Headers
 from jetspark.errors import KeyNotFound, MessageNotFound
 from jetspark.jetstream.kv import operation_of
@@ -37,7 +37,7 @@ async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpe
             states[unescape(key)] = spec.decode_state(message.data)
         else:
             states.pop(unescape(key), None)
-    return states
+    return {key: state for key, state in states.items() if state is not None}
 
 
 async def is_behind(js: JetStream, app: App) -> bool:

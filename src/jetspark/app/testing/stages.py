@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.topology import ConsumerPlace
+from jetspark.app.topology.declared import ConsumerPlace
 from jetspark.core.headers import Headers
 from jetspark.errors import ConsumerNotFound, NetworkError, UsageError
 from jetspark.server import NatsServer

@@ -1,6 +1,6 @@
 """The steps of workers, as a server sees them: which message on the wire is which step of which handler.
 
-The names are those of :mod:`jetspark.app.settling`, and some more for what handlers do themselves:
+The names are those of :mod:`jetspark.app.handlers.settling`, and some more for what handlers do themselves:
 
 ==================  ================================================================================================
 ``RunHandler``      the handler's own code; nothing on the wire
@@ -19,7 +19,7 @@ import json
 from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.application import App
-from jetspark.app.letters import PREFIX
+from jetspark.app.dead_letters.letters import PREFIX
 from jetspark.errors import ConfigError
 from jetspark.testing.network import Publication
 
@@ -45,7 +45,7 @@ STEPS = (
     "InProgress",
 )
 _ACKS = {b"": "Acknowledge", b"+ACK": "Acknowledge", b"+WPI": "InProgress"}
-_EFFECTS = {"claimed": "ClaimEffect", "done": "RecordEffect"}
+_EFFECTS = {"claimed": "ClaimEffect", "done": "RecordEffect", "unusable": "RecordEffect"}
 
 
 class SeenStep(NamedTuple):

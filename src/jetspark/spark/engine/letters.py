@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
-from jetspark.app.letters import DeadEvent, Origin, letter_subject
+from jetspark.app.dead_letters.letters import DeadEvent, Origin, letter_subject
 from jetspark.app.projections.unreadable import HANDLER
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app import App
-from jetspark.app.names import projection_bucket
 from jetspark.app.projections.buckets import alias_key, check_version, place_of
 from jetspark.app.projections.folding import Router
+from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError, KeyNotFound

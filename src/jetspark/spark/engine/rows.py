@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jetspark.app.application import App
-from jetspark.app.envelope import read_data
-from jetspark.app.letters import FailureCause
+from jetspark.app.contracts.envelope import read_data
+from jetspark.app.dead_letters.letters import FailureCause
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, Recorded, Router
 from jetspark.core.message import CoreMessage

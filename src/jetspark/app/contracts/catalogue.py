@@ -1,0 +1,279 @@
+"""Contracts: what is agreed about one version of one type of event, and the catalogue of those an application knows.
+
+A :class:`Contract` belongs to a class: its wire name and version, where its events go, which field is their key, how
+their data is written and read. A class stands for exactly one version; older versions live on as *upcasts*, pure
+functions from the data of one version to that of the next, so that a handler only ever meets the newest class.
+
+A :class:`Catalogue` finds the contract for what a message says of itself. It knows each type and version once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from jetspark.app.contracts.field_rules import check_fields, check_in_subject, field_names
+from jetspark.app.contracts.tokens import Template, text_of
+from jetspark.errors import ConfigError, InvalidEvent
+
+__all__ = ["Catalogue", "Contract", "Decoding", "Upcast", "contract_of"]
+
+Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+
+_is_type = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
+_ENCODER = msgspec.json.Encoder()
+
+
+class Contract:
+    """One version of one type of event: name, key, subject, and how its data is written and read."""
+
+    def __init__(self, kind: type[Any], *, type: str, version: int, key: str | None, subject: str | None) -> None:
+        if not isinstance(type, str) or not _is_type(type):
+            raise ConfigError(
+                f"{kind.__name__}: type={type!r}: expected names of letters, digits, _ and - joined by dots, "
+                "such as 'order.paid'"
+            )
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ConfigError(f"{kind.__name__}: version={version!r}: expected a whole number, 1 or more")
+        self.kind = kind
+        self.is_pydantic = not issubclass(kind, msgspec.Struct)
+        self.type = type
+        self.version = version
+        self.subject = Template(type if subject is None else subject)
+        """Where its events are published; without ``subject=`` that is the type itself."""
+        self.key_template = None if key is None else Template(key if "{" in key else f"{{{key}}}")
+        self.key_of = _key_function(key, self.key_template)
+        """The key of an event as text; None if the type has no key."""
+        self.id_of: Callable[[Any], str | None] | None = None
+        """The id of an event by its content, where the class says one."""
+        self.upcasts: dict[int, Upcast] = {}
+        """By the version they start from; each leads to the next."""
+        self._is_checked = False
+        self.decode: Callable[[Any], Any] = self._decode_first
+        """Read the data of this very version: JSON bytes in, event out, with msgspec's or pydantic's errors."""
+        try:
+            self.check()
+        except NameError:
+            pass  # A type is defined further down in the module: asked again at the first use.
+
+    def check(self) -> None:
+        """Check what needs the types of the fields: once, and as soon as they are all defined."""
+        if self._is_checked:
+            return
+        for template, where in ((self.subject, "subject"), (self.key_template, "key")):
+            for name in () if template is None else template.fields:
+                check_in_subject(self.kind, name, f"{where}={template.text!r}" if template else where)
+        check_fields(self.kind)
+        self._is_checked = True
+
+    def _decode_first(self, data: Any) -> Any:
+        """What ``decode`` is until it is used: by then every type of the module is defined."""
+        self.check()
+        self.decode = self._validate_json if self.is_pydantic else msgspec.json.Decoder(self.kind).decode
+        return self.decode(data)
+
+    def _validate_json(self, data: Any) -> Any:
+        return self.kind.model_validate_json(bytes(data))
+
+    def convert(self, data: dict[str, Any]) -> Any:
+        """Read data that is parsed already, such as what an upcast returned."""
+        self.check()
+        return self.kind.model_validate(data) if self.is_pydantic else msgspec.convert(data, self.kind)
+
+    def encode(self, event: Any) -> bytes:
+        """Write the data of an event, and read it again: what is not read back equal is not written.
+
+        Raises:
+            InvalidEvent: A field has a value that its type or its rules do not allow.
+        """
+        try:
+            if self.is_pydantic:
+                # Its warnings say less than the error of reading the result again.
+                data: bytes = event.model_dump_json(by_alias=True, warnings=False).encode()
+            else:
+                data = _ENCODER.encode(event)
+            if self.decode(data) == event:
+                return data
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidEvent(self.type, self.version, *_first_fault(error)) from error
+        raise InvalidEvent(self.type, self.version, *self._changed(event, data))
+
+    def _changed(self, event: Any, data: bytes) -> tuple[str, str]:
+        """The field that is not read back as it was written."""
+        again = self.decode(data)
+        for name in field_names(self.kind):
+            written, read = getattr(event, name), getattr(again, name)
+            if written != read:
+                return name, f"{written!r} would be read back as {read!r}"
+        return "", f"{event!r} would be read back as {again!r}"
+
+    def add_upcast(self, from_version: int, function: Upcast) -> None:
+        """Remember how data of a version becomes data of the next.
+
+        Raises:
+            ConfigError: There is one already, or the version is not an older one.
+        """
+        if not isinstance(from_version, int) or not 1 <= from_version < self.version:
+            raise ConfigError(
+                f"upcast of {self.kind.__name__} from_version={from_version!r}: its version is {self.version}, so "
+                f"expected 1 to {self.version - 1}"
+                if self.version > 1
+                else f"upcast of {self.kind.__name__}: version 1 has no older version to come from"
+            )
+        if from_version in self.upcasts:
+            raise ConfigError(
+                f"upcast of {self.kind.__name__} from_version={from_version}: both "
+                f"{_place(self.upcasts[from_version])} and {_place(function)}; keep one"
+            )
+        self.upcasts[from_version] = function
+
+    def chain(self, version: int) -> tuple[Upcast, ...]:
+        """The upcasts that lead from an older version to this one, in order."""
+        return tuple(self.upcasts[step] for step in range(version, self.version))
+
+    def check_upcasts(self) -> None:
+        """Check that the upcasts lead to this version without a hole.
+
+        Raises:
+            ConfigError: One is missing on the way.
+        """
+        if not self.upcasts:
+            return
+        first = min(self.upcasts)
+        for version in range(first, self.version):
+            if version not in self.upcasts:
+                raise ConfigError(
+                    f"{self.kind.__name__}: version {first} cannot be read, because no upcast leads from version "
+                    f"{version} to {version + 1}; write @upcast({self.kind.__name__}, from_version={version})"
+                )
+
+    def __repr__(self) -> str:
+        return f"<Contract {self.type} version {self.version}: {self.kind.__qualname__}>"
+
+
+def contract_of(kind: Any) -> Contract:
+    """The contract of an event, or of its class.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    found = getattr(kind, "__contract__", None)
+    cls = kind if isinstance(kind, type) else type(kind)
+    # An attribute is inherited, a contract is not: a subclass has other fields and needs a name of its own.
+    if isinstance(found, Contract) and found.kind is cls:
+        return found
+    raise ConfigError(
+        f"{cls.__name__} is no type of event: write class {cls.__name__}(Event, type=..., version=1), or register a "
+        "pydantic model with event(...)"
+    )
+
+
+class Decoding(NamedTuple):
+    """How one version that may be in a message is read: into which class, by which steps."""
+
+    contract: Contract
+    upcasts: tuple[Upcast, ...]
+
+
+class Catalogue:
+    """The types of events that an application knows, each version once."""
+
+    def __init__(self, *kinds: type[Any]) -> None:
+        self._contracts: dict[tuple[str, int], Contract] = {}
+        self._readings: dict[tuple[str, int], Decoding] | None = None
+        self.add(*kinds)
+
+    def add(self, *kinds: type[Any]) -> None:
+        """Make classes known; one that is known already changes nothing.
+
+        Raises:
+            ConfigError: A class is no type of event, or another class has the same type and version.
+        """
+        for kind in kinds:
+            if kind in self:
+                continue
+            contract = contract_of(kind)
+            known = self._contracts.setdefault((contract.type, contract.version), contract)
+            if known is not contract:
+                raise ConfigError(
+                    f"type {contract.type!r} version {contract.version} is both {_place(known.kind)} and "
+                    f"{_place(kind)}; give one of them another type or version"
+                )
+            self._readings = None
+
+    def __contains__(self, kind: object) -> bool:
+        contract = getattr(kind, "__contract__", None)
+        if not isinstance(contract, Contract) or contract.kind is not kind:  # it is inherited
+            return False
+        return self._contracts.get((contract.type, contract.version)) is contract
+
+    def __iter__(self) -> Iterator[Contract]:
+        """Every contract, by type and version."""
+        return iter([contract for _, contract in sorted(self._contracts.items())])
+
+    def __len__(self) -> int:
+        return len(self._contracts)
+
+    @property
+    def readings(self) -> dict[tuple[str, int], Decoding]:
+        """Every (type, version) that can be read, and how. A version with an upcast is read as the newer class.
+
+        Raises:
+            ConfigError: A chain of upcasts has a hole.
+        """
+        if self._readings is None:
+            self._readings = self._resolve()
+        return self._readings
+
+    def versions(self, type: str) -> list[int]:
+        """The versions of a type that can be read, in order; none if the type is not known."""
+        return sorted(version for known, version in self.readings if known == type)
+
+    def check(self) -> None:
+        """Check what only shows when all classes and upcasts are defined.
+
+        Raises:
+            ConfigError: A field breaks a rule, or a chain of upcasts has a hole.
+        """
+        for contract in self:
+            contract.check()
+        self._readings = None
+        self.readings  # noqa: B018 - resolves the chains, which is the check
+
+    def _resolve(self) -> dict[tuple[str, int], Decoding]:
+        found: dict[tuple[str, int], Decoding] = {}
+        for contract in self:  # older versions first, so that the newest class that can be reached wins
+            contract.check_upcasts()
+            found[contract.type, contract.version] = Decoding(contract, ())
+            for version in contract.upcasts:
+                found[contract.type, version] = Decoding(contract, contract.chain(version))
+        return found
+
+
+def _key_function(key: str | None, template: Template | None) -> Callable[[Any], str | None]:
+    if key is None or template is None:
+        return lambda event: None
+    if "{" in key:
+        return template.format
+
+    def one_field(event: Any) -> str:
+        # A key is not a token: it is the value itself.
+        value = getattr(event, key)
+        return value if value.__class__ is str else text_of(value)
+
+    return one_field
+
+
+def _first_fault(error: Exception) -> tuple[str, str]:
+    """Field and rule of what msgspec or pydantic complains about."""
+    from jetspark.app.contracts.faults import fault_of
+
+    fault = fault_of(error)
+    return fault.field, fault.rule
+
+
+def _place(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"

@@ -1,0 +1,334 @@
+"""The envelope of an event on the wire: CloudEvents 1.0 as structured JSON, and what it is read from besides.
+
+::
+
+    {"specversion":"1.0","id":"...","source":"/shop/orders","type":"order.paid","time":"2026-03-31T10:15:30Z",
+     "subject":"o-1","datacontenttype":"application/json","schemaversion":2,
+     "correlationid":"...","causationid":"...","data":{...}}
+
+``subject`` is the key of the event. The headers are ``Nats-Msg-Id``, the id once more, by which the stream knows a
+duplicate, and ``traceparent``, where there is a trace. Everything else is in the body, so that a reader of bodies
+alone (Spark, a file) has all of it.
+
+Reading is one decode of the envelope that leaves ``data`` alone, a look into the catalogue, and one decode of ``data``
+into the class. Only a message that is not in this form is looked at more closely; `other_forms` knows the binary mode
+of CloudEvents and some spellings that are common elsewhere.
+
+Every way in which a message can fail to be an event is an error of its own, below
+:class:`~jetspark.errors.ContractViolation`, and is told before any code of the application sees the event.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, contract_of
+from jetspark.app.contracts.faults import fault_of
+from jetspark.app.contracts.field_rules import Timestamp
+from jetspark.app.contracts.other_forms import header_of, read_other_form
+from jetspark.errors import (
+    BrokenRule,
+    ConfigError,
+    ContractViolation,
+    InvalidEvent,
+    MissingField,
+    NotJson,
+    UnknownEventType,
+    UnknownEventVersion,
+    UpcastFailed,
+    WrongFieldType,
+)
+
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Envelope",
+    "RawHeaders",
+    "decode",
+    "derived_id",
+    "encode",
+    "read_data",
+    "read_event",
+    "write_event",
+]
+
+RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
+"""As a message has them: the raw block, which is only parsed when something in it is needed, or a mapping."""
+
+JSON = "application/json"
+_Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
+_NO_DATA = msgspec.Raw()
+_NEXT = "Nats-Schedule-Next"
+_NEXT_BYTES = _NEXT.encode()
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """What an event says of itself. ``datacontenttype`` is written and not read: data that is no JSON is refused."""
+
+    specversion: Literal["1.0"]
+    id: _Text
+    source: str
+    type: _Text
+    time: Timestamp | None = None
+    subject: str | None = None
+    schemaversion: int | None = None
+    correlationid: str | None = None
+    causationid: str | None = None
+    data: msgspec.Raw = _NO_DATA
+
+
+class _Written(msgspec.Struct, frozen=True, gc=False):
+    """An envelope in the order in which it is written; what is unset is left out."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    time: datetime.datetime
+    subject: str | msgspec.UnsetType
+    datacontenttype: str
+    schemaversion: int
+    correlationid: str
+    causationid: str | msgspec.UnsetType
+    data: msgspec.Raw
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Envelope).decode
+_decode_dict = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Encoded(NamedTuple):
+    """An event, ready to be published."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+class Decoded(msgspec.Struct, frozen=True, gc=False):
+    """An event as it was read, with everything its envelope says."""
+
+    event: Any
+    """An instance of the newest class of its type."""
+    contract: Contract
+    """That of the class."""
+    envelope: Envelope
+    subject: str
+    """The NATS subject the message came on."""
+    key: str | None
+    """By the class; by the envelope if the class has none. Events of one key are handled in order."""
+    headers: RawHeaders = None
+
+    @property
+    def id(self) -> str:
+        """The producer's id of the event: the same for each delivery, redrive and replay of it."""
+        return self.envelope.id
+
+    @property
+    def type(self) -> str:
+        """The type's name on the wire."""
+        return self.envelope.type
+
+    @property
+    def version(self) -> int:
+        """The version that was published, before any upcast; an envelope without one means 1."""
+        return self.envelope.schemaversion or 1
+
+    @property
+    def source(self) -> str:
+        """Who published it."""
+        return self.envelope.source
+
+    @property
+    def time(self) -> datetime.datetime | None:
+        """When the producer saw it happen; not when the stream stored it."""
+        return self.envelope.time
+
+    @property
+    def correlation_id(self) -> str:
+        """The same for everything that one request from outside led to; the event's own id if it says none."""
+        return self.envelope.correlationid or self.envelope.id
+
+    @property
+    def causation_id(self) -> str | None:
+        """The id of the event or command that led to this one."""
+        return self.envelope.causationid
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace it belongs to, in W3C form."""
+        return header_of(self.headers, "traceparent", "ce-traceparent")
+
+
+def encode(
+    event: Any,
+    *,
+    id: str,
+    source: str,
+    time: datetime.datetime,
+    correlation_id: str | None = None,
+    causation_id: str | None = None,
+    traceparent: str | None = None,
+) -> Encoded:
+    """Write an event: subject, body and headers of the message to publish.
+
+    Args:
+        event: An instance of an ``Event`` class, or of a registered pydantic model.
+        id: Identifies the event for ever; see ``Event.event_id`` and :func:`derived_id`.
+        time: When it happened, with a time zone.
+        correlation_id: Of what led to it; an event that nothing led to is its own.
+
+    Raises:
+        InvalidEvent: A field has a value its contract does not allow.
+        ConfigError: The event has no contract, or an argument is empty or has no time zone.
+    """
+    contract = contract_of(event)
+    if not id or not source:
+        raise ConfigError(f"id={id!r}, source={source!r}: an envelope needs both, and neither may be empty")
+    if time.tzinfo is None:
+        raise ConfigError(f"time={time!r}: expected a time with a zone, such as datetime.now(UTC)")
+    subject, body = write_event(contract, event, id, source, time, correlation_id, causation_id)
+    headers = {"Nats-Msg-Id": id}
+    if traceparent is not None:
+        headers["traceparent"] = traceparent
+    return Encoded(subject, body, headers)
+
+
+def write_event(
+    contract: Contract,
+    event: Any,
+    id: str,
+    source: str,
+    time: datetime.datetime,
+    correlation_id: str | None,
+    causation_id: str | None,
+) -> tuple[str, bytes]:
+    """Subject and body of an event, from arguments that are known to be good: the inner part of :func:`encode`.
+
+    Raises:
+        InvalidEvent: A field has a value its contract does not allow.
+    """
+    data = msgspec.Raw(contract.encode(event))
+    try:
+        key = contract.key_of(event) or msgspec.UNSET  # CloudEvents has no empty ones
+        subject = contract.subject.format(event)
+        version = contract.version
+        cause = causation_id or msgspec.UNSET
+        return subject, _encode(
+            _Written("1.0", id, source, contract.type, time, key, JSON, version, correlation_id or id, cause, data)
+        )
+    except (ConfigError, ValueError) as error:
+        raise InvalidEvent(contract.type, contract.version, "", str(error)) from error
+
+
+def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> Decoded:
+    """Read a message as an event of the catalogue.
+
+    Args:
+        headers: ``message.raw_headers``, or a mapping.
+
+    Raises:
+        NotJson: The body is not JSON.
+        NotAnEnvelope: It is, and does not say its type or id.
+        UnknownEventType: The catalogue has no such type.
+        UnknownEventVersion: It has the type, and not this version.
+        MissingField, WrongFieldType, BrokenRule: The data breaks its contract; ``field`` and ``rule`` say how.
+        UpcastFailed: The data is of an older version, and its upcast raised.
+    """
+    envelope, contract, event = read_event(subject, data, headers, catalogue)
+    if headers and (_NEXT_BYTES in headers if isinstance(headers, bytes) else _NEXT in headers):
+        envelope = _of_this_time(envelope, headers)
+    key = contract.key_of(event)
+    return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
+
+
+def _of_this_time(envelope: Envelope, headers: RawHeaders) -> Envelope:
+    """A timer that fires again and again publishes the same bytes each time; what is done with them must not be."""
+    following = header_of(headers, _NEXT)
+    if following is None or following == "purge":
+        return envelope
+    return msgspec.structs.replace(envelope, id=derived_id(envelope.id, following, 0), time=None)
+
+
+def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:
+    """The parts of a message, for those who read many and need no more; raises as :func:`decode`."""
+    try:
+        envelope = _decode(data)
+        if not envelope.data:
+            envelope = read_other_form(subject, data, headers, Envelope)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        envelope = read_other_form(subject, data, headers, Envelope)
+    version = envelope.schemaversion or 1
+    reading = catalogue.readings.get((envelope.type, version))
+    if reading is None:
+        raise _unknown(subject, envelope.type, version, catalogue)
+    contract, upcasts = reading
+    try:
+        event = _upcast(subject, envelope, reading) if upcasts else contract.decode(envelope.data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _violation(subject, envelope.type, version, error) from error
+    return envelope, contract, event
+
+
+def read_data(reading: Decoding, data: bytes) -> Any:
+    """The event that ``decode`` has made of such data before: its upcasts are pure, and run again."""
+    contract, upcasts = reading
+    if not upcasts:
+        return contract.decode(data)
+    fields = _decode_dict(data)
+    for step in upcasts:
+        fields = step(fields)
+    return contract.convert(fields)
+
+
+def derived_id(cause_id: str, name: str, index: int) -> str:
+    """The id of the ``index``-th event that the handler called ``name`` makes of the event ``cause_id``.
+
+    It is a function of the three, so a handler that runs again publishes nothing new. Two handlers, and two events of
+    one handler, have different ids. The form is that of a UUID (version 8).
+    """
+    # With the lengths, so that no two different triples are written the same.
+    text = f"{len(cause_id)}:{cause_id}{len(name)}:{name}{index}"
+    bits = bytearray(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16])
+    bits[6] = bits[6] & 0x0F | 0x80
+    bits[8] = bits[8] & 0x3F | 0x80
+    digits = bits.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:
+    version = envelope.schemaversion or 1
+    data = _decode_dict(envelope.data)
+    for step in reading.upcasts:
+        try:
+            data = step(data)
+            if not isinstance(data, dict):
+                raise TypeError(f"it returned {type(data).__name__}, and not the data as a dict")
+        except Exception as error:
+            rule = f"{step.__module__}.{step.__qualname__} from version {version}: {type(error).__name__}: {error}"
+            raise UpcastFailed(subject, envelope.type, envelope.schemaversion or 1, "", rule) from error
+        version += 1
+    return reading.contract.convert(data)
+
+
+def _unknown(subject: str, type: str, version: int, catalogue: Catalogue) -> ContractViolation:
+    versions = catalogue.versions(type)
+    if versions:
+        known = ", ".join(map(str, versions))
+        rule = f"this version is not known; known are {known}. A newer one needs newer code, an older one an upcast"
+        return UnknownEventVersion(subject, type, version, "", rule)
+    types = sorted({contract.type for contract in catalogue})
+    rule = f"this type is not known; known are {', '.join(types) or 'none'}"
+    return UnknownEventType(subject, type, version, "", rule)
+
+
+def _violation(subject: str, type: str, version: int, error: Exception) -> ContractViolation:
+    fault = fault_of(error)
+    kind = {"syntax": NotJson, "missing": MissingField, "type": WrongFieldType, "rule": BrokenRule}[fault.kind]
+    return kind(subject, type, version, fault.field, fault.rule)

@@ -1,0 +1,73 @@
+"""Golden files: the contracts of an application in a folder, one file for each type and version.
+
+They are committed beside the code. A file is written when its version is new and never changed afterwards, so a test
+that reads them all (:func:`check_contracts`) proves that the code of today reads what the code of any day has written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jetspark.app.contracts.records import Finding, Record, check_records, read_record
+from jetspark.app.contracts.registry import missing_records
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.app.declarations import Declarations
+
+__all__ = ["check_contracts", "golden_findings", "read_golden", "write_golden"]
+
+ENDING = ".json"
+
+
+def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
+    """The records in a folder, by type and version; none if there is no such folder.
+
+    Raises:
+        ConfigError: A file is no record, or not the one that its name says.
+    """
+    found = {}
+    for path in sorted(Path(folder).glob(f"*{ENDING}")):
+        record = read_record(path.read_bytes(), str(path))
+        if path.name != _file_name(record):
+            raise ConfigError(f"{path}: it holds {record.type} version {record.version}; expected {_file_name(record)}")
+        found[record.type, record.version] = record
+    return found
+
+
+def golden_findings(app: Declarations, folder: str | Path) -> list[Finding]:
+    """What the code of today does not keep of the files, and what has no file yet."""
+    return check_records(app.catalogue, read_golden(folder), app.compatibility)
+
+
+def write_golden(app: Declarations, folder: str | Path) -> list[Path]:
+    """Write the files that are missing, and return them. Files that are there are left alone, right or wrong."""
+    folder = Path(folder)
+    records = read_golden(folder)
+    findings = check_records(app.catalogue, records, app.compatibility)
+    missing = missing_records(app.catalogue, records, findings, app.source)
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for record in missing:
+        path = folder / _file_name(record)
+        path.write_bytes(record.write())
+        written.append(path)
+    return written
+
+
+def check_contracts(app: Declarations, folder: str | Path) -> None:
+    """Assert that every golden file is kept, and that every type and version has one. For tests.
+
+    Raises:
+        AssertionError: One is not; the message lists field and rule of each.
+    """
+    findings = golden_findings(app, folder)
+    if findings:
+        listed = "\n".join(map(str, findings))
+        raise AssertionError(f"{folder}: write what is new with `jetspark schema fixtures`\n{listed}")
+
+
+def _file_name(record: Record) -> str:
+    return f"{record.type}.v{record.version}{ENDING}"

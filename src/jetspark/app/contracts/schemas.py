@@ -1,0 +1,140 @@
+"""The JSON Schema of each type and version: what a contract looks like to a reader who has no Python.
+
+Two documents are the same contract when their canonical forms are equal: without titles, descriptions and examples,
+whatever nested classes are called, in one order. So a class can be renamed and a docstring improved, and nothing that
+a message may or must hold can change unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from jetspark.app.contracts.catalogue import Contract
+
+__all__ = ["Schema", "SchemaChange", "canonical", "differences", "document", "resolve", "write"]
+
+Schema: TypeAlias = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ANNOTATIONS = frozenset(
+    {"$comment", "$defs", "$id", "$schema", "deprecated", "description", "discriminator", "examples"}
+)
+"""Keywords that say nothing about which values are allowed; ``title`` and ``x-...`` besides."""
+
+
+class SchemaChange(NamedTuple):
+    """One place where two documents differ; what is not there is None."""
+
+    path: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        if self.old is None:
+            return f"+ {self.path}: {_short(self.new)}"
+        if self.new is None:
+            return f"- {self.path}: {_short(self.old)}"
+        return f"~ {self.path}: {_short(self.old)} -> {_short(self.new)}"
+
+
+def document(contract: Contract) -> Schema:
+    """The schema of a contract's data, with the rest of the contract as ``x-event``."""
+    contract.check()
+    found: Schema = contract.kind.model_json_schema() if contract.is_pydantic else msgspec.json.schema(contract.kind)
+    schema = dict(resolve(found, found))
+    definitions = found.get("$defs", {})
+    own = found.get("$ref", "").rpartition("/")[2]
+    if own and not _refers_to(own, definitions):
+        definitions = {name: value for name, value in definitions.items() if name != own}
+    schema.pop("$defs", None)
+    event: dict[str, Any] = {"type": contract.type, "version": contract.version, "subject": contract.subject.text}
+    if contract.key_template is not None:
+        event["key"] = contract.key_template.text
+    result = {"$schema": DIALECT, **schema, "title": contract.type, "x-event": event}
+    return {**result, "$defs": definitions} if definitions else result
+
+
+def write(schema: Schema) -> bytes:
+    """The bytes of a document: indented and sorted, so that files of it can be compared by eye."""
+    return (json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def resolve(schema: Any, root: Schema) -> Any:
+    """A schema with its reference followed; what stands beside the reference wins."""
+    seen: set[str] = set()
+    while isinstance(schema, dict) and "$ref" in schema and schema["$ref"] not in seen:
+        seen.add(schema["$ref"])
+        target = root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
+        schema = {**target, **{name: value for name, value in schema.items() if name != "$ref"}}
+        if "$ref" in target:
+            schema["$ref"] = target["$ref"]
+    return schema
+
+
+def canonical(schema: Schema) -> Any:
+    """The form in which equal contracts are equal: key, subject and data, without names and words."""
+    event = schema.get("x-event", {})
+    routing = {name: event[name] for name in ("key", "subject") if name in event}
+    return {**_plain(schema, schema, ()), **({"x-event": routing} if routing else {})}
+
+
+def differences(old: Schema, new: Schema) -> list[SchemaChange]:
+    """What differs between two documents, as far as it matters."""
+    return list(_changes("", canonical(old), canonical(new)))
+
+
+def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if reference in above:
+        # A type that contains itself: how many levels up, which does not depend on what it is called.
+        return {"$up": len(above) - above.index(reference)}
+    if reference is not None:
+        above = (*above, reference)
+    schema = resolve(schema, root)
+    result: Schema = {}
+    for word, value in schema.items():
+        if word in ANNOTATIONS or word.startswith("x-") or (word == "title" and isinstance(value, str)):
+            continue
+        if word == "properties":
+            result[word] = {name: _plain(each, root, above) for name, each in value.items()}
+        elif word in ("anyOf", "oneOf", "allOf"):
+            result[word] = sorted((_plain(each, root, above) for each in value), key=_sort_key)
+        elif word == "prefixItems":
+            result[word] = [_plain(each, root, above) for each in value]
+        elif word in ("items", "additionalProperties"):
+            result[word] = _plain(value, root, above)
+        elif word in ("required", "enum") or (word == "type" and isinstance(value, list)):
+            result[word] = sorted(value, key=_sort_key)
+        else:
+            result[word] = value
+    if result.get("required") == []:
+        del result["required"]
+    if "const" in result:
+        result["enum"] = [result.pop("const")]
+    return result
+
+
+def _changes(path: str, old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted({*old, *new}):
+            yield from _changes(f"{path}.{name}" if path else name, old.get(name), new.get(name))
+    elif old != new:
+        yield SchemaChange(path, old, new)
+
+
+def _refers_to(name: str, definitions: Schema) -> bool:
+    return f'"#/$defs/{name}"' in json.dumps(definitions)
+
+
+def _sort_key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,1 @@
+"""Dead letters: what is kept of events that could not be handled, and how an operator brings them back."""

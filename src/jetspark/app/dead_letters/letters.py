@@ -1,0 +1,263 @@
+"""Dead letters as messages: what is kept of an event that could not be handled, and why. Pure.
+
+A letter has the original bytes as its body and the original headers, those of the server renamed: it would act on them
+again. One letter has one subject, ``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only
+if nothing is there. Its status:
+
+* ``open``: the handler gave up on it;
+* ``behind``: it was not tried, because an earlier event of its key waits or was given up;
+* ``closed``: handled or discarded since; a mark without a body that goes away after a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from jetspark.app.topology.names import escape_token
+from jetspark.core.headers import Headers
+from jetspark.errors import ProtocolError
+
+__all__ = [
+    "CLOSED_TTL_S",
+    "DeadEvent",
+    "FailureCause",
+    "LetterRef",
+    "LetterStatus",
+    "Origin",
+    "letter_filter",
+    "letter_subject",
+]
+
+LetterStatus: TypeAlias = Literal["open", "behind", "closed"]
+
+# A redelivery that finds its letter closed is acknowledged without being run; nobody redelivers after a day.
+CLOSED_TTL_S = 86400.0
+
+PREFIX = "Jetspark-Dlq-"
+# A header's value is a line, and readers want the end of a traceback rather than all of it.
+_MAX_TEXT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an event was published: enough to tell it from one of the same sequence in a stream made anew."""
+
+    stream: str
+    sequence: int
+    time_us: int
+
+    @property
+    def tokens(self) -> str:
+        return f"{self.stream}.{self.sequence}.{self.time_us}"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """Why an event was given up."""
+
+    error: str
+    """The type of the exception."""
+    message: str
+    is_transient: bool
+    fingerprint: str
+    """The same for failures of the same type at the same place of the code."""
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException | None, *, is_transient: bool) -> FailureCause:
+        if error is None:
+            return cls.of_crash()
+        frames = traceback.extract_tb(error.__traceback__)
+        # Not line numbers: they change with every edit above them.
+        place = "\n".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}" for frame in frames[-3:])
+        kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        return cls(
+            error=kind,
+            message=str(error)[:_MAX_TEXT],
+            is_transient=is_transient,
+            fingerprint=hashlib.sha256(f"{kind}\n{place}".encode()).hexdigest()[:12],
+            trace="".join(traceback.format_tb(error.__traceback__))[-_MAX_TEXT:],
+        )
+
+    @classmethod
+    def of_crash(cls) -> FailureCause:
+        """Nobody lived to tell."""
+        return cls("WorkerDied", "the worker ended while it handled this event", True, "workerdied")
+
+    def to_dict(self) -> dict[str, str | bool]:
+        return {
+            "error": self.error,
+            "message": self.message,
+            "transient": self.is_transient,
+            "fingerprint": self.fingerprint,
+            "trace": self.trace,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> FailureCause:
+        return cls(
+            error=str(fields.get("error", "")),
+            message=str(fields.get("message", "")),
+            is_transient=bool(fields.get("transient", False)),
+            fingerprint=str(fields.get("fingerprint", "")),
+            trace=str(fields.get("trace", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRef:
+    """What has to be known of a letter to go on with it."""
+
+    sequence: int
+    """Of the event in its stream."""
+    revision: int
+    """Of the letter in the dead-letter stream."""
+    status: LetterStatus
+    redrives: int = 0
+    """How often it was handled again and failed again."""
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEvent:
+    """A letter as it is stored."""
+
+    handler: str
+    key: str | None
+    origin: Origin
+    subject: str
+    """Where the event was published."""
+    data: bytes
+    headers: Headers
+    """Of the event."""
+    attempts: int
+    status: LetterStatus
+    cause: FailureCause | None = None
+    behind: int | None = None
+    """The sequence of the event it waits for."""
+    redrives: int = 0
+    failed: str = ""
+    """When, in UTC."""
+    partition: int | None = None
+    """Of a handler with partitions: whose retries it belongs to."""
+    is_body_omitted: bool = False
+    """The event is too large to be stored with what has to be said of it: its body is in its stream only."""
+
+    def to_headers(self) -> Headers:
+        """The letter's own headers and those of the event."""
+        fields = Headers()
+        for name, value in self.headers.multi_items():
+            # The server acts on its own headers when it stores a message, and drops what it does not like.
+            fields.add(f"Jetspark-Origin-{name}" if name.lower().startswith("nats-") else name, value)
+        facts: dict[str, object] = {
+            "Status": self.status,
+            "Handler": self.handler,
+            "Key": None if self.key is None else escape_line(self.key),
+            "Stream": self.origin.stream,
+            "Sequence": self.origin.sequence,
+            "Stored-Us": self.origin.time_us,
+            "Subject": self.subject,
+            "Attempts": self.attempts,
+            "Redrives": self.redrives,
+            "Behind": self.behind,
+            "Failed": self.failed,
+            "Partition": self.partition,
+            "Body-Omitted": "true" if self.is_body_omitted else None,
+        }
+        if self.cause is not None:
+            facts |= {
+                "Error": self.cause.error,
+                "Reason": escape_line(self.cause.message),
+                "Retryable": "true" if self.cause.is_transient else "false",
+                "Fingerprint": self.cause.fingerprint,
+                "Trace": escape_line(self.cause.trace),
+            }
+        for name, fact in facts.items():
+            if fact is not None and (fact != "" or name == "Key"):
+                fields[f"{PREFIX}{name}"] = str(fact)
+        return fields
+
+    @classmethod
+    def of(cls, headers: Headers, data: bytes) -> DeadEvent:
+        """Read a letter.
+
+        Raises:
+            ProtocolError: It is none of ours.
+        """
+
+        def fact(name: str) -> str:
+            return headers.get(f"{PREFIX}{name}") or ""
+
+        try:
+            origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
+            attempts, redrives = int(fact("Attempts") or 0), int(fact("Redrives") or 0)
+            behind = int(fact("Behind")) if fact("Behind") else None
+            partition = int(fact("Partition")) if fact("Partition") else None
+        except ValueError:
+            raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and -Stored-Us") from None
+        status = fact("Status")
+        if status not in ("open", "behind", "closed"):
+            raise ProtocolError(f"{PREFIX}Status={status!r}: expected open, behind or closed")
+        original = Headers()
+        for name, value in headers.multi_items():
+            if name.startswith("Jetspark-Origin-"):
+                original.add(name.removeprefix("Jetspark-Origin-"), value)
+            elif not name.startswith(PREFIX) and not name.lower().startswith("nats-"):
+                original.add(name, value)
+        cause = None
+        if fact("Error"):
+            cause = FailureCause(
+                error=fact("Error"),
+                message=unescape_line(fact("Reason")),
+                is_transient=fact("Retryable") == "true",
+                fingerprint=fact("Fingerprint"),
+                trace=unescape_line(fact("Trace")),
+            )
+        has_key = f"{PREFIX}Key" in headers
+        return cls(
+            handler=fact("Handler"),
+            key=unescape_line(fact("Key")) if has_key else None,
+            origin=origin,
+            subject=fact("Subject"),
+            data=data,
+            headers=original,
+            attempts=attempts,
+            status=status,  # type: ignore[arg-type]  # one of the three
+            cause=cause,
+            behind=behind,
+            redrives=redrives,
+            failed=fact("Failed"),
+            partition=partition,
+            is_body_omitted=fact("Body-Omitted") == "true",
+        )
+
+
+def letter_subject(app: str, handler: str, key: str | None, origin: Origin) -> str:
+    """The subject of the one letter an event can have."""
+    return f"dlq.{app}.{handler}.{_key_token(key)}.{origin.tokens}"
+
+
+def letter_filter(app: str, handler: str | None = None, key: str | None = None) -> str:
+    """Every letter of an application, of a handler, or of a key."""
+    if handler is None:
+        return f"dlq.{app}.>"
+    return f"dlq.{app}.{handler}.>" if key is None else f"dlq.{app}.{handler}.{_key_token(key)}.*.*.*"
+
+
+def _key_token(key: str | None) -> str:
+    # "=" alone is an empty key; no key at all must not share its lane.
+    return "=none" if key is None else escape_token(key)
+
+
+def escape_line(text: str) -> str:
+    """Text as one line of ASCII, which a header can carry; reversible."""
+    line = text.encode("unicode_escape").decode("ascii")
+    return "\\x20" + line[1:] if line[:1] == " " else line  # a header drops blanks in front
+
+
+def unescape_line(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("unicode_escape")

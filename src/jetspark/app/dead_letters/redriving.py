@@ -1,0 +1,358 @@
+"""Dead letters from the operator's side: choosing, redriving, discarding.
+
+A redrive is a record in the handlers' bucket. It freezes the last letter that is part of it before it begins, notes
+each letter when it is requested, and is removed at the end; so one that was interrupted can be resumed, and a second
+one is refused meanwhile. A request is stored at most once for each failure of a letter, so repeating one is harmless.
+
+What became of the letters is read from the dead-letter stream: each change of a letter is a new message of its subject.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jetspark.app.dead_letters.letters import letter_filter
+from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket
+from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound, MessageNotFound, ProtocolError, UsageError
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+    from jetspark.aio.stream import Stream
+    from jetspark.app.application import App
+
+__all__ = [
+    "LetterFilter",
+    "LetterOutcomes",
+    "RedriveProgress",
+    "RedriveResults",
+    "discard_letters",
+    "read_letter",
+    "read_letters",
+    "run_redrive",
+]
+
+RECORD = "redrive"
+# The record is written this often, so an interrupted redrive repeats at most this many requests, without effect.
+NOTE_EVERY = 50
+# How often a redrive that waits looks what became of its letters.
+LOOK_EVERY_S = 0.25
+_FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which letters: of one handler or all, with these values."""
+
+    handler: str | None = None
+    where: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, handler: str | None, conditions: Sequence[str]) -> LetterFilter:
+        """From ``FIELD=VALUE``.
+
+        Raises:
+            ConfigError: There is no such field.
+        """
+        pairs = []
+        for condition in conditions:
+            name, found, value = condition.partition("=")
+            if not found or name not in _FIELDS:
+                raise ConfigError(f"--where {condition!r}: expected FIELD=VALUE with one of {', '.join(_FIELDS)}")
+            pairs.append((name, value))
+        return cls(handler=handler, where=tuple(pairs))
+
+    def accepts(self, stored: StoredLetter) -> bool:
+        letter, cause = stored.letter, stored.letter.cause
+        values = {
+            "error": (cause.error, cause.error.rsplit(".", 1)[-1]) if cause is not None else (),
+            "fingerprint": (cause.fingerprint,) if cause is not None else (),
+            "key": (letter.key,),
+            "sequence": (str(letter.origin.sequence),),
+            "status": (letter.status,),
+            "subject": (letter.subject,),
+        }
+        return (self.handler is None or letter.handler == self.handler) and all(
+            value in values[name] for name, value in self.where
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"handler": self.handler, "where": [list(pair) for pair in self.where]}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> LetterFilter:
+        return cls(handler=fields["handler"], where=tuple((name, value) for name, value in fields["where"]))
+
+
+@dataclass(slots=True, kw_only=True)
+class RedriveResults:
+    """What became of letters that were requested, and of those that follow them."""
+
+    handled: int = 0
+    failed: int = 0
+    """Handled again, and failed again."""
+    waiting: int = 0
+    """Not handled yet, or behind one that failed again."""
+
+    def __str__(self) -> str:
+        return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
+
+
+@dataclass(slots=True, kw_only=True)
+class RedriveProgress:
+    """How far a redrive has come."""
+
+    id: str
+    chosen: LetterFilter
+    up_to: int
+    """The last letter that is part of it; later ones are not."""
+    last: int = 0
+    """Letters up to this one are requested, or need not be."""
+    requested: int = 0
+    behind: int = 0
+    """Letters that follow another of their key by themselves."""
+    is_dry_run: bool = False
+    is_done: bool = False
+    """Everything is requested."""
+    results: RedriveResults | None = None
+    """What became of the letters; None if nobody waited for it."""
+
+    def __str__(self) -> str:
+        verb = "would be redriven" if self.is_dry_run else "requested"
+        state = "done" if self.is_done else f"at letter {self.last}"
+        text = f"redrive {self.id}: {self.requested} {verb}, {self.behind} follow, up to letter {self.up_to}, {state}"
+        return text if self.results is None else f"{text}: {self.results}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "chosen": self.chosen.to_dict(),
+            "up_to": self.up_to,
+            "last": self.last,
+            "requested": self.requested,
+            "behind": self.behind,
+            "dry_run": self.is_dry_run,
+            "done": self.is_done,
+            **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> RedriveProgress:
+        return cls(
+            id=fields["id"],
+            chosen=LetterFilter.from_dict(fields["chosen"]),
+            up_to=fields["up_to"],
+            last=fields["last"],
+            requested=fields["requested"],
+            behind=fields["behind"],
+        )
+
+
+async def read_letters(js: JetStream, app: App, chosen: LetterFilter) -> list[StoredLetter]:
+    """The letters that are not closed, oldest first."""
+    stream = await js.stream(dead_letter_stream(app.name))
+    found = []
+    async for message in stream.get_messages(1, subject=letter_filter(app.name, chosen.handler)):
+        try:
+            stored = StoredLetter.of(message)
+        except ProtocolError:
+            continue  # somebody else's message
+        if stored.letter.status != "closed" and chosen.accepts(stored):
+            found.append(stored)
+    return found
+
+
+async def read_letter(js: JetStream, app: App, number: int) -> StoredLetter:
+    """One letter, by its number.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    stream = await js.stream(dead_letter_stream(app.name))
+    try:
+        return StoredLetter.of(await stream.get_message(number))
+    except (MessageNotFound, ProtocolError):
+        raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them") from None
+
+
+async def run_redrive(
+    js: JetStream,
+    app: App,
+    chosen: LetterFilter,
+    *,
+    rate: float | None = None,
+    is_dry_run: bool = False,
+    resume: str | None = None,
+    wait_s: float = 0.0,
+    on_progress: Callable[[RedriveProgress], None] = lambda progress: None,
+) -> RedriveProgress:
+    """Have the handlers handle letters again.
+
+    Args:
+        rate: Requests each second, at most.
+        resume: The id of a redrive that was interrupted.
+        wait_s: How long to wait, at most, for what becomes of the letters that this call requests and of those behind
+            them; ``results`` says it then. 0 waits for nothing.
+
+    Raises:
+        UsageError: Another redrive is under way.
+        ConfigError: There is none to resume.
+    """
+    records = await js.kv(handler_bucket(app.name))
+    stream = await js.stream(dead_letter_stream(app.name))
+    if is_dry_run:
+        progress = RedriveProgress(id="-", chosen=chosen, up_to=stream.cached_info.state.last_sequence, is_dry_run=True)
+        revision = 0
+    elif resume is not None:
+        progress, revision = await _resume(records, resume)
+    else:
+        progress, revision = await _begin(records, chosen, stream.cached_info.state.last_sequence)
+    on_progress(progress)
+    began = time.monotonic()
+    outcomes = LetterOutcomes()
+    letters = await read_letters(js, app, LetterFilter(handler=progress.chosen.handler))
+    for stored in filter(progress.chosen.accepts, letters):
+        if not progress.last < stored.revision <= progress.up_to:
+            continue
+        if stored.letter.status == "behind":
+            progress.behind += 1
+        else:
+            if not is_dry_run:
+                store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
+                await store.request(stored)
+                outcomes.request(stored)
+            progress.requested += 1
+            if rate is not None and not is_dry_run:
+                await asyncio.sleep(max(0.0, began + progress.requested / rate - time.monotonic()))
+        progress.last = stored.revision
+        if not is_dry_run and (progress.requested + progress.behind) % NOTE_EVERY == 0:
+            revision = await _note(records, progress, revision)
+            on_progress(progress)
+    progress.is_done = True
+    if not is_dry_run:
+        await records.purge(RECORD, revision=revision)
+        if wait_s > 0:
+            for stored in letters:
+                outcomes.follow(stored, progress.up_to)
+            progress.results = outcomes.results
+            await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
+    on_progress(progress)
+    return progress
+
+
+class LetterOutcomes:
+    """Which letters of a redrive have ended, and how. Pure."""
+
+    def __init__(self) -> None:
+        self.results = RedriveResults()
+        self._left: dict[str, tuple[str, str | None]] = {}
+        """Subjects of the letters that have not ended, and whose they are: handler and key."""
+        self._redrives: dict[str, int] = {}
+        self._lanes: set[tuple[str, str | None]] = set()
+        self._stuck: set[tuple[str, str | None]] = set()
+        """Keys that wait for a letter that failed again."""
+
+    def request(self, stored: StoredLetter) -> None:
+        """It was requested."""
+        self._watch(stored)
+        if stored.letter.key is not None:
+            self._lanes.add((stored.letter.handler, stored.letter.key))
+
+    def follow(self, stored: StoredLetter, up_to: int) -> None:
+        """It is there, and is watched if it follows one that was requested, whether it was chosen or not."""
+        is_behind = stored.letter.status == "behind" and stored.revision <= up_to
+        if is_behind and (stored.letter.handler, stored.letter.key) in self._lanes:
+            self._watch(stored)
+
+    def note(self, stored: StoredLetter) -> None:
+        """A letter was written anew."""
+        letter, subject = stored.letter, stored.subject
+        if subject not in self._left:
+            return
+        if letter.status == "closed":
+            self.results.handled += 1
+        elif letter.status == "open" and letter.redrives > self._redrives[subject]:
+            self.results.failed += 1
+            self._stuck.add(self._left[subject])
+        else:
+            return
+        del self._left[subject]
+        self.results.waiting = len(self._left)
+
+    @property
+    def are_known(self) -> bool:
+        """Nothing is left but what waits for somebody to redrive another letter first."""
+        return all(lane[1] is not None and lane in self._stuck for lane in self._left.values())
+
+    def _watch(self, stored: StoredLetter) -> None:
+        self._left[stored.subject] = (stored.letter.handler, stored.letter.key)
+        self._redrives[stored.subject] = stored.letter.redrives
+        self.results.waiting = len(self._left)
+
+
+async def _wait(
+    stream: Stream, subject: str, outcomes: LetterOutcomes, progress: RedriveProgress, wait_s: float
+) -> None:
+    """Follow what is written to letters, until all have ended or the time is over."""
+    loop, seen = asyncio.get_running_loop(), progress.up_to
+    give_up_at = loop.time() + wait_s
+    while True:
+        async for message in stream.get_messages(seen + 1, subject=subject):
+            seen = message.sequence
+            with suppress(ProtocolError):  # somebody else's message
+                outcomes.note(StoredLetter.of(message))
+        if outcomes.are_known or loop.time() >= give_up_at:
+            return
+        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
+
+
+async def discard_letters(js: JetStream, app: App, chosen: LetterFilter) -> int:
+    """Give up letters for good, and let their keys go on; returns how many.
+
+    Those that wait behind another are not chosen: they follow it by themselves once it is gone.
+    """
+    stream, records = await js.stream(dead_letter_stream(app.name)), await js.kv(handler_bucket(app.name))
+    count = 0
+    for stored in await read_letters(js, app, chosen):
+        if stored.letter.status == "open":
+            store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
+            count += await store.discard(stored)
+    return count
+
+
+async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
+    progress = RedriveProgress(id=f"r{time.time_ns() // 1_000_000:x}", chosen=chosen, up_to=up_to)
+    try:
+        return progress, await records.create(RECORD, json.dumps(progress.to_dict()).encode())
+    except KeyExists:
+        other = json.loads((await records.get(RECORD)).value)
+        raise UsageError(
+            f"redrive {other['id']} is under way (at letter {other['last']} of {other['up_to']}): wait for it, or if "
+            f"it was interrupted go on with --resume {other['id']}"
+        ) from None
+
+
+async def _resume(records: KeyValue, id: str) -> tuple[RedriveProgress, int]:
+    try:
+        entry = await records.get(RECORD)
+    except KeyNotFound:
+        raise ConfigError(f"--resume {id}: no redrive is under way; it is done, or never began") from None
+    progress = RedriveProgress.from_dict(json.loads(entry.value))
+    if progress.id != id:
+        raise ConfigError(f"--resume {id}: the redrive that is under way is {progress.id}")
+    return progress, await _note(records, progress, entry.revision)
+
+
+async def _note(records: KeyValue, progress: RedriveProgress, revision: int) -> int:
+    try:
+        return await records.update(RECORD, json.dumps(progress.to_dict()).encode(), revision=revision)
+    except Conflict:
+        raise UsageError(f"redrive {progress.id} was taken over by another process") from None

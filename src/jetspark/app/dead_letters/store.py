@@ -1,0 +1,469 @@
+"""What handlers store besides the events: letters, schedules, parked keys, attempts. One object for each handler.
+
+Workers run the steps of :mod:`jetspark.app.handlers.settling` with it; the command line lists, redrives and discards
+with it. Everything that is read to decide is read from the leader: a replica may be a moment behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import dataclasses
+import datetime
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.kv import KeyValue
+from jetspark.aio.stream import Stream
+from jetspark.app.clock import utc_now
+from jetspark.app.dead_letters.letters import (
+    CLOSED_TTL_S,
+    DeadEvent,
+    FailureCause,
+    LetterRef,
+    LetterStatus,
+    Origin,
+    letter_filter,
+    letter_subject,
+)
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.partitions import copied_from, without_server_headers
+from jetspark.app.handlers.settling import (
+    AttemptsRecord,
+    CloseLetter,
+    DropAttempts,
+    DropParked,
+    FindLetter,
+    FindRetry,
+    NextLetter,
+    ParkedKey,
+    ReadAttempts,
+    ReadParked,
+    RequestRedrive,
+    SettlingSteps,
+    WriteAttempts,
+    WriteLetter,
+    WriteParked,
+    WriteSchedule,
+    advance,
+)
+from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
+from jetspark.core.headers import Headers
+from jetspark.errors import (
+    Conflict,
+    KeyExists,
+    KeyNotFound,
+    MessageNotFound,
+    PayloadTooLarge,
+    ProtocolError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.publishing import Expect
+
+__all__ = ["HandlerStore", "StoredLetter", "microseconds"]
+
+_logger = logging.getLogger("jetspark.app")
+
+# A record of attempts is read at the next delivery, which has to wait for a worker: they may be away for a weekend.
+ATTEMPTS_TTL_S = 7 * 86400.0
+# Letters kept in memory between two steps of an event: at most as many as handlers run, as a rule.
+READ_LETTERS = 64
+# Notes that are written side by side when much is given back.
+NOTES_AT_ONCE = 100
+# How long a deleted record's mark stays in the bucket.
+MARK_TTL_S = 3600.0
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+
+class StoredLetter:
+    """A letter and its place in the dead-letter stream."""
+
+    __slots__ = ("letter", "revision", "subject")
+
+    def __init__(self, letter: DeadEvent, subject: str, revision: int) -> None:
+        self.letter, self.subject, self.revision = letter, subject, revision
+
+    @property
+    def ref(self) -> LetterRef:
+        letter = self.letter
+        return LetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
+
+    @classmethod
+    def of(cls, message: StoredMessage) -> StoredLetter:
+        """Raises ProtocolError when it is none."""
+        return cls(DeadEvent.of(message.headers, message.data), message.subject, message.sequence)
+
+
+class HandlerStore:
+    """The letters, schedules and records of one handler."""
+
+    def __init__(
+        self, js: JetStream, app: str, handler: str, letters: Stream, retries: Stream, records: KeyValue
+    ) -> None:
+        self.js, self.app, self.handler = js, app, handler
+        self.letters, self.retries, self.records = letters, retries, records
+        self.parked_revisions: dict[str, int] = {}
+        """What this process knows of parked keys is at least as new."""
+        self.parked_names: dict[str, str] = {}
+        """Key of a record -> key of its events."""
+        self._waiting: dict[str, list[tuple[int, str]]] = {}
+        """Letters of keys that go on, by the sequences of their events; some may be closed by now."""
+        self._read: OrderedDict[str, StoredLetter] = OrderedDict()
+        """Letters that were read a moment ago, by subject. What is done with one says which revision it means."""
+        self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+            FindLetter: self._find_letter,
+            WriteLetter: self._write_letter,
+            CloseLetter: self._close_letter,
+            FindRetry: self._find_retry,
+            WriteSchedule: self._write_schedule,
+            NextLetter: self._next_letter,
+            RequestRedrive: self._request_redrive,
+            ReadParked: self._read_parked,
+            WriteParked: self._write_parked,
+            DropParked: self._drop_parked,
+            ReadAttempts: self._read_attempts,
+            WriteAttempts: self._write_attempts,
+            DropAttempts: self._drop_attempts,
+        }
+
+    @classmethod
+    async def open(cls, js: JetStream, app: str, handler: str) -> HandlerStore:
+        """Raises StreamNotFound when the application was not applied to this server."""
+        letters, retries = await asyncio.gather(js.stream(dead_letter_stream(app)), js.stream(retry_stream(app)))
+        return cls(js, app, handler, letters, retries, await js.kv(handler_bucket(app)))
+
+    async def perform(self, step: Any) -> Any:
+        """Do one step, and return its answer."""
+        return await self._steps[type(step)](step)
+
+    async def run(self, procedure: SettlingSteps[Any]) -> Any:
+        """Run a procedure that has no steps but those of the store."""
+        answer = None
+        try:
+            while True:
+                answer = await self.perform(procedure.send(answer))
+        except StopIteration as finished:
+            return finished.value
+
+    # ---- letters -----------------------------------------------------------------------------------------------
+
+    async def all_letters(self, *, key: str | None = None) -> AsyncIterator[StoredLetter]:
+        """Every letter of the handler that is not closed, or of one key, oldest first."""
+        async for message in self.letters.get_messages(1, subject=letter_filter(self.app, self.handler, key)):
+            try:
+                stored = StoredLetter.of(message)
+            except ProtocolError as error:
+                _logger.warning("sequence %d of stream %s: %s", message.sequence, self.letters.name, error)
+                continue
+            if stored.letter.status != "closed":
+                yield stored
+
+    async def letter(self, subject: str) -> StoredLetter | None:
+        try:
+            stored = StoredLetter.of(await self.letters.get_message(last_for=subject, direct=False))
+        except MessageNotFound:
+            return None
+        self._read[subject] = stored
+        if len(self._read) > READ_LETTERS:
+            self._read.popitem(last=False)
+        return stored
+
+    async def close(self, stored: StoredLetter, how: str) -> bool:
+        """Replace a letter by a mark, if nobody else has changed it."""
+        letter = stored.letter
+        mark = DeadEvent(
+            handler=letter.handler,
+            key=letter.key,
+            origin=letter.origin,
+            subject=letter.subject,
+            data=b"",
+            headers=Headers({"Jetspark-Closed": how}),
+            attempts=letter.attempts,
+            status="closed",
+            redrives=letter.redrives,
+            failed=letter.failed,
+            partition=letter.partition,
+        )
+        return await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S)
+
+    async def discard(self, stored: StoredLetter) -> bool:
+        """Give up a letter for good, and let its key go on; False when somebody else has changed it."""
+        if not await self.close(stored, "discarded"):
+            return False
+        if stored.letter.key is not None:
+            await self.run(advance(stored.letter.key, stored.letter.origin.sequence))
+        return True
+
+    async def request(self, stored: StoredLetter) -> None:
+        """Have the handler handle a letter again; the same request is stored once."""
+        letter = stored.letter
+        again = DeadEvent(
+            handler=letter.handler,
+            key=letter.key,
+            origin=letter.origin,
+            subject=letter.subject,
+            data=letter.data,
+            headers=letter.headers,
+            attempts=0,
+            status="open",
+            redrives=letter.redrives + 1,
+            partition=letter.partition,
+            is_body_omitted=letter.is_body_omitted,
+        )
+        subject = f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}"
+        try:
+            await self._publish(subject, again, {}, Expect(last_subject_sequence=0))
+        except WrongLastSequence:
+            pass  # stored before
+
+    async def _find_letter(self, step: FindLetter) -> LetterRef | None:
+        stored = await self.letter(self._letter_subject(step.item))
+        return stored.ref if stored is not None else None
+
+    async def _write_letter(self, step: WriteLetter) -> bool:
+        item = step.item
+        now = _now_text()
+        letter = self._event_of(item, "open" if step.behind is None else "behind", step.cause, step.behind, now)
+        subject = self._letter_subject(item)
+        is_stored = await self._replace(subject, letter, step.revision)
+        if is_stored and (waiting := self._waiting.get(item.key or "")) is not None:
+            bisect.insort(waiting, (item.sequence, subject))
+        return is_stored
+
+    async def _close_letter(self, step: CloseLetter) -> bool:
+        subject = self._letter_subject(step.item)
+        # Nothing is lost with one that is not the last any more: the server refuses to close it.
+        stored = self._read.pop(subject, None)
+        if stored is None or stored.revision != step.revision:
+            stored = await self.letter(subject)
+        if stored is None or stored.revision != step.revision or not await self.close(stored, "done"):
+            return False
+        waiting = self._waiting.get(step.item.key or "")
+        if waiting and waiting[0] == (step.item.sequence, subject):
+            waiting.pop(0)
+        return True
+
+    async def _next_letter(self, step: NextLetter) -> LetterRef | None:
+        # Listed once for many: a key may have thousands of letters, and they are asked for one by one.
+        waiting = self._waiting.get(step.key)
+        while waiting:
+            _, subject = waiting[0]
+            stored = await self.letter(subject)
+            if stored is not None and stored.letter.status != "closed":
+                return stored.ref
+            waiting.pop(0)
+        found = sorted([(each.ref.sequence, each.ref) async for each in self.all_letters(key=step.key)], key=_first)
+        if not found:
+            self._waiting.pop(step.key, None)
+            return None
+        self._waiting[step.key] = [(sequence, ref.subject) for sequence, ref in found]
+        return found[0][1]
+
+    def forget_letters(self) -> None:
+        """Another worker may have written letters since they were listed here."""
+        self._waiting.clear()
+
+    async def _request_redrive(self, step: RequestRedrive) -> None:
+        subject, stored = step.letter.subject, self._read.get(step.letter.subject)
+        # A request for one that was closed meanwhile is found to be needless by who gets it.
+        if stored is None or stored.revision != step.letter.revision:
+            stored = await self.letter(subject)
+        if stored is not None and stored.letter.status != "closed":
+            await self.request(stored)
+
+    async def _replace(self, subject: str, letter: DeadEvent, revision: int, ttl: float | None = None) -> bool:
+        headers = {"Nats-Rollup": "sub"}
+        if ttl is not None:
+            headers["Nats-TTL"] = f"{int(ttl)}s"
+        try:
+            await self._publish(subject, letter, headers, Expect(last_subject_sequence=revision))
+        except WrongLastSequence:
+            return False
+        return True
+
+    # ---- retries -----------------------------------------------------------------------------------------------
+
+    async def _find_retry(self, step: FindRetry) -> bool:
+        item = step.item
+        try:
+            # Attempts only grow, so the last one tells.
+            subject = f"{self._retry_subject('*')}.{_origin(item).tokens}"
+            last = await self.retries.get_message(last_for=subject, direct=False)
+            known = DeadEvent.of(last.headers, last.data)
+        except (MessageNotFound, ProtocolError):
+            return False
+        return known.attempts > item.carried and known.redrives == item.redrives
+
+    async def _write_schedule(self, step: WriteSchedule) -> None:
+        item = step.item
+        due = utc_now() + datetime.timedelta(seconds=step.seconds)
+        headers = {
+            "Nats-Schedule": f"@at {due.isoformat().replace('+00:00', 'Z')}",
+            "Nats-Schedule-Target": f"{self._retry_subject('due', item.partition)}.{_origin(item).tokens}",
+            # Nothing but the schedule itself removes it.
+            "Nats-TTL": "never",
+        }
+        subject = f"{self._retry_subject('wait')}.{_origin(item).tokens}"
+        await self._publish(subject, self._event_of(item, "open", None, None, ""), headers, None)
+
+    async def _publish(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> None:
+        try:
+            await self._publish_as_it_is(subject, letter, headers, expect)
+        except PayloadTooLarge:
+            short = dataclasses.replace(letter, data=b"", is_body_omitted=True)
+            await self._publish_as_it_is(subject, short, headers, expect)
+
+    async def _publish_as_it_is(
+        self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None
+    ) -> None:
+        fields = letter.to_headers()
+        fields.update(headers)
+        await self.js.publish(subject, letter.data, headers=fields, expect=expect)
+
+    # ---- records -----------------------------------------------------------------------------------------------
+
+    async def _read_parked(self, step: ReadParked) -> ParkedKey | None:
+        try:
+            entry = await self.records.get(self.parked_key(step.key))
+        except KeyNotFound:
+            return None
+        fields = json.loads(entry.value)
+        return ParkedKey(fields["head"], entry.revision, fields["first"])
+
+    async def _write_parked(self, step: WriteParked) -> bool:
+        value = json.dumps({"key": step.key, "head": step.head, "first": step.first}).encode()
+        name = self.parked_key(step.key)
+        try:
+            if step.revision == 0:
+                revision = await self.records.create(name, value)
+            else:
+                revision = await self.records.update(name, value, revision=step.revision)
+        except Conflict:
+            return False
+        self.parked_revisions[step.key] = revision
+        self.parked_names[name] = step.key
+        return True
+
+    async def _drop_parked(self, step: DropParked) -> bool:
+        try:
+            await self.records.purge(self.parked_key(step.key), revision=step.revision, ttl=MARK_TTL_S)
+        except Conflict:
+            return False
+        return True
+
+    def parked_key(self, key: str) -> str:
+        return f"parked.{self.handler}.{escape_token(key)}"
+
+    async def _read_attempts(self, step: ReadAttempts) -> AttemptsRecord | None:
+        try:
+            entry = await self.records.get(self._attempts_key(step.item))
+        except KeyNotFound:
+            return None
+        fields = json.loads(entry.value)
+        cause = fields.get("cause")
+        return AttemptsRecord(fields["attempts"], FailureCause.from_dict(cause) if cause else None)
+
+    async def _write_attempts(self, step: WriteAttempts) -> None:
+        item, name = step.item, self._attempts_key(step.item)
+        cause = step.cause.to_dict() if step.cause is not None else None
+        value = json.dumps({"attempts": item.attempts, "cause": cause}).encode()
+        while True:
+            try:
+                await self.records.create(name, value, ttl=ATTEMPTS_TTL_S)
+                return
+            except KeyExists:
+                pass
+            try:
+                entry = await self.records.get(name)
+                await self.records.update(name, value, revision=entry.revision, ttl=ATTEMPTS_TTL_S)
+                return
+            except (KeyNotFound, Conflict):
+                continue  # another process has it too, or had
+
+    async def note_not_begun(self, items: Sequence[WorkItem]) -> None:
+        """Note of those that have not begun here that they have not, before they are given back.
+
+        An event that was delivered before and has no record is taken for one whose worker died while it ran.
+        """
+        unbegun = [item for item in items if item.attempts == item.carried]
+        for start in range(0, len(unbegun), NOTES_AT_ONCE):
+            await asyncio.gather(*(self._note_not_begun(item) for item in unbegun[start : start + NOTES_AT_ONCE]))
+
+    async def _note_not_begun(self, item: WorkItem) -> None:
+        # One that was delivered before may have begun then. If there is a record, it knows better.
+        value = json.dumps({"attempts": item.carried + (item.delivered > 1), "cause": None}).encode()
+        with suppress(KeyExists):
+            await self.records.create(self._attempts_key(item), value, ttl=ATTEMPTS_TTL_S)
+
+    async def _drop_attempts(self, step: DropAttempts) -> None:
+        await self.records.purge(self._attempts_key(step.item), ttl=MARK_TTL_S)
+
+    def _attempts_key(self, item: WorkItem) -> str:
+        return f"attempts.{self.handler}.{_origin(item).tokens}"
+
+    # ---- small steps -------------------------------------------------------------------------------------------
+
+    def _letter_subject(self, item: WorkItem) -> str:
+        return letter_subject(self.app, self.handler, item.key, _origin(item))
+
+    def _retry_subject(self, what: str, partition: int | None = None) -> str:
+        return f"retry.{self.app}.{self.handler}.{what}" + ("" if partition is None else f"-{partition}")
+
+    def _event_of(
+        self, item: WorkItem, status: LetterStatus, cause: FailureCause | None, behind: int | None, now: str
+    ) -> DeadEvent:
+        original: DeadEvent | None = item.original
+        message = item.message
+        if original is not None:
+            subject, headers, data = original.subject, original.headers, original.data
+        else:
+            subject, headers, data = message.subject, message.headers, message.data
+            if item.partition is not None:
+                subject = copied_from(headers, subject).subject
+                headers = without_server_headers(headers)
+        return DeadEvent(
+            handler=self.handler,
+            key=item.key,
+            origin=_origin(item),
+            subject=subject,
+            data=data,
+            headers=headers,
+            attempts=item.attempts,
+            status=status,
+            cause=cause,
+            behind=behind,
+            redrives=item.redrives,
+            failed=now,
+            partition=item.partition,
+        )
+
+
+def _first(pair: tuple[int, LetterRef]) -> int:
+    return pair[0]
+
+
+def _origin(item: WorkItem) -> Origin:
+    if item.original is not None:
+        origin: Origin = item.original.origin
+        return origin
+    message, metadata = item.message, item.message.metadata
+    if item.partition is None:
+        return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
+    # The time is that of the copy: the server does not say when the original was stored.
+    source = copied_from(message.headers, message.subject)
+    return Origin(source.stream, source.sequence, microseconds(metadata.timestamp))
+
+
+def microseconds(moment: datetime.datetime) -> int:
+    """Since 1970."""
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
+
+
+def _now_text() -> str:
+    return utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")

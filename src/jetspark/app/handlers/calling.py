@@ -1,0 +1,175 @@
+"""Calling a handler's own code: its context, its arguments, its transaction, and what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jetspark.app.causes import current_cause
+from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
+from jetspark.app.handlers.once import EffectTransaction, OnceRecords
+from jetspark.app.handlers.retry import HandlerTimeout, Skip
+from jetspark.errors import ConfigError, Conflict
+
+if TYPE_CHECKING:
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.application import App, HandlerSpec
+    from jetspark.app.contracts.envelope import Decoded
+    from jetspark.app.dead_letters.store import HandlerStore
+    from jetspark.app.handlers.lanes import WorkItem
+
+__all__ = ["HandlerCalls", "returned_events"]
+
+# A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
+LEASE_MARGIN_S = 1.0
+# A transaction that finds its keys changed is run again at once: others were faster, and nothing has failed. This many
+# times in a row is no chance any more, and counts as one failed attempt.
+MAX_LOST_RACES = 20
+
+
+class HandlerCalls:
+    """The handler's function with everything it is given besides its events."""
+
+    is_replay = False
+
+    def __init__(
+        self,
+        app: App,
+        spec: HandlerSpec,
+        store: HandlerStore,
+        dependencies: Dependencies,
+        clock: Callable[[], datetime.datetime],
+        log: logging.Logger,
+    ) -> None:
+        self._app, self._spec, self._js, self._clock, self._log = app, spec, store.js, clock, log
+        self._kinds = frozenset(spec.events)
+        self._function = spec.function
+        self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
+        if spec.batch is not None and self._wants_context:
+            raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
+        self._effects: KeyValue | None = None
+        """The bucket of the handler's transactions, when it has been looked up."""
+        self._once = OnceRecords(
+            store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S, remember_s=spec.remember_s
+        )
+
+    async def call(self, item: WorkItem) -> BaseException | None:
+        """Run the handler's own code; returns what it raised."""
+        decoded = item.event
+        if isinstance(decoded, Exception):
+            return decoded
+        if decoded.contract.kind not in self._kinds:
+            return Skip(f"this handler does not take {decoded.type!r}")
+        task = item.runner = asyncio.current_task()
+        assert task is not None
+        current_cause.set(decoded)  # of everything that is published from here on, by whatever client
+        try:
+            if self._spec.idempotent == "transaction":
+                await self._call_in_transaction(item, decoded)
+                return None
+            context = self._context(item, decoded) if self._wants_context else None
+            result = await self._function(decoded.event, **self._named(context))
+            if result is not None:
+                context = context or self._context(item, decoded)
+                for event in returned_events(result):
+                    await context.publish(event)
+            return None
+        except asyncio.CancelledError:
+            if not _is_time_out(task, item):
+                raise
+            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except Exception as error:
+            return error
+        finally:
+            item.runner = None
+            if item.is_timed_out:
+                task.uncancel()
+
+    async def call_batch(self, items: list[WorkItem]) -> BaseException | None:
+        """Run the handler's own code with several events; returns what it raised. The first item stands for all."""
+        task = asyncio.current_task()
+        assert task is not None
+        wrong = next((item.event for item in items if isinstance(item.event, Exception)), None)
+        if wrong is not None:
+            return wrong
+        events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
+        items[0].runner = task
+        try:
+            if events:
+                await self._function(events, **self._arguments)
+            return None
+        except asyncio.CancelledError:
+            if not _is_time_out(task, items[0]):
+                raise
+            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except Exception as error:
+            return error
+        finally:
+            items[0].runner = None
+            if items[0].is_timed_out:
+                items[0].is_timed_out = False
+                task.uncancel()
+
+    async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
+        if self._effects is None:
+            assert self._spec.bucket is not None
+            self._effects = await self._js.kv(self._spec.bucket)
+        for lost in range(MAX_LOST_RACES):
+            transaction = EffectTransaction(
+                self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s
+            )
+            context = self._context(item, decoded)
+            events = await transaction.committed()
+            if events is None:
+                context._tx = transaction
+                result = await self._function(decoded.event, **self._named(context))
+                try:
+                    events = await transaction.commit([context.encode(event) for event in returned_events(result)])
+                except Conflict:
+                    if lost == MAX_LOST_RACES - 1:
+                        raise
+                    continue
+            # After the commit: what a try returned that lost its race never happened. If this worker dies here, the
+            # next attempt finds them with the mark.
+            for encoded in events:
+                await context.send(encoded)
+            return
+
+    def _named(self, context: Context | None) -> dict[str, Any]:
+        if context is None:
+            return self._arguments
+        return {name: context if value is Context else value for name, value in self._arguments.items()}
+
+    def _context(self, item: WorkItem, decoded: Decoded) -> Context:
+        return Context(
+            decoded,
+            app=self._app.name,
+            handler=self._spec.name,
+            source=self._app.source,
+            stream=self._app.stream,
+            sequence=item.sequence,
+            key=item.key,
+            attempt=item.attempts,
+            delivered=item.delivered,
+            redrives=item.redrives,
+            js=self._js,
+            once=self._once,
+            clock=self._clock,
+            log=self._log,
+            is_replay=self.is_replay,
+        )
+
+
+def _is_time_out(task: asyncio.Task[Any], item: WorkItem) -> bool:
+    """Whether a cancellation is the time-out alone: who ends the worker at that moment must be heard, too."""
+    return item.is_timed_out and task.cancelling() <= 1
+
+
+def returned_events(result: Any) -> list[Any]:
+    """What a handler has returned: nothing, an event, or several."""
+    if result is None:
+        return []
+    return list(result) if isinstance(result, list | tuple) else [result]

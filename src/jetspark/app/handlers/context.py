@@ -1,0 +1,312 @@
+"""What a handler is given besides its event: a context, and what the lifespan made, by type."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import logging
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
+from jetspark.app.timers import Seconds, Timers, cancelling
+from jetspark.errors import ConfigError
+from jetspark.jetstream.info import PubAck
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app.handlers.once import EffectTransaction, OnceRecords
+
+__all__ = ["Context", "Dependencies", "open_lifespans", "plan_arguments"]
+
+T = TypeVar("T")
+
+
+class Context:
+    """The event that is being handled, and what a handler does beside its own work.
+
+    Everything that has to be the same when the event is handled again follows from the event's id: the ids of events
+    that are published, ``new_id()``, and the keys of ``once``.
+    """
+
+    __slots__ = (
+        "_app",
+        "_clock",
+        "_count",
+        "_handler",
+        "_ids",
+        "_js",
+        "_once",
+        "_source",
+        "_timers",
+        "_tx",
+        "attempt",
+        "decoded",
+        "delivered",
+        "is_replay",
+        "key",
+        "log",
+        "redrives",
+        "sequence",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        decoded: Decoded,
+        *,
+        app: str,
+        handler: str,
+        source: str,
+        stream: str,
+        sequence: int,
+        key: str | None,
+        attempt: int,
+        delivered: int,
+        redrives: int,
+        js: JetStream,
+        once: OnceRecords | None,
+        clock: Callable[[], datetime.datetime],
+        log: logging.Logger,
+        is_replay: bool = False,
+    ) -> None:
+        self.decoded = decoded
+        """The event with its envelope."""
+        self.stream, self.sequence = stream, sequence
+        """Where the event was published; the same for each delivery and redrive."""
+        self.key = key
+        """Events of the same key are handled one after the other."""
+        self.attempt = attempt
+        """1 for the first start."""
+        self.delivered = delivered
+        self.redrives = redrives
+        """How often it was taken out of the dead letters."""
+        self.is_replay = is_replay
+        """Whether the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
+        self._app, self._handler, self._source = app, handler, source
+        self._js, self._once, self._clock = js, once, clock
+        self._count = 0
+        self._ids = 0
+        self._timers = 0
+        self._tx: EffectTransaction | None = None
+        self.log = logging.LoggerAdapter(
+            log,
+            {
+                "handler": handler,
+                "event_id": decoded.id,
+                "event_type": decoded.type,
+                "stream": stream,
+                "sequence": sequence,
+                "attempt": attempt,
+                "correlation_id": decoded.correlation_id,
+            },
+        )
+        """A logger whose records say which event they belong to."""
+
+    @property
+    def event_id(self) -> str:
+        """The producer's id of the event."""
+        return self.decoded.id
+
+    @property
+    def correlation_id(self) -> str:
+        return self.decoded.correlation_id
+
+    @property
+    def is_redrive(self) -> bool:
+        return self.redrives > 0
+
+    def now(self) -> datetime.datetime:
+        """The time, in UTC; a test may decide what it is."""
+        return self._clock()
+
+    def new_id(self) -> str:
+        """An id that is the same when the event is handled again: the first call's, the second call's, ..."""
+        self._ids += 1
+        return derived_id(self.decoded.id, f"{self._handler}:id", self._ids)
+
+    def idempotency_key(self, name: str) -> str:
+        """A key for an effect outside, the same for each attempt: give it to a service that knows such keys."""
+        return derived_id(self.decoded.id, f"{self._handler}:once:{name}", 0)
+
+    async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
+        """Publish an event that this one led to.
+
+        Its id follows from this event and from the number of the call, so a retry publishes nothing new within the
+        stream's duplicate window, and the same id beyond it. It is published now, whatever becomes of this attempt: in
+        a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
+
+        Args:
+            cancels: The name of a timer that ends with it, in one step.
+
+        Raises:
+            InvalidEvent: A field breaks the contract; nothing was published.
+        """
+        encoded = self.encode(event)
+        if cancels is not None:
+            encoded.headers.update(cancelling(self._app, cancels))
+        return await self.send(encoded)
+
+    def encode(self, event: Any) -> Encoded:
+        """The message that :meth:`publish` would send; it counts as published."""
+        self._count += 1
+        return self._encode(event, derived_id(self.decoded.id, self._handler, self._count))
+
+    async def schedule(
+        self, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None, name: str | None = None
+    ) -> str:
+        """Have an event that this one led to published later; returns the name of its timer.
+
+        A handler that runs again sets nothing new within the stream's duplicate window: neither another timer, nor one
+        that has fired.
+
+        Args:
+            at: When, with a time zone.
+            after: Seconds from now, or a ``timedelta``.
+            name: Of the timer, by which it can be cancelled; one of the same name is replaced. If not given it follows
+                from this event and the number of the call.
+
+        Raises:
+            ConfigError: The application has no timers (``App(timers=True)``), or a time that is none.
+            InvalidEvent: A field breaks the contract.
+        """
+        self._timers += 1
+        id = derived_id(self.decoded.id, f"{self._handler}:timer", self._timers)
+
+        def encode_one(event: Any, time: datetime.datetime | None) -> Encoded:
+            return self._encode(event, id, time)
+
+        timers = Timers(self._app, self.stream, self._js, encode_one, self._clock)
+        await timers.set(name or id, event, at=at, after=after, set_id=id)
+        return name or id
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of the application, whoever set them."""
+        return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)
+
+    def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
+        cause = self.decoded
+        return encode(
+            event,
+            id=id,
+            source=self._source,
+            # The cause's own time where it has one: a retry must write the same bytes.
+            time=time or cause.time or self.now(),
+            correlation_id=cause.correlation_id,
+            causation_id=cause.id,
+            traceparent=cause.traceparent,
+        )
+
+    def _encode_new(self, event: Any, time: datetime.datetime | None) -> Encoded:
+        return self._encode(event, self.new_id(), time)
+
+    async def send(self, encoded: Encoded) -> PubAck:
+        """Publish what :meth:`encode` made."""
+        return await self._js.publish(encoded.subject, encoded.data, headers=encoded.headers)
+
+    async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Call ``function`` and record its result; when the event is handled again, return the recorded result.
+
+        The effect is claimed, done, and recorded, in this order. Once it is recorded it is never done again while the
+        record lives (``remember_s``, a week unless the handler says otherwise). A crash between the effect and its
+        record repeats it, and so does a server that is away until the handler's time is over. It has the same
+        idempotency key then: a function with a parameter ``idempotency_key`` gets it. A function that raises is called
+        again by the next attempt.
+
+        Args:
+            name: Of the effect, unique in the handler.
+            function: Async; its result must be something JSON can hold.
+
+        Raises:
+            RetryIn: Another worker has claimed the effect just now.
+        """
+        if self._once is None:
+            raise ConfigError("ctx.once: this context has no records")
+        return await self._once.run(self, name, function, arguments, named)
+
+    @property
+    def tx(self) -> EffectTransaction:
+        """Of a handler with ``idempotent="transaction"``: effects on its bucket that happen exactly once."""
+        if self._tx is None:
+            raise ConfigError('ctx.tx: declare the handler with idempotent="transaction" and bucket=')
+        return self._tx
+
+
+class Dependencies:
+    """What the lifespans yielded, found by type."""
+
+    def __init__(self, objects: Sequence[Any] = ()) -> None:
+        self._objects = list(objects)
+
+    def find(self, wanted: Any, handler: str, parameter: str) -> Any:
+        """The one object of a type, or of a name where the type is not known.
+
+        Raises:
+            ConfigError: There is none, or more than one.
+        """
+        if isinstance(wanted, str):
+            found = [each for each in self._objects if wanted in (kind.__name__ for kind in type(each).__mro__)]
+        else:
+            found = [each for each in self._objects if isinstance(wanted, type) and isinstance(each, wanted)]
+        if len(found) == 1:
+            return found[0]
+        what = wanted if isinstance(wanted, str) else getattr(wanted, "__name__", repr(wanted))
+        known = ", ".join(type(each).__name__ for each in self._objects) or "nothing"
+        raise ConfigError(
+            f"handler {handler!r}, parameter {parameter!r}: expected one {what} from the lifespan, found {len(found)}; "
+            f"it yielded {known}"
+        )
+
+
+def plan_arguments(
+    function: Callable[..., Any], handler: str, dependencies: Dependencies
+) -> tuple[bool, dict[str, Any]]:
+    """Whether a handler wants its context, and its named arguments; everything but the context is looked up once.
+
+    The context is there as the class ``Context`` itself, to be replaced for each event.
+
+    Raises:
+        ConfigError: It wants something that nobody has.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise ConfigError(f"handler {handler!r}: expected the event as its first parameter")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):
+        hints = {}  # of types that only exist inside a function: then their names have to do
+    named: dict[str, Any] = {}
+    for parameter in parameters[1:]:
+        wanted = hints.get(parameter.name, parameter.annotation)
+        if wanted is Context or wanted == "Context":
+            named[parameter.name] = Context
+        elif parameter.default is inspect.Parameter.empty:
+            if wanted is inspect.Parameter.empty:
+                raise ConfigError(f"handler {handler!r}: parameter {parameter.name!r} needs a type annotation")
+            named[parameter.name] = dependencies.find(wanted, handler, parameter.name)
+    return any(value is Context for value in named.values()), named
+
+
+@asynccontextmanager
+async def open_lifespans(functions: Sequence[Callable[[], AsyncIterator[Any]]]) -> AsyncIterator[Dependencies]:
+    """Run each lifespan up to its ``yield``, and the rest of it, last one first, at the end."""
+    async with AsyncExitStack() as stack:
+        found: list[Any] = []
+        for function in functions:
+            steps = function()
+            made = await anext(steps)
+            stack.push_async_callback(_end_lifespan, steps)
+            found += made if isinstance(made, tuple) else [made]
+        yield Dependencies(found)
+
+
+async def _end_lifespan(steps: AsyncIterator[Any]) -> None:
+    # Resumed rather than thrown into: what follows the ``yield`` closes things, however the application ended.
+    try:
+        await anext(steps)
+    except StopAsyncIteration:
+        return
+    raise ConfigError("lifespan: expected one yield, and it came to a second one")

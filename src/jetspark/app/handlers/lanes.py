@@ -1,0 +1,238 @@
+"""Lanes: the order in which a handler's events may begin. Pure.
+
+::
+
+    add ──> lane of its key, at the place of its sequence ──> ready ──next()──> busy ──leave()──> next of the lane
+                                                                      │  ^
+                                                                      └──┘ a retry: the lane stays busy
+
+A lane is *busy* from the moment its first item is handed out until that item leaves, however often it is retried; so
+later items of the key cannot pass it. An item without a key has a lane of its own. Invariants:
+
+* one item of a lane is handed out at a time, the one with the lowest sequence that has arrived;
+* an item that was *expected* (delivered to somebody before, and not settled) holds back later ones of its lane until it
+  arrives or is known to be gone;
+* a lane with nothing in it and nothing expected is forgotten, so memory is bounded by the items.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Any, Literal
+
+__all__ = ["Lane", "Lanes", "WorkItem", "WorkSource"]
+
+WorkSource = Literal["stream", "retry", "redrive"]
+
+
+class WorkItem:
+    """One event on its way through a handler. The driver may add what it likes as ``message`` and ``event``."""
+
+    __slots__ = (
+        "attempts",
+        "carried",
+        "delivered",
+        "event",
+        "generation",
+        "heard_at",
+        "identity",
+        "intake",
+        "is_behind",
+        "is_checked",
+        "is_taken",
+        "is_timed_out",
+        "key",
+        "lane",
+        "letter",
+        "message",
+        "original",
+        "partition",
+        "redrives",
+        "runner",
+        "sequence",
+        "size_bytes",
+        "source",
+        "touched_at",
+    )
+
+    def __init__(
+        self,
+        key: str | None,
+        sequence: int,
+        message: Any = None,
+        event: Any = None,
+        *,
+        size_bytes: int = 0,
+        delivered: int = 1,
+        source: WorkSource = "stream",
+        attempts: int = 0,
+        redrives: int = 0,
+        partition: int | None = None,
+    ) -> None:
+        self.key = key
+        self.sequence = sequence
+        """In the stream the event was published to, also when it comes from the retry stream."""
+        self.message = message
+        self.event = event
+        self.size_bytes = size_bytes
+        self.delivered = delivered
+        self.source: WorkSource = source
+        self.attempts = attempts
+        """Starts so far, the present one included."""
+        self.carried = attempts
+        """Attempts that its message says were made before."""
+        self.original: Any = None
+        """The event as it was first published, when it comes from the retry stream."""
+        self.redrives = redrives
+        # The retry stream may have several messages of one event, one after the other.
+        self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
+        self.lane: Lane | None = None
+        self.letter: Any = None
+        """Of a redrive: the letter it was found to be, before it ran."""
+        self.touched_at = self.heard_at = 0.0
+        """When the server was last told that it is worked on; when it was told and there was a connection."""
+        self.partition = partition
+        self.intake: Any = None
+        """Where it came from, in the driver."""
+        self.generation = 0
+        self.is_behind = False
+        """Its key is parked: do not run it, put it behind the others."""
+        self.is_checked = False
+        self.is_taken = False
+        """It is running, or being settled."""
+        self.is_timed_out = False
+        self.runner: Any = None
+
+    def __repr__(self) -> str:
+        return f"<WorkItem {self.source} {self.sequence} key={self.key!r} attempts={self.attempts}>"
+
+
+class Lane:
+    """The items of one key."""
+
+    __slots__ = ("expected", "is_busy", "is_ready", "items", "key")
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+        self.items: deque[WorkItem] = deque()
+        self.is_busy = False
+        self.is_ready = False
+        """It is in the queue of those that may begin."""
+        self.expected: set[int] | None = None
+
+    def may_begin(self) -> bool:
+        if self.is_busy or not self.items:
+            return False
+        return not self.expected or min(self.expected) >= self.items[0].sequence
+
+
+class Lanes:
+    """Every lane of a handler, and the queue of those whose first item may begin."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self._expected: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        """How many keys have something waiting, running or expected."""
+        return len(self._by_key)
+
+    @property
+    def expected(self) -> list[int]:
+        """Sequences that have not arrived, and hold back later ones of their keys."""
+        return list(self._expected)
+
+    def add(self, item: WorkItem) -> None:
+        key = item.key
+        if key is None:
+            lane = Lane(None)
+            lane.items.append(item)
+            lane.is_ready = True
+            item.lane = lane
+            self._ready.append(lane)
+            return
+        lane = self._by_key.get(key) or self._new(key)
+        item.lane = lane
+        items = lane.items
+        if lane.expected is not None:
+            lane.expected.discard(item.sequence)
+            self._expected.pop(item.sequence, None)
+        if not items or items[-1].sequence < item.sequence:
+            items.append(item)
+        else:
+            # A redelivery that overtakes nobody who has begun. Rare, so a scan is good enough.
+            place = 1 if lane.is_busy else 0
+            while place < len(items) and items[place].sequence < item.sequence:
+                place += 1
+            items.insert(place, item)
+        self._offer(lane)
+
+    def expect(self, key: str, sequence: int) -> None:
+        """Hold back items of the key above ``sequence`` until that one arrives, or is :meth:`gone`."""
+        lane = self._by_key.get(key) or self._new(key)
+        if lane.expected is None:
+            lane.expected = set()
+        lane.expected.add(sequence)
+        self._expected[sequence] = key
+
+    def gone(self, sequence: int) -> None:
+        """It will not arrive: somebody else has settled it."""
+        key = self._expected.pop(sequence, None)
+        if key is None:
+            return
+        lane = self._by_key[key]
+        assert lane.expected is not None
+        lane.expected.discard(sequence)
+        self._offer(lane)
+        self._forget_if_empty(lane)
+
+    def peek(self) -> WorkItem | None:
+        """The item that would be handed out next."""
+        while self._ready:
+            lane = self._ready[0]
+            if lane.may_begin():
+                return lane.items[0]
+            self._ready.popleft()
+            lane.is_ready = False
+        return None
+
+    def next(self) -> WorkItem | None:
+        """Hand out an item; its lane is busy until it leaves."""
+        item = self.peek()
+        if item is not None:
+            self.start_first()
+        return item
+
+    def start_first(self) -> None:
+        """Hand out what :meth:`peek` has just returned."""
+        lane = self._ready.popleft()
+        lane.is_ready = False
+        lane.is_busy = True
+
+    def leave(self, item: WorkItem) -> None:
+        """It is settled, or given back; the next of its lane may begin."""
+        lane = item.lane
+        assert lane is not None
+        if lane.items[0] is item:
+            lane.items.popleft()
+            lane.is_busy = False
+        else:
+            lane.items.remove(item)
+        if lane.key is not None:
+            self._offer(lane)
+            self._forget_if_empty(lane)
+
+    def _new(self, key: str) -> Lane:
+        lane = self._by_key[key] = Lane(key)
+        return lane
+
+    def _offer(self, lane: Lane) -> None:
+        if not lane.is_ready and lane.may_begin():
+            lane.is_ready = True
+            self._ready.append(lane)
+
+    def _forget_if_empty(self, lane: Lane) -> None:
+        if not lane.items and not lane.expected and lane.key is not None:
+            self._by_key.pop(lane.key, None)

@@ -1,0 +1,242 @@
+"""Effects that happen once: recorded calls for the world outside, and transactions for key-value state.
+
+====================  =========================  =================================================================
+``ctx.once``          any async function         once its result is recorded it is never called again. A crash after
+                                                 the effect and before the record repeats it, with the same
+                                                 idempotency key; so does a server that is away until the handler's
+                                                 time is over.
+``ctx.tx``            keys of one bucket         exactly once: effects and the mark that the event is done are one
+                                                 atomic batch. The mark has the events that the handler returned: they
+                                                 are published after the commit, by the next attempt if this one dies.
+====================  =========================  =================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from jetspark.aio.kv import KeyValue
+from jetspark.app.clock import seconds_now
+from jetspark.app.contracts.envelope import Encoded
+from jetspark.app.handlers.retry import RetryIn
+from jetspark.app.topology.names import escape_token
+from jetspark.core.backoff import Backoff
+from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
+
+if TYPE_CHECKING:
+    from jetspark.app.handlers.context import Context
+
+__all__ = ["EffectTransaction", "OnceRecords", "once_key"]
+
+T = TypeVar("T")
+
+# A record that is not answered is written again after these waits, until the handler's time is over.
+RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
+
+
+def once_key(handler: str, event_id: str, name: str) -> str:
+    """Where the record of an effect is."""
+    return f"once.{handler}.{escape_token(event_id)}.{escape_token(name)}"
+
+
+class OnceRecords:
+    """The recorded effects of one handler.
+
+    ``lease_s`` is how long a claim keeps others away: a worker that lives is cancelled by its time-out before. After
+    ``remember_s`` a record goes away, and an event that comes again has its effects repeated.
+    """
+
+    def __init__(self, records: KeyValue, handler: str, *, lease_s: float, remember_s: float) -> None:
+        self._records, self._handler, self._lease_s, self._ttl_s = records, handler, lease_s, remember_s
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+    async def run(
+        self,
+        context: Context,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> T:
+        key = once_key(self._handler, context.event_id, name)
+        claimed = await self._claim(key)
+        if isinstance(claimed, _Recorded):
+            result: T = claimed.result
+            return result
+        if "idempotency_key" in _parameters(function) and "idempotency_key" not in named:
+            named = {**named, "idempotency_key": context.idempotency_key(name)}
+        try:
+            value = await function(*arguments, **named)
+        except BaseException:
+            # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
+            # the effect failed, which decides whether there is a next attempt.
+            with suppress(JetSparkError):
+                await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=self._ttl_s)
+            raise
+        # From here on the effect is done, and must not be done again, even if nobody can be told its result.
+        try:
+            record = b'{"state":"done","result":' + msgspec.json.encode(value) + b"}"
+        except Exception as error:
+            unusable = _unusable(name, value, error)
+            await self._record(key, json.dumps({"state": "unusable", "reason": str(unusable)}).encode(), claimed)
+            raise unusable from error
+        await self._record(key, record, claimed)
+        return value
+
+    async def _record(self, key: str, record: bytes, revision: int) -> None:
+        """Note what was done, however often it takes: what is done and not recorded would be done again."""
+        failures = 0
+        while True:
+            try:
+                await self._records.update(key, record, revision=revision, ttl=self._ttl_s)
+                return
+            except Conflict:
+                # After a failure it may be our own, whose answer was lost. If not, another worker has claimed it since.
+                if not failures or (await self._records.get(key)).value != record:
+                    raise
+                return
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                failures += 1
+                await asyncio.sleep(RECORD_PAUSE.wait_s(failures))
+
+    async def _claim(self, key: str) -> int | _Recorded:
+        """The revision of our claim, or what was recorded.
+
+        Raises:
+            RetryIn: Somebody else has claimed it.
+            ConfigError: It was done, and its result could not be recorded.
+        """
+        while True:
+            now = seconds_now()
+            claim = json.dumps({"state": "claimed", "owner": self._owner, "until": now + self._lease_s}).encode()
+            try:
+                return await self._records.create(key, claim, ttl=self._ttl_s)
+            except KeyExists:
+                pass
+            try:
+                entry = await self._records.get(key)
+                record = json.loads(entry.value)
+                if record["state"] == "done":
+                    return _Recorded(record["result"])
+                if record["state"] == "unusable":
+                    raise ConfigError(record["reason"])
+                # A claim of our own is of an attempt that was cancelled: a worker has an event once at a time.
+                if record["state"] == "claimed" and record["owner"] != self._owner and record["until"] > now:
+                    raise RetryIn(record["until"] - now, f"another worker has claimed {key!r}")
+                return await self._records.update(key, claim, revision=entry.revision, ttl=self._ttl_s)
+            except (KeyNotFound, Conflict):
+                continue  # somebody was faster: look again
+
+
+class _Recorded:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+def _unusable(name: str, value: Any, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"once({name!r}): its result of type {type(value).__name__} is nothing that JSON can hold: {error}. The effect "
+        "is done and not repeated; to have it done again, give the effect another name"
+    )
+
+
+class _Mark(msgspec.Struct, omit_defaults=True):
+    """That an event's effects are there, and what they led to."""
+
+    events: list[Encoded] = []
+
+
+class EffectTransaction:
+    """Reads and writes of one bucket that happen together with the mark that the event is done, or not at all.
+
+    What was read must not have changed at the commit; if it has, the handler is run again. Marks are keys
+    ``_done.<handler>.<event id>`` of the same bucket, and go away after ``remember_s``.
+    """
+
+    def __init__(self, bucket: KeyValue, handler: str, event_id: str, *, remember_s: float) -> None:
+        self._bucket, self._ttl_s = bucket, remember_s
+        self._mark = f"_done.{handler}.{escape_token(event_id)}"
+        self._read: dict[str, int] = {}
+        self._writes: dict[str, bytes | None] = {}
+
+    async def committed(self) -> list[Encoded] | None:
+        """The events that follow from the effects, if these are there; None if they are not."""
+        try:
+            entry = await self._bucket.get(self._mark)
+        except KeyNotFound:
+            return None
+        return msgspec.json.decode(entry.value, type=_Mark).events
+
+    async def get(self, key: str) -> bytes | None:
+        """The value of a key, or None; what was put here counts."""
+        if key in self._writes:
+            return self._writes[key]
+        try:
+            entry = await self._bucket.get(key)
+        except KeyNotFound:
+            self._read[key] = 0
+            return None
+        self._read[key] = entry.revision
+        return entry.value
+
+    async def put(self, key: str, value: bytes) -> None:
+        self._writes[key] = value
+
+    async def delete(self, key: str) -> None:
+        self._writes[key] = None
+
+    @property
+    def write_count(self) -> int:
+        """Keys that it puts or deletes."""
+        return len(self._writes)
+
+    async def commit(self, events: list[Encoded]) -> list[Encoded]:
+        """Write everything and the mark with ``events``; nothing when another worker has written the mark meanwhile.
+
+        Returns the events to publish: these, or those that the other worker's try led to.
+
+        Raises:
+            Conflict: A key that was read has changed; nothing was written.
+            BatchInDoubt: No answer. The next attempt finds the mark, or does it all again.
+        """
+        try:
+            async with self._bucket.transaction() as tx:
+                await tx.create(self._mark, msgspec.json.encode(_Mark(events)), ttl=self._ttl_s)
+                for key, value in self._writes.items():
+                    revision = self._read.get(key)
+                    if value is None:
+                        await tx.delete(key, revision=revision or None)
+                    elif revision is None:
+                        await tx.put(key, value)
+                    elif revision == 0:
+                        await tx.create(key, value)
+                    else:
+                        await tx.update(key, value, revision=revision)
+                for key, revision in self._read.items():
+                    if key not in self._writes:
+                        await tx.expect(key, revision=revision)
+        except Conflict:
+            others = await self.committed()
+            if others is None:
+                raise
+            return others
+        return events
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return set()

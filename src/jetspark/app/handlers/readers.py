@@ -1,0 +1,117 @@
+"""Which partitions a worker reads: those that are its own among all workers, taken up and handed on as workers come
+and go.
+
+A worker that joins or leaves changes the others' shares. Who loses a partition stops pulling, gives back what has not
+begun, and gives up its pin; what runs is finished here, and the next reader has later events of those keys wait for it.
+Who gets one pulls at once, and is served when the server has pinned it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from jetspark.app.handlers.inheritance import tidy_copies
+from jetspark.app.handlers.intake import Intake
+from jetspark.app.handlers.partitions import assign, partition_consumer
+from jetspark.app.topology.names import partition_stream
+from jetspark.core.backoff import Backoff
+from jetspark.errors import JetSparkError
+
+if TYPE_CHECKING:
+    from jetspark.aio.consumer import Consumer
+    from jetspark.aio.stream import Stream
+    from jetspark.app.handlers.record_watch import Members
+    from jetspark.app.handlers.worker import HandlerWorker
+
+__all__ = ["PartitionReaders"]
+
+REBALANCE_PAUSE = Backoff(first_s=0.1, max_s=2.0)
+
+
+class PartitionReaders:
+    """The partitions of a handler that this worker reads."""
+
+    def __init__(self, worker: HandlerWorker, members: Members, partitions: int) -> None:
+        self._worker, self._members, self._partitions = worker, members, partitions
+        self._readers: dict[int, Intake] = {}
+        self._stream: Stream
+        self._consumers: list[Consumer] = []
+        self._retries: list[Consumer] = []
+        self._beating: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
+
+    @property
+    def intakes(self) -> list[Intake]:
+        return list(self._readers.values())
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """Of every partition, also of those that others read."""
+        return self._consumers
+
+    async def open(self) -> None:
+        """Raises StreamNotFound or ConsumerNotFound when the application was not applied to this server."""
+        worker = self._worker
+        self._stream = await worker.store.js.stream(partition_stream(worker.app.name, worker.spec.name))
+        names = [partition_consumer(worker.spec.durable, each) for each in range(self._partitions)]
+        self._consumers = [await self._stream.consumer(name) for name in names]
+        self._retries = [await worker.store.retries.consumer(name) for name in names]
+
+    async def run(self, tasks: asyncio.TaskGroup) -> None:
+        """Keep to this worker's share, until cancelled."""
+        self._beating = tasks.create_task(self._beat())
+        changed, failures = self._worker.records.changed, 0
+        while not self._worker.is_stopping:
+            changed.clear()
+            try:
+                await self._rebalance(tasks)
+                failures = 0
+            except JetSparkError as error:
+                failures += 1
+                self._worker.log.warning("rebalancing: %s", error)
+                await asyncio.sleep(REBALANCE_PAUSE.wait_s(failures))
+                continue
+            await changed.wait()
+
+    async def leave(self) -> None:
+        """Let others take over everything: what has not begun is given back, what runs is finished here."""
+        self.end()
+        await asyncio.gather(*(self._hand_on(partition) for partition in list(self._readers)))
+        await self._members.leave()
+
+    def end(self) -> None:
+        """Stop what runs beside the reading."""
+        for task in (self._beating, self._tidying):
+            if task is not None:
+                task.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._members.beat_s)
+            try:
+                await self._members.beat()
+            except JetSparkError as error:
+                self._worker.log.warning("saying that this worker lives: %s", error)
+
+    async def _rebalance(self, tasks: asyncio.TaskGroup) -> None:
+        # This worker counts, even where its record has run out because it was away for a moment.
+        wanted = set(assign({*self._members.alive, self._members.id}, self._partitions)[self._members.id])
+        await asyncio.gather(*(self._hand_on(each) for each in list(self._readers) if each not in wanted))
+        for partition in sorted(wanted - self._readers.keys()):
+            reader = Intake(self._worker, self._stream, self._consumers[partition], self._retries[partition], partition)
+            self._readers[partition] = reader
+            await reader.start(tasks)
+        if 0 in self._readers and self._tidying is None:
+            self._tidying = tasks.create_task(tidy_copies(self._stream, self._consumers))
+        elif 0 not in self._readers and self._tidying is not None:
+            self._tidying.cancel()
+            self._tidying = None
+
+    async def _hand_on(self, partition: int) -> None:
+        reader = self._readers.pop(partition, None)
+        if reader is None:
+            return
+        await reader.stop_pulling()
+        await reader.end()
+        await reader.give_back(running=False)

@@ -1,0 +1,148 @@
+"""What a worker hears of the handlers' bucket: keys that are parked, and, with partitions, who else is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from jetspark.errors import Conflict, JetSparkError, KeyNotFound
+
+if TYPE_CHECKING:
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.dead_letters.store import HandlerStore
+    from jetspark.app.handlers.machine import HandlerMachine
+
+__all__ = ["Members", "RecordWatch"]
+
+# A worker says this often within ``takeover_s`` that it lives: two of three may be late.
+BEATS = 3
+# How long the mark of a worker that has left stays in the bucket.
+MARK_TTL_S = 60.0
+
+
+class Members:
+    """The workers of a handler with partitions: a record for each, which goes away unless it is renewed."""
+
+    def __init__(self, records: KeyValue, handler: str, takeover_s: float) -> None:
+        self._records, self._handler = records, handler
+        self.id = secrets.token_hex(8)
+        self.ttl_s = max(1.0, takeover_s)
+        self.alive: set[str] = set()
+        """As the bucket says; this worker is one of them once it has joined."""
+        self._revision = 0
+        self._lock = asyncio.Lock()
+
+    @property
+    def filter(self) -> str:
+        return f"members.{self._handler}.*"
+
+    @property
+    def key(self) -> str:
+        """Of this worker's own record."""
+        return f"members.{self._handler}.{self.id}"
+
+    @property
+    def beat_s(self) -> float:
+        return self.ttl_s / BEATS
+
+    async def beat(self) -> int:
+        """Write this worker's record anew, and return its revision."""
+        value = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+        async with self._lock:
+            while True:
+                try:
+                    if self._revision:
+                        self._revision = await self._records.update(
+                            self.key, value, revision=self._revision, ttl=self.ttl_s
+                        )
+                    else:
+                        self._revision = await self._records.create(self.key, value, ttl=self.ttl_s)
+                    return self._revision
+                except Conflict:  # it went away meanwhile, or an answer to an earlier beat was lost
+                    with suppress(KeyNotFound):
+                        self._revision = 0
+                        self._revision = (await self._records.get(self.key)).revision
+
+    async def leave(self) -> None:
+        """Have the others take over at once. If this fails, they do after the record's TTL."""
+        with suppress(JetSparkError):
+            async with self._lock:
+                await self._records.purge(self.key, ttl=MARK_TTL_S)
+
+    def note(self, entry: Any) -> bool:
+        """Take in a change; returns whether somebody came or went."""
+        name = entry.key.rsplit(".", 1)[-1]
+        is_alive = entry.operation == "put"
+        if (name in self.alive) == is_alive:
+            return False
+        (self.alive.add if is_alive else self.alive.discard)(name)
+        return True
+
+
+class RecordWatch:
+    """Follows parked keys, and workers that come and go, in the order in which they were written."""
+
+    def __init__(self, store: HandlerStore, machine: HandlerMachine, members: Members | None) -> None:
+        self._store, self._machine, self.members = store, machine, members
+        self.changed = asyncio.Event()
+        """Another worker came or went."""
+        self._seen = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        filters = [f"parked.{store.handler}.>", *([members.filter] if members is not None else [])]
+        self.changes = cast("AsyncGenerator[Any, None]", store.records.watch(*filters, initial_marker=True))
+
+    async def load(self) -> None:
+        """Take in what is there now."""
+        async for entry in self.changes:
+            if entry is None:
+                return
+            self._note(entry)
+
+    async def follow(self, wake: Callable[[], None]) -> None:
+        async for entry in cast(AsyncIterator[Any], self.changes):
+            self._note(entry)
+            wake()
+
+    async def catch_up(self) -> None:
+        """Return when everything is known that was written before the call: this worker's own record is the mark."""
+        if self.members is None:
+            return
+        revision = await self.members.beat()
+        if self._seen < revision:
+            reached = asyncio.get_running_loop().create_future()
+            self._waiting.append((revision, reached))
+            await reached
+
+    def _note(self, entry: Any) -> None:
+        self._seen = max(self._seen, entry.revision)
+        if entry.key.startswith("members."):
+            assert self.members is not None
+            if self.members.note(entry):
+                self.changed.set()
+        else:
+            self._note_parked(entry)
+        for revision, reached in self._waiting:
+            if revision <= self._seen and not reached.done():
+                reached.set_result(None)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+
+    def _note_parked(self, entry: Any) -> None:
+        """What is older than what this process wrote is its own echo."""
+        store, machine = self._store, self._machine
+        if entry.operation == "put":
+            fields = json.loads(entry.value)
+            key = fields["key"]
+            if entry.revision > store.parked_revisions.get(key, 0):
+                store.parked_revisions[key] = entry.revision
+                store.parked_names[entry.key] = key
+                machine.park(key, fields["head"])
+            return
+        parked = store.parked_names.get(entry.key)
+        if parked is not None and entry.revision > store.parked_revisions.get(parked, 0):
+            machine.unpark(parked)

@@ -1,0 +1,84 @@
+"""How much a worker may pull, divided between those who pull: the stream or its partitions, and their retries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+
+from jetspark.app.handlers.machine import Credit
+
+if TYPE_CHECKING:
+    from jetspark.app.handlers.lanes import WorkItem
+    from jetspark.app.handlers.machine import HandlerMachine
+
+__all__ = ["Hold", "Room", "Side"]
+
+Side: TypeAlias = Literal["stream", "retries"]
+
+# Retries and redrives may fill this part of what a handler holds; the rest is for its stream.
+RETRY_SHARE = 8
+
+
+class Room:
+    """The free places of a handler in one process.
+
+    Two pulls never ask for the same room, so together they keep to the machine's bounds: what a pull has asked for is
+    taken until its messages are received.
+    """
+
+    def __init__(self, machine: HandlerMachine) -> None:
+        limits = machine.limits
+        self._machine = machine
+        kept = Credit(max(1, limits.max_messages // RETRY_SHARE), max(1, limits.max_bytes // RETRY_SHARE))
+        self._sizes: dict[Side, Credit] = {
+            "retries": kept,
+            "stream": Credit(limits.max_messages - kept.messages, limits.max_bytes - kept.bytes),
+        }
+        self._asked: dict[Side, Credit] = {"stream": Credit(0, 0), "retries": Credit(0, 0)}
+        self._of_retries = Credit(0, 0)
+
+    @property
+    def of_stream(self) -> int:
+        """How many messages are held that came from the stream."""
+        return self._machine.held - self._of_retries.messages
+
+    def free(self, side: Side, shares: int) -> Credit:
+        """What one of ``shares`` pulls may ask for now."""
+        used = self._of_retries
+        if side == "stream":
+            used = Credit(self._machine.held - used.messages, self._machine.held_bytes - used.bytes)
+        size, asked = self._sizes[side], self._asked[side]
+        messages, in_bytes = size.messages - used.messages, size.bytes - used.bytes
+        # A share of what is not held, and no more than nobody else has asked for.
+        return Credit(
+            min(max(1, messages // shares), messages - asked.messages),
+            min(max(1, in_bytes // shares), in_bytes - asked.bytes),
+        )
+
+    def taken(self, side: Side, credit: Credit) -> Hold:
+        """Nobody else may ask for this within the ``with`` block."""
+        return Hold(self._asked, side, credit)
+
+    def count_retry(self, item: WorkItem, sign: int) -> None:
+        held = self._of_retries
+        self._of_retries = Credit(held.messages + sign, held.bytes + sign * item.size_bytes)
+
+
+class Hold:
+    """Room that one pull has asked for."""
+
+    def __init__(self, asked: dict[Side, Credit], side: Side, credit: Credit) -> None:
+        self._asked, self._side, self._credit = asked, side, Credit(0, 0)
+        self.resize(credit)
+
+    def resize(self, credit: Credit) -> None:
+        total, mine = self._asked[self._side], self._credit
+        self._asked[self._side] = Credit(
+            total.messages - mine.messages + credit.messages, total.bytes - mine.bytes + credit.bytes
+        )
+        self._credit = credit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.resize(Credit(0, 0))

@@ -1,0 +1,397 @@
+"""What becomes of an event, step by step: procedures that a driver runs against the server, and a simulator in memory.
+
+Each is a generator of steps. Every step can be repeated without harm, and a crash between any two of them leaves the
+event with exactly one owner, which brings it back:
+
+===========================  ===========================================================================================
+a failed event that waits    key parked -> schedule stored -> **acknowledged**. Before the schedule the stream owns the
+for long                     event, after it the retry stream; a redelivery finds the schedule and is acknowledged.
+a failed event that is       key parked -> letter stored -> **acknowledged**. Before the letter the stream (or the retry
+given up                     stream) owns it, after it the letter; a redelivery finds the letter and is acknowledged.
+an event of a parked key     letter stored -> **acknowledged**.
+a parked key whose event     letter closed -> the next letter of the key is made its head -> a request to handle it is
+has succeeded                stored -> **acknowledged**. A redelivery finds the letter closed, and does the rest.
+===========================  ===========================================================================================
+
+A key is parked *before* anything else, so that no later event of it can begin while the failed one has no owner but the
+server's redelivery. It is un-parked when no letter of it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from jetspark.app.dead_letters.letters import FailureCause, LetterRef
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import HandlerMachine
+from jetspark.app.handlers.retry import Bury, Decided, WaitHere, WaitLong
+from jetspark.publish.steps import ReadClock
+
+__all__ = [
+    "Acknowledge",
+    "AttemptsRecord",
+    "CloseLetter",
+    "DropAttempts",
+    "DropParked",
+    "FindLetter",
+    "FindRetry",
+    "NextLetter",
+    "ParkedKey",
+    "PauseHandler",
+    "ReadAttempts",
+    "ReadParked",
+    "RequestRedrive",
+    "RunHandler",
+    "SettlingSteps",
+    "WriteAttempts",
+    "WriteLetter",
+    "WriteParked",
+    "WriteSchedule",
+    "advance",
+    "bury_lost",
+    "conclude",
+    "handle",
+    "is_plain",
+    "needs_preparing",
+    "prepare",
+]
+
+R = TypeVar("R")
+SettlingSteps: TypeAlias = Generator[Any, Any, R]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedKey:
+    """A key that cannot go on: the event it waits for, and the record's revision."""
+
+    head: int
+    revision: int
+    first: int
+    """The event it was parked for. Once the head is another, that one is done; it may have no letter to tell so."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsRecord:
+    """How often an event was started before, and how the last attempt ended, if that is known."""
+
+    attempts: int
+    cause: FailureCause | None
+
+
+# ---- steps: what they answer is in brackets -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandler:
+    """Run the handler's own code. [the exception it ended with, or None]"""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class FindLetter:
+    """Look for the letter of an event. [LetterRef or None]"""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLetter:
+    """Store a letter if ``revision`` is the last of its subject, 0 for none. [whether it was]"""
+
+    item: WorkItem
+    cause: FailureCause | None
+    behind: int | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLetter:
+    """Replace the letter by a mark that it is done, if ``revision`` is its last. [whether it was]"""
+
+    item: WorkItem
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindRetry:
+    """Whether the retry stream has the event, of the same redrive and with more attempts than it came with. [bool]"""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSchedule:
+    """Store the event with its attempts, due after this time; replaces a schedule that is there. [None]"""
+
+    item: WorkItem
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NextLetter:
+    """The letter of a key with the lowest sequence that is not closed. [LetterRef or None]"""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRedrive:
+    """Store the request to handle a letter again, unless that very request was stored before. [None]"""
+
+    letter: LetterRef
+
+
+@dataclass(frozen=True, slots=True)
+class ReadParked:
+    """[ParkedKey or None]"""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteParked:
+    """Note that the key waits for ``head``, if ``revision`` is the record's last, 0 for none. [whether it was]"""
+
+    key: str
+    head: int
+    revision: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropParked:
+    """Remove the record, if ``revision`` is its last. [whether it was]"""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAttempts:
+    """[AttemptsRecord or None]"""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAttempts:
+    """Note the item's attempts, and how the last one ended. [None]"""
+
+    item: WorkItem
+    cause: FailureCause | None
+
+
+@dataclass(frozen=True, slots=True)
+class DropAttempts:
+    """[None]"""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the server that the message is settled. [None]"""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class PauseHandler:
+    """The breaker has opened: pause the consumer for every worker. [None]"""
+
+
+# ---- procedures -----------------------------------------------------------------------------------------------------
+
+
+def handle(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[None]:
+    """Everything that becomes of an item that was taken, up to its acknowledgement or its wait in the lane."""
+    if needs_preparing(item) and not (yield from prepare(machine, item, has_dead_letters=has_dead_letters)):
+        return
+    error = yield RunHandler(item)
+    yield from conclude(machine, item, error, has_dead_letters=has_dead_letters)
+
+
+def needs_preparing(item: WorkItem) -> bool:
+    """Whether something has to be looked up before the item may run; false for most, which drivers run at once."""
+    return item.is_behind or (not item.is_checked and (item.delivered > 1 or item.redrives > 0))
+
+
+def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[bool]:
+    """What comes before the handler's own code; returns whether that is to be run. If not, the item is settled."""
+    if item.is_behind:
+        machine.dismiss(item)
+        yield from _put_behind(machine, item)
+        yield from _end(machine, item)
+        return False
+    item.is_checked = True
+    found = yield from _look_up(item)
+    if found != "run":
+        machine.dismiss(item)
+        if found == "finished" and item.key is not None:
+            yield from _advance(machine, item, item.key)
+        yield from _end(machine, item)
+        return False
+    if item.delivered > 1:
+        record = yield from _count_attempts(item)
+        if item.attempts > machine.policy.attempts and has_dead_letters:
+            machine.dismiss(item)
+            yield from _bury(machine, item, record.cause or FailureCause.of_crash())
+            return False
+        yield WriteAttempts(item, record.cause)
+    machine.restart_clock(item, (yield ReadClock()))
+    return True
+
+
+def conclude(
+    machine: HandlerMachine, item: WorkItem, error: BaseException | None, *, has_dead_letters: bool = True
+) -> SettlingSteps[Decided]:
+    """What comes after the handler's own code has ended, with ``error`` or well; returns what was decided."""
+    now = yield ReadClock()
+    was_open = machine.is_open
+    decided = machine.finish(item, error, now)
+    if machine.is_open and not was_open:
+        yield PauseHandler()
+    if isinstance(decided, WaitHere):
+        yield WriteAttempts(item, FailureCause.of(error, is_transient=True))
+        machine.wait_here(item, decided.seconds, now)
+    elif isinstance(decided, WaitLong):
+        yield from _park(machine, item)
+        yield WriteSchedule(item, decided.seconds)
+        yield from _end(machine, item)
+    elif isinstance(decided, Bury) and has_dead_letters:
+        yield from _bury(machine, item, FailureCause.of(error, is_transient=decided.is_transient))
+    else:
+        yield from _succeed(machine, item)
+    return decided
+
+
+def _put_behind(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    assert item.key is not None
+    revision = 0
+    if item.redrives:
+        letter = yield FindLetter(item)
+        if letter is None or letter.status == "closed" or letter.redrives != item.redrives - 1:
+            return
+        # The request for it is used up: the letter must count it, so that the next one is another.
+        revision = letter.revision
+    yield WriteLetter(item, None, machine.parked.get(item.key), revision)
+
+
+def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "finished"]]:
+    """Who owns an event that was delivered before."""
+    letter = yield FindLetter(item)
+    if item.redrives:
+        if letter is None or letter.status == "closed":
+            return "finished"
+        if letter.redrives != item.redrives - 1 or (yield FindRetry(item)):
+            return "elsewhere"
+        item.letter = letter
+        return "run"
+    if letter is not None or (yield FindRetry(item)):
+        return "elsewhere"
+    parked = (yield ReadParked(item.key)) if item.key is not None else None
+    if parked is not None and parked.first == item.sequence != parked.head:
+        return "finished"
+    return "run"
+
+
+def _count_attempts(item: WorkItem) -> SettlingSteps[AttemptsRecord]:
+    """Add the attempts of those who had the event before."""
+    record = yield ReadAttempts(item)
+    if isinstance(record, AttemptsRecord):
+        item.attempts = max(item.attempts, record.attempts + 1)
+        return record
+    item.attempts += 1  # it may have begun when it was delivered before, and nobody lived to tell
+    return AttemptsRecord(item.attempts - 1, None)
+
+
+def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    if item.redrives and (item.letter is None or not (yield CloseLetter(item, item.letter.revision))):
+        letter = yield FindLetter(item)
+        if letter is not None and letter.status != "closed":
+            yield CloseLetter(item, letter.revision)
+    # What comes from the retry stream was parked by somebody, of whom this worker may not have heard yet.
+    if item.key is not None and (item.key in machine.parked or item.source != "stream"):
+        yield from _advance(machine, item, item.key)
+    yield from _end(machine, item)
+
+
+def _bury(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
+    yield from _park(machine, item)
+    revision = 0
+    if item.redrives:
+        letter = yield FindLetter(item)
+        revision = letter.revision if letter is not None else 0
+    # Refused: it is there already, written before a crash.
+    yield WriteLetter(item, cause, None, revision)
+    yield from _end(machine, item)
+
+
+def _end(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    if item.attempts > 1 or (item.delivered > 1 and not item.is_behind):
+        yield DropAttempts(item)
+    yield Acknowledge(item)
+    machine.settled(item)
+
+
+def _park(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    key = item.key
+    if key is None:
+        return
+    while True:
+        parked = yield ReadParked(key)
+        if parked is not None and parked.head <= item.sequence:
+            machine.park(key, parked.head)
+            return
+        if (yield WriteParked(key, item.sequence, parked.revision if parked is not None else 0, item.sequence)):
+            machine.park(key, item.sequence)
+            return
+
+
+def _advance(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps[None]:
+    head: int | None = yield from advance(key, item.sequence)
+    if head is None:
+        machine.unpark(key)
+    else:
+        machine.park(key, head)
+
+
+def bury_lost(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
+    """Write a letter for an event that nobody will deliver again, unless it has one or waits for a retry."""
+    if (yield FindLetter(item)) is None and not (yield FindRetry(item)):
+        yield from _park(machine, item)
+        yield WriteLetter(item, cause, None, 0)
+
+
+def advance(key: str, sequence: int) -> SettlingSteps[int | None]:
+    """Let a parked key go on whose event ``sequence`` is done; returns the event it waits for now, None for none."""
+    while True:
+        parked = yield ReadParked(key)
+        if parked is None:
+            return None
+        letter = yield NextLetter(key)
+        if parked.head != sequence:
+            # Moved on before a crash. The request may not have been stored.
+            if letter is not None and letter.sequence == parked.head and letter.status == "behind":
+                yield RequestRedrive(letter)
+            return int(parked.head)
+        if letter is None:
+            if (yield DropParked(key, parked.revision)):
+                return None
+        elif (yield WriteParked(key, letter.sequence, parked.revision, parked.first)):
+            yield RequestRedrive(letter)
+            return int(letter.sequence)
+
+
+def is_plain(machine: HandlerMachine, item: WorkItem) -> bool:
+    """Whether success has no consequence but the acknowledgement: the common case, which drivers do without steps."""
+    return (
+        not item.is_behind
+        and item.delivered == 1
+        and item.attempts == 1
+        and not item.redrives
+        and (not machine.parked or item.key not in machine.parked)
+    )

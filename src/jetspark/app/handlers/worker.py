@@ -1,0 +1,399 @@
+"""Workers with asyncio: they pull, run handlers, and do the steps that `handlers.settling` decides on."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from jetspark.aio.client import Client
+from jetspark.aio.context import context_of
+from jetspark.app.clock import utc_now
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.calling import HandlerCalls
+from jetspark.app.handlers.context import Dependencies
+from jetspark.app.handlers.intake import Intake
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.readers import PartitionReaders
+from jetspark.app.handlers.record_watch import Members, RecordWatch
+from jetspark.app.handlers.retry import Bury, Skip
+from jetspark.app.handlers.room import Room
+from jetspark.app.handlers.settling import (
+    Acknowledge,
+    PauseHandler,
+    SettlingSteps,
+    conclude,
+    is_plain,
+    needs_preparing,
+    prepare,
+)
+from jetspark.core.backoff import Backoff
+from jetspark.errors import ConnectionClosed, JetSparkError
+from jetspark.publish.steps import ReadClock
+
+if TYPE_CHECKING:
+    from jetspark.app.application import App, HandlerSpec
+
+__all__ = ["HandlerWorker"]
+
+# A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
+STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
+# How long an orderly end waits for the server, besides the time that handlers have to finish.
+GIVE_BACK_S = 5.0
+# A handler that is cancelled has this time to close what it has opened.
+CANCEL_AGAIN_S = 5.0
+# A worker without room looks again this often whether it has to make room.
+ROOM_POLL_S = 1.0
+
+
+class HandlerWorker:
+    """One handler in one process."""
+
+    def __init__(
+        self,
+        app: App,
+        spec: HandlerSpec,
+        client: Client,
+        store: HandlerStore,
+        dependencies: Dependencies,
+        *,
+        catalogue: Catalogue,
+        clock: Callable[[], datetime.datetime] = utc_now,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.app, self.spec, self.client, self.store = app, spec, client, store
+        limits = HandlerLimits(
+            concurrency=spec.concurrency,
+            rate=spec.rate,
+            burst=spec.burst,
+            timeout_s=spec.timeout,
+            ack_wait_s=spec.ack_wait_s,
+            max_messages=spec.max_messages,
+            max_bytes=spec.max_bytes,
+        )
+        self._loop = asyncio.get_running_loop()
+        rng = rng or getattr(self._loop, "rng", None) or random.SystemRandom()
+        self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
+        self.room = Room(self.machine)
+        self.catalogue = catalogue
+        self.kinds = frozenset(spec.events)
+        self.is_stopping = False
+        self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
+        self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)
+        members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
+        self.records = RecordWatch(store, self.machine, members)
+        self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
+        self._intake: Intake | None = None
+        self._runners: list[asyncio.Task[None]] = []
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._background: set[asyncio.Task[None]] = set()
+        self._connection = context_of(store.js).connection
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until :meth:`stop` is called or the task is cancelled."""
+        async with aclosing(self.records.changes), asyncio.TaskGroup() as tasks:
+            await self.records.load()
+            watchers = [tasks.create_task(self.records.follow(lambda: self.wake_idle(1)))]
+            if self._readers is not None:
+                await self._readers.open()
+                await self.records.catch_up()  # this worker is one of the members from here on
+                watchers.append(tasks.create_task(self._readers.run(tasks)))
+            else:
+                stream = await self.store.js.stream(self.app.stream)
+                consumer = await stream.consumer(self.spec.durable)
+                retries = await self.store.retries.consumer(self.spec.durable)
+                self._intake = Intake(self, stream, consumer, retries, None)
+                await self._intake.start(tasks)
+            if self.spec.batch is not None:
+                self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
+            else:
+                self._runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
+            await asyncio.wait(self._runners)
+            for task in watchers:
+                task.cancel()
+            if self._readers is not None:
+                self._readers.end()
+            for intake in self.intakes:
+                await intake.end()
+
+    async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
+        """Pull no more, let what runs finish for at most ``timeout`` seconds, and give the rest back in order.
+
+        ``runners`` is the task of :meth:`run`.
+        """
+        self.is_stopping = self.machine.is_stopping = True
+        intakes = self.intakes
+        for intake in intakes:
+            await intake.stop_pulling()
+        if self._readers is not None:
+            await self._within_bound(self._readers.leave())
+        self.wake_idle(len(self._idle))
+        done, _ = await asyncio.wait([runners], timeout=timeout)
+        while not done:
+            # Again and again: a handler may take a cancellation for an error of its own, which has to be settled then.
+            for task in (runners, *self._runners):
+                task.cancel()
+            done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
+
+    async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
+        """Do what an orderly end needs of the server, if that answers: without, events come after their ack_wait."""
+        tasks = [asyncio.ensure_future(each) for each in work]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=GIVE_BACK_S if self._connection.is_connected else 0.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if late:
+                self.log.warning("giving back: the server did not answer in time")
+
+    @property
+    def intakes(self) -> list[Intake]:
+        """Who pulls for this handler now."""
+        if self._readers is not None:
+            return self._readers.intakes
+        return [self._intake] if self._intake is not None else []
+
+    @property
+    def shares(self) -> int:
+        """How many pulls share the room for messages."""
+        return max(1, len(self.intakes))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection.is_connected
+
+    @property
+    def sessions(self) -> int:
+        """How often there was a connection."""
+        return self._connection.sessions
+
+    async def make_room(self) -> None:
+        """Wait until something is settled; give back what only waits for events that there is no room for."""
+        surplus = self.machine.surplus(self._loop.time())
+        with suppress(JetSparkError):
+            await self.store.note_not_begun(surplus)
+        for item in surplus:
+            if item.source != "stream":
+                self.room.count_retry(item, -1)
+            else:
+                item.intake.expect_again(item)
+            await item.message.nak(self.spec.ack_wait_s / 4)
+        if surplus:
+            return
+        waiter = self._loop.create_future()
+        self._waiting_for_room.append(waiter)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ROOM_POLL_S):
+                await waiter
+
+    # ---- running -----------------------------------------------------------------------------------------------
+
+    async def _run_items(self) -> None:
+        machine, loop, timeout_s = self.machine, self._loop, self.spec.timeout
+        while True:
+            now = loop.time()
+            item = machine.take(now)
+            if machine.lapsed:
+                self._note_lapsed()
+            if item is None:
+                if self.is_stopping:
+                    return
+                await self._wait_for_work()
+                continue
+            if now + timeout_s < self._timer_at:
+                self.arm()
+            if not needs_preparing(item) or await self.steps(
+                prepare(machine, item, has_dead_letters=self.spec.dead_letter)
+            ):
+                error = await self._call(item)
+                if error is None and is_plain(machine, item):
+                    machine.finish(item, None, now)
+                    await item.message.ack()
+                    machine.settled(item)
+                else:
+                    await self._conclude(item, error)
+            self._note_end(item)
+
+    async def _wait_for_work(self) -> None:
+        waiter = self._loop.create_future()
+        self._idle.append(waiter)
+        self.arm()
+        await waiter
+
+    def _note_end(self, item: WorkItem) -> None:
+        """It is settled, or waits for a retry."""
+        if item.source != "stream" and item.message.is_answered:
+            self.room.count_retry(item, -1)
+        if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
+            self._wake_room()
+
+    # ---- batches -----------------------------------------------------------------------------------------------
+
+    async def _run_batches(self, size: int) -> None:
+        while items := await self._gather(size):
+            batch = []
+            for item in items:
+                if not needs_preparing(item) or await self.steps(
+                    prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)
+                ):
+                    batch.append(item)
+                else:
+                    self._note_end(item)
+            error = await self._call_batch(batch) if batch else None
+            for item in batch:
+                # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
+                alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
+                await self._conclude(item, alone)
+                self._note_end(item)
+
+    async def _gather(self, size: int) -> list[WorkItem]:
+        """The next batch, in the order of the stream; empty when the worker is to end."""
+        loop, found, full_at = self._loop, list[WorkItem](), float("inf")
+        while len(found) < size and loop.time() < full_at:
+            item = self.machine.take(loop.time())
+            if item is not None:
+                full_at = min(full_at, loop.time() + self.spec.batch_wait_s)
+                found.append(item)
+                continue
+            if self.is_stopping:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if full_at == float("inf") else full_at):
+                    await self._wait_for_work()
+        return sorted(found, key=lambda item: item.sequence)
+
+    def _note_lapsed(self) -> None:
+        lapsed, self.machine.lapsed = self.machine.lapsed, []
+        for item in lapsed:
+            self.log.warning("sequence %d: not heard of for its ack_wait; another worker may have it", item.sequence)
+            item.intake.note_lapsed(item)
+
+    async def _conclude(self, item: WorkItem, error: BaseException | None) -> None:
+        if error is not None and self.machine.has_lapsed(item, self._loop.time()):
+            # What becomes of it is decided by the worker that has it now.
+            self.machine.dismiss(item)
+            self.machine.lapse(item)
+            self._note_lapsed()
+            return
+        if error is not None and not isinstance(error, Skip):
+            self.log.warning(
+                "sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, type(error).__name__, error
+            )
+        decided = await self.steps(conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter))
+        if isinstance(decided, Bury):
+            end = "a dead letter" if self.spec.dead_letter else "dropped"
+            self.log.error("sequence %d: given up after %d attempts: %s", item.sequence, item.attempts, end)
+        self.arm()
+
+    async def _call(self, item: WorkItem) -> BaseException | None:
+        return await self._calls.call(item)
+
+    async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
+        now = self._loop.time()
+        for item in items:
+            self.machine.restart_clock(item, now)
+        self.arm()
+        return await self._calls.call_batch(items)
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    async def steps(self, procedure: SettlingSteps[Any]) -> Any:
+        answer = None
+        try:
+            while True:
+                answer = await self._perform(procedure.send(answer))
+        except StopIteration as finished:
+            return finished.value
+
+    async def _perform(self, step: Any) -> Any:
+        """Do a step. Each may be repeated, so one that fails is tried again for as long as the worker lives."""
+        if isinstance(step, ReadClock):
+            return self._loop.time()
+        if isinstance(step, Acknowledge):
+            return await step.item.message.ack()
+        failures = 0
+        while True:
+            try:
+                if isinstance(step, PauseHandler):
+                    return await self._pause()
+                return await self.store.perform(step)
+            except ConnectionClosed:
+                raise
+            except JetSparkError as error:
+                failures += 1
+                self.log.warning("%s, try %d: %s: %s", type(step).__name__, failures, type(error).__name__, error)
+                await asyncio.sleep(STEP_PAUSE.wait_s(failures))
+
+    async def _pause(self) -> None:
+        breaker = self.spec.breaker
+        assert breaker is not None
+        until = utc_now() + datetime.timedelta(seconds=breaker.open_s)
+        self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
+        if self._readers is not None:
+            for consumer in self._readers.consumers:
+                await consumer.pause(until)
+        elif self._intake is not None:
+            await self._intake.consumer.pause(until)
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        deadline = self.machine.next_deadline()
+        if deadline is None or deadline >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        due = self.machine.on_time(self._loop.time())
+        for item in due.timed_out:
+            if item.runner is not None:
+                item.runner.cancel()
+        if due.progress:
+            task = self._loop.create_task(self._say_in_progress(due.progress))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+        self.wake_idle(self.spec.concurrency)
+        self.arm()
+
+    async def _say_in_progress(self, items: list[WorkItem]) -> None:
+        try:
+            for item in items:
+                if not item.message.is_answered:
+                    await item.message.in_progress()
+                    if self._connection.is_connected:
+                        item.heard_at = self._loop.time()
+        except JetSparkError as error:
+            self.log.warning("in_progress: %s", error)
+
+    def wake_idle(self, count: int) -> None:
+        idle = self._idle
+        while idle and count > 0:
+            waiter = idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    def _wake_room(self) -> None:
+        waiting, self._waiting_for_room = self._waiting_for_room, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)

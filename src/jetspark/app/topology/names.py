@@ -1,0 +1,79 @@
+"""What the streams, buckets, subjects and consumers of an application are called. One place, so that workers, the
+topology and the command line agree.
+
+::
+
+    <APP>_DLQ          dlq.<app>.<handler>.<key>.<origin>                 one message for each dead letter
+    <APP>_RETRY        retry.<app>.<handler>.wait.<origin>                a server schedule, until the retry is due
+                       retry.<app>.<handler>.due.<origin>                 where the schedule publishes
+                       retry.<app>.<handler>.redrive.<n>.<origin>         a letter that is to be handled again
+                       retry.<app>.<handler>.due-<p>, .redrive-<p>.<n>    the same of partition p
+    <APP>_<handler>_PARTITIONS   parts.<app>.<handler>.<p>.<subject>      copies of events, with their partition
+    bucket <app>_handlers                                                 parked keys, attempts, markers, redrives,
+                                                                          workers of handlers with partitions
+    bucket <app>_projections                                              buckets in use, leases, records of replays
+
+``<origin>`` is ``<stream>.<sequence>.<microseconds>``: the time the stream stored the event tells apart two streams of
+one name, of which the first was deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from jetspark.app.contracts.tokens import escape
+from jetspark.errors import ConfigError
+
+__all__ = [
+    "check_app_name",
+    "dead_letter_stream",
+    "escape_token",
+    "handler_bucket",
+    "partition_stream",
+    "projection_bucket",
+    "retry_stream",
+]
+
+_is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*").fullmatch
+# A subject has room for a few thousand bytes; a key longer than this is known by its hash.
+_MAX_TOKEN = 120
+
+
+def check_app_name(name: str) -> str:
+    """The name, if it can be part of stream, bucket and subject names."""
+    if not isinstance(name, str) or not _is_name(name):
+        raise ConfigError(f"name={name!r}: expected letters, digits, '-' and '_', beginning with a letter or digit")
+    return name
+
+
+def dead_letter_stream(app: str) -> str:
+    """The stream of an application's dead letters."""
+    return f"{app.upper()}_DLQ"
+
+
+def retry_stream(app: str) -> str:
+    """The stream in which long waits are stored."""
+    return f"{app.upper()}_RETRY"
+
+
+def handler_bucket(app: str) -> str:
+    """The bucket of everything handlers remember."""
+    return f"{app}_handlers"
+
+
+def projection_bucket(app: str) -> str:
+    """The bucket of what is known of projections, apart from their state."""
+    return f"{app}_projections"
+
+
+def escape_token(text: str) -> str:
+    """One subject token or part of a bucket's key for any text; one that is longer than 120 becomes its SHA-256."""
+    token = escape(text)
+    # No escaped text begins so: "=" is followed by two hexadecimal digits, or stands alone.
+    return token if len(token) <= _MAX_TOKEN else f"=sha256={hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def partition_stream(app: str, handler: str) -> str:
+    """The stream of copies of a handler with partitions."""
+    return f"{app.upper()}_{handler}_PARTITIONS"

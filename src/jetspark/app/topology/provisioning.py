@@ -1,0 +1,129 @@
+"""Compares an application with a server, and makes the server as the application declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.app.contracts.records import check_records
+from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
+from jetspark.app.topology.declared import Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.errors import ConsumerNotFound, StreamNotFound, TopologyDrift, TopologyRefused
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+
+if TYPE_CHECKING:
+    from jetspark.app.declarations import Declarations
+
+__all__ = ["apply_topology", "check_for_drift", "make_plan", "read_found"]
+
+
+async def read_found(js: JetStream, declared: Topology) -> Found:
+    """What the server has of what is declared: a request for each thing, none for anything else."""
+    streams: dict[str, StreamConfig] = {}
+    consumers: dict[tuple[str, str], ConsumerConfig] = {}
+    others: dict[str, list[str]] = {}
+    names = {config.name for config in declared.streams} | {f"KV_{bucket.bucket}" for bucket in declared.buckets}
+    names |= {place.stream for place in declared.consumers}
+    names |= {source.name for config in declared.streams for source in config.sources or ()}
+    for name in sorted(names):
+        try:
+            stream = await js.stream(name)
+        except StreamNotFound:
+            continue
+        streams[name] = stream.cached_info.config
+        for place in declared.consumers:
+            if place.stream == name:
+                try:
+                    consumers[name, place.name] = (await stream.consumer(place.name)).cached_info.config
+                except ConsumerNotFound:
+                    continue
+    for config in declared.streams:
+        for subject in config.subjects or ():
+            others[subject] = [name async for name in js.stream_names(subject) if name != config.name]
+    former = await _read_former(js, declared, streams, consumers)
+    return Found(streams=streams, consumers=consumers, others=others, former=former)
+
+
+async def _read_former(
+    js: JetStream,
+    declared: Topology,
+    streams: Mapping[str, StreamConfig],
+    consumers: Mapping[tuple[str, str], ConsumerConfig],
+) -> dict[str, str]:
+    """What handlers read that have partitions now and had none, or the other way round; asked for what is missing."""
+    found: dict[str, str] = {}
+    names = {config.name for config in declared.streams}
+    places = {(place.stream, place.name) for place in declared.consumers}
+    for copies, (stream, name) in declared.replaces.items():
+        try:
+            if copies in names and copies not in streams and stream in streams:
+                await (await js.stream(stream)).consumer(name)
+                found[copies] = f"consumer {name} of {stream}, without partitions"
+            elif (stream, name) in places and (stream, name) not in consumers and stream in streams:
+                await js.stream(copies)
+                found[f"{name} of {stream}"] = f"stream {copies}, with partitions"
+        except (StreamNotFound, ConsumerNotFound):
+            continue
+    return found
+
+
+async def make_plan(js: JetStream, app: Declarations) -> TopologyPlan:
+    """What has to be done so that the server has what an application declares: its contracts included."""
+    declared = app.topology()
+    plan = plan_changes(declared, await read_found(js, declared))
+    return TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
+
+
+async def apply_topology(js: JetStream, app: Declarations, *, allow: bool = False) -> TopologyPlan:
+    """Do what :func:`make_plan` finds, and return what was done. Done again, it does nothing.
+
+    Raises:
+        TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
+    """
+    plan = await make_plan(js, app)
+    refused = plan.refused(allow)
+    if refused:
+        raise TopologyRefused(app.name, tuple(map(str, refused)))
+    declared = app.topology()
+    wanted = {(step.kind, step.name) for step in plan.steps}
+    for stream in declared.streams:
+        if ("stream", stream.name) in wanted:
+            await js.create_or_update_stream(stream)
+    for bucket in declared.buckets:
+        if ("bucket", bucket.bucket) in wanted:
+            await js.create_or_update_kv(bucket)
+    for place in declared.consumers:
+        if ("consumer", f"{place.name} of {place.stream}") in wanted:
+            await (await js.stream(place.stream)).create_or_update_consumer(place.config)
+    if app.owns_stream:
+        registry = ContractRegistry(await js.kv(app.schema_bucket))
+        for record in missing_records(app.catalogue, await registry.load(), [], app.source):
+            await registry.add(record)
+    return plan
+
+
+async def check_for_drift(js: JetStream, app: Declarations) -> None:
+    """Refuse to start where the server is not as the application declares.
+
+    Raises:
+        TopologyDrift: It differs; the message is the difference.
+    """
+    plan = await make_plan(js, app)
+    if not plan.is_empty:
+        raise TopologyDrift(app.name, tuple(map(str, plan.steps)))
+
+
+async def _contract_steps(js: JetStream, app: Declarations) -> list[Step]:
+    if not app.owns_stream:
+        return []
+    records = await read_registry(js, app.schema_bucket)
+    findings = check_records(app.catalogue, records, app.compatibility)
+    steps = []
+    for finding in findings:
+        name = f"{finding.type} version {finding.version or finding.against}"
+        if finding.is_breaking:
+            steps.append(Step("contract", name, "conflict", (), str(finding)))
+        else:
+            steps.append(Step("contract", name, "create"))
+    return steps
