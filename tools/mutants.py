@@ -87,6 +87,8 @@ class Mutant:
     line: int
     before: str
     after: str
+    text: str
+    """The module as it was."""
     place: int
     """Of the node that is changed, among all of the module's."""
     variant: int
@@ -96,7 +98,7 @@ class Mutant:
 
     def source(self) -> str:
         """The module with the mistake in it."""
-        tree = ast.parse((PACKAGE / self.module).read_text(encoding="utf-8"))
+        tree = ast.parse(self.text)
         _change(list(ast.walk(tree))[self.place], self.variant)
         return ast.unparse(tree)
 
@@ -124,7 +126,7 @@ def mutants(module: str, source: str) -> Iterator[Mutant]:
             # or more than anybody would read.
             which = 0 if before[0] != after[0] and len(before[0]) <= MAX_SHOWN else 1
             if before[which] != after[which]:
-                yield Mutant(module, getattr(node, "lineno", 0), before[which], after[which], place, variant)
+                yield Mutant(module, getattr(node, "lineno", 0), before[which], after[which], source, place, variant)
 
 
 def _statements(node: ast.AST, statement: ast.AST) -> Iterator[tuple[int, ast.AST]]:
