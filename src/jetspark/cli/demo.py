@@ -39,7 +39,7 @@ def demo(
     command += ["--keep"] if keep else []
     # Spark's workers inherit the path, and import the projections from there.
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable}
+    environment = {"PYSPARK_PYTHON": sys.executable} | os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     raise typer.Exit(_run(command, environment))
 
 
