@@ -15,6 +15,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
+from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.state.fold import DELETE
 
@@ -22,6 +23,7 @@ __all__ = [
     "DELETE",
     "App",
     "AppClient",
+    "AttemptResult",
     "Breaker",
     "BulkPublisher",
     "Catalogue",
@@ -30,8 +32,11 @@ __all__ = [
     "Decoded",
     "Encoded",
     "Event",
+    "HandlerAttempt",
+    "HandlerObserver",
     "HandlerSpec",
     "HandlerTimeout",
+    "LetterChange",
     "LiveOptions",
     "Measure",
     "Private",

@@ -33,6 +33,7 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
     from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.telemetry import HandlerObserver
 
 __all__ = ["Declarations"]
 
@@ -75,6 +76,8 @@ class Declarations:
         self.handlers: dict[str, HandlerSpec] = {}
         """By durable name."""
         self.lifespans: list[Lifespan] = []
+        self.observers: list[HandlerObserver] = []
+        """Told what handlers do, in every process that runs them."""
         self.projections: dict[str, ProjectionSpec] = {}
         self._catalogue = Catalogue()
         self._add(*events)
