@@ -209,4 +209,4 @@ async def test_the_trace_of_an_event_is_that_of_what_it_leads_to() -> None:
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="a"), traceparent=TRACE)
         await test.settled()
-    assert [each.split("-")[1] for each in seen] == [TRACE.split("-")[1]] * 2
+    assert [(each or "").split("-")[1] for each in seen] == [TRACE.split("-")[1]] * 2

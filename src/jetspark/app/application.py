@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
+from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
-from jetspark.app.projections.declaring import Invariant, ProjectionSpec
+from jetspark.app.projections.declaring import Invariant, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
+    from jetspark.app.commands.worker import CommandOptions
     from jetspark.app.projections.live import LiveOptions
     from jetspark.app.telemetry import HandlerObserver
 
@@ -175,6 +177,8 @@ class App(Declarations):
         events: Types that it publishes without handling them; those of its handlers are known anyway.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
+        timers: Let the stream hold timers (:class:`Timers`), too.
+        version: Of the application, as its workers tell those who look for services; three numbers.
     """
 
     @property
@@ -249,6 +253,7 @@ class App(Declarations):
         version: int = 1,
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
+        lookups: Sequence[str] = (),
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
@@ -262,15 +267,29 @@ class App(Declarations):
             version: Of the fold. Another fold is another version, and has to be rebuilt.
             invariants: Functions of a state that return False, or raise, if it must not be.
             window: Have a state for each key and hour, or the like.
+            lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
+                as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
         """
 
         def declare(kind: _Kind) -> _Kind:
-            spec = ProjectionSpec(
-                name, kind, events=events, bucket=bucket, version=version, invariants=invariants, window=window
-            )
+            unknown = sorted(set(lookups) - self.projections.keys())
+            if unknown:
+                known = ", ".join(sorted(self.projections)) or "none"
+                raise ConfigError(
+                    f"projection {name!r}: lookups={unknown}: expected some that are declared above: {known}"
+                )
+            options = {
+                "events": events,
+                "bucket": bucket,
+                "version": version,
+                "invariants": invariants,
+                "window": window,
+                "lookups": [self.projections[each] for each in lookups],
+            }
+            spec = make_spec(name, kind, options)
             if name in self.projections:
                 raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
             taken = {other.bucket.bucket: other.name for other in self.projections.values()}
@@ -280,6 +299,22 @@ class App(Declarations):
                     "expected one of its own"
                 )
             self.projections[name] = spec
+            return kind
+
+        return declare
+
+    def command(self, name: str, **options: Any) -> Callable[[_Kind], _Kind]:
+        """Declare a command: ``@app.command("orders.place")`` above a class below :class:`Command`.
+
+        The options are the fields of :class:`CommandSpec`. Any number of workers serve it; callers use
+        ``AppClient.call``.
+
+        Raises:
+            ConfigError: The class is no command, the name is taken, or the stream would store the requests.
+        """
+
+        def declare(kind: _Kind) -> _Kind:
+            self._declare_command(CommandSpec(name=name, kind=kind, **options))
             return kind
 
         return declare
@@ -311,18 +346,20 @@ class App(Declarations):
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
         live: LiveOptions | None = None,
+        serving: CommandOptions | None = None,
         **options: Any,
     ) -> None:
-        """Run the handlers and projections until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+        """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
-        Projections store what they have read.
+        Projections store what they have read. Commands that have arrived are decided and answered.
 
         Args:
-            only: Names of the handlers and projections to run; all if there are none.
+            only: Names of the handlers, projections and commands to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
             live: How projections are run.
+            serving: How commands are served.
             options: Those of ``jetspark.connect``.
 
         Raises:
@@ -332,7 +369,9 @@ class App(Declarations):
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
+        await run_app(
+            self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, serving=serving, **options
+        )
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable == "projections":

@@ -33,6 +33,8 @@ MAX_LOST_RACES = 20
 class HandlerCalls:
     """The handler's function with everything it is given besides its events."""
 
+    is_replay = False
+
     def __init__(
         self,
         app: App,
@@ -144,6 +146,7 @@ class HandlerCalls:
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
         return Context(
             decoded,
+            app=self._app.name,
             handler=self._spec.name,
             source=self._app.source,
             stream=self._app.stream,
@@ -156,6 +159,7 @@ class HandlerCalls:
             once=self._once,
             clock=self._clock,
             log=self._log,
+            is_replay=self.is_replay,
         )
 
 

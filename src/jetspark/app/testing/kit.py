@@ -18,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client, connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
+from jetspark.app.commands.declaring import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
@@ -34,7 +35,8 @@ from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behi
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
 from jetspark.app.topology.declared import ConsumerPlace
 from jetspark.app.topology.provisioning import apply_topology
-from jetspark.errors import ConfigError, ContractViolation, RequestTimeout, UsageError
+from jetspark.core.subjects import matches
+from jetspark.errors import ConfigError, ContractViolation, NetworkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer
 from jetspark.testing.network import Network
@@ -43,6 +45,7 @@ from jetspark.testing.virtual_loop import VirtualProcess
 __all__ = ["TestApp"]
 
 E = TypeVar("E")
+T = TypeVar("T")
 
 # Workers that have to do nothing for this long have nothing to do.
 QUIET_S = 0.25
@@ -114,9 +117,21 @@ class TestApp:
         """Publish an event, as ``AppClient.publish`` does."""
         return await self._stage.run(self._client.publish(event, **options))
 
+    async def call(self, command: Command, **options: Any) -> CommandReply:
+        """Have a worker decide a command, as ``AppClient.call`` does."""
+        return await self._stage.run(self._client.call(command, **options))
+
     async def publish_raw(self, subject: str, data: bytes, **options: Any) -> PubAck:
         """Publish bytes that need not be an event, as ``JetStream.publish`` does."""
         return await self._stage.run(self._client.js.publish(subject, data, **options))
+
+    async def do(self, act: Callable[[AppClient], Awaitable[T]]) -> T:
+        """Do something with a client of the app: ``await test.do(lambda orders: orders.timers.cancel("x"))``."""
+
+        async def done() -> T:
+            return await act(self._client)
+
+        return await self._stage.run(done())
 
     async def settled(self, timeout: float | None = None) -> None:
         """Return when handlers have nothing to do: every event is handled, given up, or waits for a later time.
@@ -156,9 +171,11 @@ class TestApp:
 
     def published(self, kind: type[E]) -> list[E]:
         """The events of a type in the application's stream, in its order."""
-        catalogue = self.app.catalogue
-        found = []
+        catalogue, found = self.app.catalogue, []
+        subjects = [contract.subject.filter for contract in catalogue if issubclass(contract.kind, kind)]
         for message in self._stage.drive(self._stage.messages(self._client.js, self.app.stream)):
+            if not any(matches(each, message.subject) for each in subjects):
+                continue  # a timer is in the stream, too, with the event that it will publish
             with contextlib.suppress(ContractViolation):
                 event = decode(message.subject, message.data, message.headers, catalogue).event
                 if isinstance(event, kind):
@@ -294,7 +311,7 @@ class TestApp:
         await self._settle(STOP_TIMEOUT_S)  # by then the workers are at work
 
     def _start_workers(self) -> None:
-        if not self.app.handlers and not self.app.projections:
+        if not self.app.handlers and not self.app.projections and not self.app.commands:
             return
         stage = self._stage
         app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
@@ -348,6 +365,11 @@ class TestApp:
         """What handlers have to do, in words; empty if nothing."""
         if self._killed and self._workers is None:
             return "the workers are dead and start again soon"
+        if self.app.commands:
+            try:
+                await self._connection.request(f"$SRV.PING.{self.app.name}", timeout=MAX_PAUSE_S)
+            except NetworkError:
+                return "the workers do not serve commands yet"
         if self.app.projections:
             readers = self._readers
             if readers.are_busy() if readers is not None else await is_behind(self._client.js, self.app):
