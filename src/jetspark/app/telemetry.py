@@ -15,8 +15,11 @@ its methods, and hurts no event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
+
+from jetspark.app.contracts.envelope import Decoded
 
 __all__ = ["AttemptOutcome", "AttemptResult", "HandlerAttempt", "HandlerObserver", "LetterChange"]
 
@@ -25,8 +28,7 @@ AttemptOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "
 with another worker by now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerAttempt:
+class HandlerAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a handler with one event."""
 
     app: str
@@ -43,12 +45,16 @@ class HandlerAttempt:
     redrives: int
     """How often it was taken out of the dead letters."""
     correlation_id: str | None
-    traceparent: str | None
-    """The trace the event is part of, in W3C form: the parent of a span for this attempt."""
+    decoded: Decoded | None
+    """The event with its envelope."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace the event is part of, in W3C form: the parent of a span for this attempt."""
+        return None if self.decoded is None else self.decoded.traceparent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptResult:
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended, and what becomes of its event."""
 
     outcome: AttemptOutcome
@@ -60,8 +66,7 @@ class AttemptResult:
     """Of ``retry``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterChange:
+class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
     """A dead letter was written, or closed because its event is done."""
 
     app: str

@@ -44,7 +44,7 @@ class HandlerReports:
                 attempt=item.attempts,
                 redrives=item.redrives,
                 correlation_id=None if event is None else event.correlation_id,
-                traceparent=None if event is None else event.traceparent,
+                decoded=event,
             )
             self._running[item] = attempt, self._loop.time()
             self._tell("on_started", attempt)
