@@ -19,6 +19,7 @@ from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
+from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.runs import WorkflowRun, WorkflowRuns
@@ -29,6 +30,7 @@ __all__ = [
     "DELETE",
     "App",
     "AppClient",
+    "AttemptResult",
     "Breaker",
     "BulkPublisher",
     "Catalogue",
@@ -46,8 +48,11 @@ __all__ = [
     "Event",
     "Flag",
     "FlagValue",
+    "HandlerAttempt",
+    "HandlerObserver",
     "HandlerSpec",
     "HandlerTimeout",
+    "LetterChange",
     "LiveOptions",
     "Measure",
     "Past",

@@ -22,6 +22,7 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from jetspark.app.commands.worker import CommandOptions
     from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.telemetry import HandlerObserver
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -387,6 +388,14 @@ class App(Declarations):
             raise ConfigError("lifespan: expected an async function that yields once")
         self.lifespans.append(function)
         return function
+
+    def observe(self, observer: HandlerObserver) -> HandlerObserver:
+        """Have an observer told what handlers do, in every process that runs them: ``app.observe(Metrics())``.
+
+        It has to be declared before the application runs; see :class:`HandlerObserver`.
+        """
+        self.observers.append(observer)
+        return observer
 
     async def run(
         self,

@@ -119,6 +119,11 @@ class Context:
         return self.decoded.correlation_id
 
     @property
+    def traceparent(self) -> str | None:
+        """The trace that the event is part of, in W3C form; what the handler publishes is part of it, too."""
+        return self.decoded.traceparent
+
+    @property
     def is_redrive(self) -> bool:
         return self.redrives > 0
 
