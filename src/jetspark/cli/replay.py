@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app import App
     from jetspark.app.replay import ReplayRecord
-    from jetspark.cli.replay_spark import SparkFold
+    from jetspark.spark import ReplayEngine
 
 __all__ = ["list_replays", "rebuild_projection", "replay_projection", "verify_projection"]
 
@@ -46,6 +46,7 @@ def replay_projection(
     key: Annotated[list[str] | None, typer.Option("--key", help="Only events of this key; may be repeated.")] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="Only events on this subject, or filter.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -69,10 +70,13 @@ def replay_projection(
     if resume is not None and request != ReplayRequest():
         raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
     if dry_run:
-        plan = with_server(app, servers, lambda js, it: plan_replay(js, it, projection, request, rate=rate))
+        with _spark(engine, app, servers, projection) as spark:
+            plan = with_server(
+                app, servers, lambda js, it: plan_replay(js, it, projection, request, rate=rate, engine=spark)
+            )
         typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
-    with _bar(as_json) as tell:
+    with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
         done = with_server(
             app,
             servers,
@@ -85,6 +89,7 @@ def replay_projection(
                 resume=resume,
                 on_plan=lambda plan: None if as_json else typer.echo(f"{plan}\n"),
                 on_progress=tell,
+                engine=spark,
             ),
         )
     typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
@@ -100,6 +105,7 @@ def rebuild_projection(
         list[str] | None,
         typer.Option("--key", help="Repair only this key, in the bucket that is in use; may be repeated."),
     ] = None,
+    engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -113,15 +119,15 @@ def rebuild_projection(
     from jetspark.app.replay import rebuild, repair_keys
 
     if key:
-        if swap or verify or drop_old or resume is not None:
-            raise ConfigError("--key: expected without --verify, --swap, --drop-old and --resume")
+        if swap or verify or drop_old or resume is not None or engine != "live":
+            raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
         with _bar(as_json) as tell:
             done = with_server(
                 app, servers, lambda js, it: repair_keys(js, it, projection, key, rate=rate, on_progress=tell)
             )
         typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
         return
-    with _bar(as_json) as tell:
+    with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
         outcome = with_server(
             app,
             servers,
@@ -135,6 +141,7 @@ def rebuild_projection(
                 rate=rate,
                 resume=resume,
                 on_progress=tell,
+                engine=spark,
             ),
         )
     typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
@@ -204,7 +211,7 @@ def _moment(name: str, text: str | None) -> datetime.datetime | None:
 
 
 @contextmanager
-def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[SparkFold | None]:
+def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
     """The other engine, if it is wanted."""
     if engine == "live":
         yield None
@@ -212,7 +219,7 @@ def _spark(engine: str, app: str, servers: str | None, projection: str) -> Itera
     from jetspark.app.replay.history import spec_of
     from jetspark.cli.replay_spark import on_spark
 
-    with on_spark(app, servers, spec_of(load_app(app), projection)) as spark:
+    with on_spark(app, servers, spec_of(load_app(app), projection).name) as spark:
         yield spark
 
 

@@ -34,9 +34,11 @@ from jetspark.spark.engine.covering import Covered
 from jetspark.spark.reply_subjects import places
 from jetspark.spark.schema import PROJECTION_SCHEMA
 
-__all__ = ["COVERED", "LETTER", "Readings", "RouteRows", "Unreadable", "specs_of", "unpack"]
+__all__ = ["BASE", "COVERED", "LETTER", "Readings", "RouteRows", "Unreadable", "specs_of", "unpack"]
 
 LETTER, COVERED = -1, -2
+BASE = -1
+"""In place of the number of a contract: the row is the state that its key begins with, and no event."""
 
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
