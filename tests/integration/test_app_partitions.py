@@ -281,3 +281,40 @@ async def test_what_is_given_back_before_it_began_is_no_attempt(
     assert sorted(done) == [f"k{number}" for number in range(6)]
     store = await HandlerStore.open(js, app.name, "m")
     assert [each async for each in store.all_letters()] == []
+
+
+@pytest.mark.parametrize("partitions", [None, 4])
+async def test_an_event_that_was_given_back_has_all_its_attempts(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    app = App("moving", stream="MOVING", subjects=["moves.>"])
+    starts: list[str] = []
+    failing: set[str] = set()
+
+    @app.handler(
+        Moved,
+        durable="m",
+        partitions=partitions,
+        takeover_s=1.0,
+        ack_wait_s=2.0,
+        concurrency=1,
+        retry=Retry(attempts=3, first_s=0.01),
+    )
+    async def move(event: Moved) -> None:
+        starts.append(event.name)
+        if event.name in failing:
+            raise OSError("away")
+        await asyncio.sleep(0.1)
+
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(6)]
+    await publish(js, app, *(Moved(name=name) for name in names))
+    async with running(app, server.url):
+        await until(lambda: len(starts) == 2)
+    failing |= set(names) - set(starts)
+    assert failing
+    async with running(app, server.url):
+        await until(lambda: are_done(js, app, "m"))
+    assert {name: starts.count(name) for name in failing} == dict.fromkeys(failing, 3)
+    store = await HandlerStore.open(js, app.name, "m")
+    assert {each.letter.attempts async for each in store.all_letters()} == {3}

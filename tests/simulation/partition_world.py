@@ -253,6 +253,7 @@ class World:
             await publishing
             await self._settle(app)
             self.is_mended = True
+            await client.flush(60.0)  # the operator waits until the server is there
             await run_redrive(js, app, LetterFilter())
             await self._settle(app)
             letters = await read_letters(js, app, LetterFilter())
@@ -308,6 +309,8 @@ class World:
         assert model is self.network.front.model
 
     def _left(self, app: App) -> str:
+        if not self.network.is_reachable:
+            return "the server is away"
         model = self.network.front.model
         for place in app.consumers_of(app.handlers["h"]):
             consumer = model.consumer(place.stream, place.name)

@@ -15,6 +15,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
+from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.state.fold import DELETE
 
@@ -41,6 +42,8 @@ __all__ = [
     "RetryIn",
     "Skip",
     "Template",
+    "Timer",
+    "Timers",
     "Timestamp",
     "TopologyPlan",
     "View",

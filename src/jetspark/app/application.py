@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequ
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from jetspark.app.declarations import Declarations
+from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
 from jetspark.app.projections.declaring import Invariant, ProjectionSpec
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
+
+REMEMBER_S = 7 * 86400.0
+"""How long it is known which effects were done."""
 
 __all__ = ["App", "HandlerSpec", "Idempotence"]
 
@@ -55,6 +58,9 @@ class HandlerSpec:
     idempotent: Idempotence = "none"
     bucket: str | None = None
     """Of ``idempotent="transaction"``: the bucket of its effects."""
+    remember_s: float = REMEMBER_S
+    """How long results of ``ctx.once`` and marks of transactions are kept: an event that comes again later, such as a
+    letter that is redriven after that time, has its effects repeated."""
     breaker: Breaker | None = None
     ack_wait_s: float = 30.0
     max_messages: int = 1024
@@ -84,6 +90,8 @@ class HandlerSpec:
         for name in ("timeout", "ack_wait_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+        if not MARKER_TTL_S <= self.remember_s < math.inf:
+            raise ConfigError(f"remember_s={self.remember_s!r}: expected seconds, {MARKER_TTL_S:g} or more")
         if self.partitions is not None:
             self._check_partitions(self.partitions)
         if self.rate is not None and not self.rate > 0:
@@ -132,6 +140,7 @@ class App(Declarations):
         events: Types that it publishes without handling them; those of its handlers are known anyway.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
+        timers: Let the stream hold timers (:class:`Timers`), too.
     """
 
     @property

@@ -16,8 +16,9 @@ from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
+from jetspark.app.timers import Timers, cancelling
 from jetspark.core.headers import encode as encode_headers
-from jetspark.errors import UsageError
+from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
 from jetspark.publish.outgoing import Item
@@ -86,6 +87,18 @@ class AppClient:
             self._views = Views(self.app, self.js)
         return self._views.view(name)
 
+    @property
+    def timers(self) -> Timers:
+        """Events that are published later: ``await orders.timers.set("reminder", event, after=3600)``.
+
+        Raises:
+            UsageError: Outside of the ``async with`` block.
+            ConfigError: The application was declared without timers.
+        """
+        if self.app.owns_stream and not self.app.has_timers:
+            raise ConfigError(f"app {self.app.name!r} has no timers: declare it with App(..., timers=True)")
+        return Timers(self.app.name, self.app.stream, self.js, self.encode)
+
     async def publish(
         self,
         event: Any,
@@ -96,6 +109,7 @@ class AppClient:
         causation_id: str | None = None,
         traceparent: str | None = None,
         expect: Expect | None = None,
+        cancels: str | None = None,
         timeout: float | None = None,
     ) -> PubAck:
         """Store an event in the application's stream, and return when the stream has it.
@@ -107,6 +121,7 @@ class AppClient:
             correlation_id, causation_id, traceparent: What led to it. Inside of a handler they are those of the event
                 that is being handled.
             expect: Store it only if this is true of the stream.
+            cancels: The name of a timer that ends with it, in one step; without such a timer nothing else happens.
 
         Raises:
             InvalidEvent: A field has a value its contract does not allow; nothing was sent.
@@ -123,10 +138,11 @@ class AppClient:
             causation_id=causation_id,
             traceparent=traceparent,
         )
+        ending = {} if cancels is None else cancelling(self.app.name, cancels)
         return await self.js.publish(
             encoded.subject,
             encoded.data,
-            headers=encoded.headers,
+            headers=encoded.headers | ending,
             expect=expect,
             timeout=timeout,
         )

@@ -15,6 +15,7 @@ from jetspark.app.client import AppClient
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
+from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
 from jetspark.app.topology.names import (
     check_app_name,
@@ -59,6 +60,7 @@ class Declarations:
         events: Sequence[type[Any]] = (),
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
+        timers: bool = False,
     ) -> None:
         self.name = check_app_name(name)
         config = StreamConfig(name=stream) if isinstance(stream, str) else stream
@@ -66,6 +68,12 @@ class Declarations:
             raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
         self.stream = config.name
         self.subjects = tuple(subjects or config.subjects or ())
+        self.has_timers = timers
+        if timers:
+            if not self.subjects:
+                raise ConfigError("timers=True: expected subjects=; timers are kept in a stream of the app's own")
+            check_stream(config)
+            self.subjects = (*self.subjects, timer_subjects(self.name))
         self.stream_config = dataclasses.replace(config, subjects=list(self.subjects))
         self.source = source if source is not None else f"/{name}"
         if not self.source:
@@ -181,18 +189,23 @@ class Declarations:
         return AppClient(self, servers, options)
 
     def _all_buckets(self) -> list[KVConfig]:
-        """Those it declares, and those in which handlers make transactions, which need atomic batches."""
+        """Those it declares, and those in which handlers make transactions.
+
+        These need atomic batches, and keys with a TTL: the marks of events go away.
+        """
         found = {bucket.bucket: bucket for bucket in self.buckets}
+        needed = {"allow_atomic": True, "limit_marker_ttl_s": MARKER_TTL_S}
         for spec in self.handlers.values():
             if spec.idempotent == "transaction" and spec.bucket is not None:
                 bucket = found.get(spec.bucket, KVConfig(bucket=spec.bucket))
-                found[spec.bucket] = (
-                    bucket if bucket.allow_atomic is not None else dataclasses.replace(bucket, allow_atomic=True)
-                )
+                missing = {name: value for name, value in needed.items() if getattr(bucket, name) is None}
+                found[spec.bucket] = dataclasses.replace(bucket, **missing)  # type: ignore[arg-type]
         return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:
         defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        if self.has_timers:
+            defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
         age_s = self.stream_config.max_age_s
         if age_s and age_s < DUPLICATE_WINDOW_S:
             # As the server does for a new stream; for one that exists it refuses the age instead.

@@ -12,7 +12,8 @@ import dataclasses
 import datetime
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jetspark.aio.jetstream import JetStream
@@ -68,8 +69,10 @@ __all__ = ["HandlerStore", "StoredLetter", "microseconds"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# A record of attempts outlives every redelivery it could be read for.
-ATTEMPTS_TTL_S = 86400.0
+# A record of attempts is read at the next delivery, which has to wait for a worker: they may be away for a weekend.
+ATTEMPTS_TTL_S = 7 * 86400.0
+# Notes that are written side by side when much is given back.
+NOTES_AT_ONCE = 100
 # How long a deleted record's mark stays in the bucket.
 MARK_TTL_S = 3600.0
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
@@ -361,6 +364,21 @@ class HandlerStore:
                 return
             except (KeyNotFound, Conflict):
                 continue  # another process has it too, or had
+
+    async def note_not_begun(self, items: Sequence[WorkItem]) -> None:
+        """Note of those that have not begun here that they have not, before they are given back.
+
+        An event that was delivered before and has no record is taken for one whose worker died while it ran.
+        """
+        unbegun = [item for item in items if item.attempts == item.carried]
+        for start in range(0, len(unbegun), NOTES_AT_ONCE):
+            await asyncio.gather(*(self._note_not_begun(item) for item in unbegun[start : start + NOTES_AT_ONCE]))
+
+    async def _note_not_begun(self, item: WorkItem) -> None:
+        # One that was delivered before may have begun then. If there is a record, it knows better.
+        value = json.dumps({"attempts": item.carried + (item.delivered > 1), "cause": None}).encode()
+        with suppress(KeyExists):
+            await self.records.create(self._attempts_key(item), value, ttl=ATTEMPTS_TTL_S)
 
     async def _drop_attempts(self, step: DropAttempts) -> None:
         await self.records.purge(self._attempts_key(step.item), ttl=MARK_TTL_S)

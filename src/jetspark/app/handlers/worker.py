@@ -169,6 +169,10 @@ class HandlerWorker:
         return max(1, len(self.intakes))
 
     @property
+    def is_connected(self) -> bool:
+        return self._connection.is_connected
+
+    @property
     def sessions(self) -> int:
         """How often there was a connection."""
         return self._connection.sessions
@@ -176,6 +180,8 @@ class HandlerWorker:
     async def make_room(self) -> None:
         """Wait until something is settled; give back what only waits for events that there is no room for."""
         surplus = self.machine.surplus(self._loop.time())
+        with suppress(JetSparkError):
+            await self.store.note_not_begun(surplus)
         for item in surplus:
             if item.source != "stream":
                 self.room.count_retry(item, -1)

@@ -137,6 +137,8 @@ class ModelConsumer:
         self.name, self.stream, self.config, self.created_at = name, stream, config, created_at
         self._store, self._has_interest, self._new_pin = store, has_interest, new_pin
         self.waiting: deque[PullRequest] = deque()
+        self.has_news = False
+        """A message was stored that it wants; any other one wakes no request."""
         self.pending: dict[int, _Pending] = {}
         self.deliveries: dict[int, int] = {}
         """How often a message was delivered again."""
@@ -215,6 +217,7 @@ class ModelConsumer:
     def on_stored(self, message: ModelMessage) -> None:
         if self.matches(message):
             self.num_pending += 1
+            self.has_news = True
 
     def on_removed(self, message: ModelMessage) -> None:
         if message.sequence >= self.next_sequence:
@@ -223,6 +226,8 @@ class ModelConsumer:
         elif (known := self.pending.get(message.sequence)) is not None:
             # What is gone counts as acknowledged, and with ``all`` everything before it too.
             self._acknowledge(message.sequence, known.consumer_sequence, self.last_used_at)
+        else:
+            self.deliveries.pop(message.sequence, None)  # of one that was given up after max_deliver
 
     def on_purged(self) -> None:
         """The stream was emptied: what comes next is the first that is stored from now on."""
@@ -436,13 +441,14 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
-        # Requests that wait are looked at when something has changed: not for an answer to what is settled already.
+        # Requests that wait are looked at when something has changed. An answer to what is settled changes nothing, and
+        # after a nak with a delay there is nothing before its end.
         has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
         elif word == b"-NAK":
             said += self._on_nak(sequence, count, rest, now)
-            has_changed = bool(said)
+            has_changed = sequence in self.redeliveries
         elif data == b"+WPI":
             if (known := self.pending.get(sequence)) is not None:
                 known.since = now
@@ -492,9 +498,10 @@ class ModelConsumer:
             return []
         delay_s = _delay_in(rest)
         if delay_s:
-            known.since = now + delay_s - self._wait_of(sequence)
-            if sequence in self.redeliveries:  # it was to come again at once, and is now to wait
+            # The last word counts: one that is queued after an earlier nak or an expired ack_wait waits again.
+            if sequence in self.redeliveries:
                 self.redeliveries.remove(sequence)
+            known.since = now + delay_s - self._wait_of(sequence)
         elif sequence not in self.redeliveries:
             self.redeliveries.append(sequence)
         return [self._advise("MSG_NAKED", "nak", sequence, count)]
