@@ -158,7 +158,7 @@ class ProjectionFold:
             if sequence <= state.sequence or state.parked is not None:
                 state.apply(specs[target], key, sequence, None)  # it will not look at the event, so nobody decodes it
             else:
-                state.apply(specs[target], key, sequence, readers[reading](data))
+                state.fold(specs[target], key, sequence, readers[reading](data))
 
     def _store(self, states: list[dict[str, KeyState]], tally: Tally) -> Procedure[frozenset[KeyName]]:
         """Returns the keys that others have written meanwhile."""
