@@ -21,8 +21,12 @@ def on_spark(app: str, servers: str | None, projection: str) -> Iterator[ReplayE
     from jetspark.spark import ReplayEngine, session  # says which extra is missing, if it is
 
     given = spark_options(connection_options(servers))
+    from pyspark.sql import SparkSession
+
+    is_ours = SparkSession.getActiveSession() is None
     spark = session(f"jetspark-{projection}", is_short=True)
     try:
         yield ReplayEngine(app, spark, projection=projection, **given)
     finally:
-        spark.stop()
+        if is_ours:
+            spark.stop()

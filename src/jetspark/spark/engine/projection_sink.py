@@ -101,10 +101,10 @@ class TaskRows:
     def __init__(self, options: ProjectionOptions) -> None:
         from jetspark.spark.engine.projecting import COLUMNS, ProjectionFold
         from jetspark.spark.engine.rows import Readings, specs_of
-        from jetspark.spark.engine.shipping import load_app
+        from jetspark.spark.engine.shipping import load_same_app
         from jetspark.spark.engine.sorting import SequenceSort
 
-        self.app = load_app(options.app, options.app_folder)
+        self.app = load_same_app(options.app, options.app_folder, options.projections, options.outline)
         self.events = SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes, columns=COLUMNS)
         self.letters: list[Unreadable] = []
         self.covered: list[Covered] = []

@@ -6,10 +6,12 @@ brings the rows together by projection and key, and other tasks fold them and st
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
 import json
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions, option_text
 from jetspark.spark.engine.reaching import read_positions
-from jetspark.spark.engine.shipping import load_app, place_app
+from jetspark.spark.engine.shipping import load_app, outline_of, place_app
 from jetspark.spark.options import read_options
 from jetspark.spark.registration import register
 from jetspark.spark.retrying import patiently
@@ -42,7 +44,9 @@ __all__ = [
     "ProjectionPlan",
     "backfill",
     "bring_together",
+    "check_pandas",
     "fold_states",
+    "passing_folder",
     "run",
     "source_filters",
 ]
@@ -118,7 +122,7 @@ def run(
     given = plan.options | {"startingOffsets": plan.start()}
     frame = bring_together(spark.readStream.format(FORMAT).options(**given).load(), partitions)
     given.pop("maxOffsetsPerTrigger")
-    folder = checkpoint or str(Path(tempfile.gettempdir()) / f"jetspark-{plan.app.name}-{uuid.uuid4().hex}")
+    folder = checkpoint or passing_folder(f"jetspark-{plan.app.name}-")
     writer = frame.writeStream.format(FORMAT).options(**given).option("checkpointLocation", folder)
     if query_name is not None:
         writer = writer.queryName(query_name)
@@ -186,13 +190,12 @@ def fold_states(
 
     A frame with the columns ``projection``, ``key`` (as the bucket has it), ``value`` (null for a key that was
     deleted), ``sequence`` (of the last event in it) and ``parked`` (the sequence of the event that the key cannot get
-    past, or null). It needs pandas, which Spark asks for here.
+    past, or null).
 
     Args:
         to_sequence: The last sequence that counts; by default the last that is there now.
     """
-    if importlib.util.find_spec("pandas") is None:
-        raise ConfigError("jetspark.spark.fold_states: Spark needs pandas for it: pip install 'pandas>=2.2,<3'")
+    check_pandas("jetspark.spark.fold_states")
     plan = ProjectionPlan.of(app, spark, servers, projections, None, options, is_stored=False)
     begin, _, last = plan.bounds(None, to_sequence)
     given = plan.options | {"startingOffsets": begin, "endingOffsets": str(last + 1)}
@@ -207,6 +210,25 @@ def _states(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+def check_pandas(what: str) -> None:
+    """
+    Raises:
+        ConfigError: It is not installed, as after an installation without the extra.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise ConfigError(f"{what}: Spark needs pandas for it: pip install 'jetspark[spark]', which has it")
+
+
+def passing_folder(prefix: str) -> str:
+    """For the checkpoint of a query that is never to go on from it: it goes when this process ends.
+
+    Through Connect it is the server that makes a folder of this name, and keeps it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder.as_uri()  # and no path, which Spark may take for one of a distributed file system
 
 
 def bring_together(frame: DataFrame, partitions: int | None) -> DataFrame:
@@ -248,6 +270,7 @@ class ProjectionPlan:
         options = {name: option_text(value) for name, value in more.items()} | {
             "servers": option_text(servers),
             "app": place.name,
+            "outline": outline_of(declared, names),
             "stream": declared.stream,
             "projections": option_text(names),
             "buckets": option_text([declared.projections[name].bucket.bucket for name in names]),

@@ -20,7 +20,14 @@ from jetspark.app.replay.ranges import Extent
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.engine.projections import ProjectionPlan, backfill, bring_together, fold_states, source_filters
+from jetspark.spark.engine.projections import (
+    ProjectionPlan,
+    backfill,
+    bring_together,
+    check_pandas,
+    fold_states,
+    source_filters,
+)
 from jetspark.spark.failures import plain_failures
 from jetspark.spark.options import read_options
 from jetspark.state.changes import Current
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ReplayEngine"]
+__all__ = ["ReplayEngine", "base_rows"]
 
 T = TypeVar("T")
 
@@ -119,9 +126,10 @@ class ReplayEngine:
     def _fold_on(self, part: Extent, bases: Mapping[str, Current]) -> Mapping[str, Current]:
         if part.is_empty or not bases:
             return bases
+        check_pandas("jetspark.spark.ReplayEngine")
         plan = self._plan()
         rows = plan.read(self._spark, part.first, part.last).where("target >= 0")
-        frame = bring_together(rows.union(_base_rows(self._spark, bases)), self._partitions)
+        frame = bring_together(rows.union(self._spark.createDataFrame(base_rows(bases))), self._partitions)
         folded = frame.mapInArrow(functools.partial(_fold_rows, plan.options), _FOLDED)
         columns = ("key", "value", "sequence", "mark")
         return {key: Current(value, at, 1, mark=mark) for key, value, at, mark in _tuples(folded, *columns)}
@@ -186,7 +194,7 @@ def _narrowed(filters: Sequence[str], subject: str | None) -> list[str] | None:
     return source_filters(list(dict.fromkeys(narrowed)))
 
 
-def _base_rows(spark: SparkSession, bases: Mapping[str, Current]) -> DataFrame:
+def base_rows(bases: Mapping[str, Current]) -> pa.Table:
     """The states to begin with, as rows; the projection is the only one, so its number is 0."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -198,7 +206,7 @@ def _base_rows(spark: SparkSession, bases: Mapping[str, Current]) -> DataFrame:
     count = len(bases)
     columns = [[0] * count, list(bases), [0] * count, [BASE] * count, [pickle.dumps(each) for each in bases.values()]]
     arrays = [pa.array(each, field.type) for each, field in zip(columns, schema, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=schema), PROJECTION_SCHEMA)
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _fold_rows(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
