@@ -45,6 +45,7 @@ class Context:
         "attempt",
         "decoded",
         "delivered",
+        "is_replay",
         "key",
         "log",
         "redrives",
@@ -69,6 +70,7 @@ class Context:
         once: OnceRecords | None,
         clock: Callable[[], datetime.datetime],
         log: logging.Logger,
+        is_replay: bool = False,
     ) -> None:
         self.decoded = decoded
         """The event with its envelope."""
@@ -81,6 +83,8 @@ class Context:
         self.delivered = delivered
         self.redrives = redrives
         """How often it was taken out of the dead letters."""
+        self.is_replay = is_replay
+        """Whether the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
         self._app, self._handler, self._source = app, handler, source
         self._js, self._once, self._clock = js, once, clock
         self._count = 0

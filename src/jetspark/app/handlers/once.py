@@ -36,12 +36,17 @@ from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, Key
 if TYPE_CHECKING:
     from jetspark.app.handlers.context import Context
 
-__all__ = ["EffectTransaction", "OnceRecords"]
+__all__ = ["EffectTransaction", "OnceRecords", "once_key"]
 
 T = TypeVar("T")
 
 # A record that is not answered is written again after these waits, until the handler's time is over.
 RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
+
+
+def once_key(handler: str, event_id: str, name: str) -> str:
+    """Where the record of an effect is."""
+    return f"once.{handler}.{escape_token(event_id)}.{escape_token(name)}"
 
 
 class OnceRecords:
@@ -63,7 +68,7 @@ class OnceRecords:
         arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> T:
-        key = f"once.{self._handler}.{escape_token(context.event_id)}.{escape_token(name)}"
+        key = once_key(self._handler, context.event_id, name)
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
             result: T = claimed.result
@@ -191,6 +196,11 @@ class EffectTransaction:
 
     async def delete(self, key: str) -> None:
         self._writes[key] = None
+
+    @property
+    def write_count(self) -> int:
+        """Keys that it puts or deletes."""
+        return len(self._writes)
 
     async def commit(self, events: list[Encoded]) -> list[Encoded]:
         """Write everything and the mark with ``events``; nothing when another worker has written the mark meanwhile.
