@@ -33,7 +33,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.marks import Parked, position_key
-from jetspark.app.projections.positions import FoldPosition, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, first_ever, position_change, start_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.app.topology.names import escape_token
@@ -114,14 +114,29 @@ class _Place:
         """The position, as the bucket has it."""
         self.revision = 0
         self.start = 0
+        self._missed: tuple[int, int] | None = None
+        """What the stream has dropped before it was read, and the position does not say yet."""
         # A procedure at a time: storing must not wait until something is loaded.
         self.loading, self.storing = ProcedureRunner(js), ProcedureRunner(js)
 
     async def open(self, beginning: FoldPosition) -> None:
         self.bucket = await self.storing.run(open_bucket(self.place.bucket))
         found = await self._read_position()
-        self.written = start_of(found, beginning, projection=self.spec.name, bucket=self.place.bucket)
+        name, bucket = self.spec.name, self.place.bucket
+        self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
+
+    def note_missed(self, first: int, last: int) -> None:
+        """Events between two sequences were dropped before they were read."""
+        if max(first, self.start + 1) <= last:
+            _logger.error(
+                "projection %s: the stream has dropped events up to %d, and those up to %d were read: its position "
+                "says that it is incomplete",
+                self.spec.name,
+                last,
+                first - 1,
+            )
+            self._missed = self.written._replace(missed=self._missed).missing(max(first, self.start + 1), last).missed
 
     async def _read_position(self) -> FoldPosition | None:
         # Of the leader: what a replica that is behind says may have been moved back since.
@@ -144,8 +159,10 @@ class _Place:
         """
         changes = self.states.take(await self._make_sure())
         position: list[Change] = []
-        if with_position and through > self.written.sequence:
-            wanted = self.written._replace(sequence=through)
+        if with_position and (through > self.written.sequence or self._missed is not None):
+            wanted = self.written._replace(sequence=max(through, self.written.sequence))
+            if self._missed is not None:
+                wanted = wanted.missing(*self._missed)
             position = [position_change(wanted, self.revision)]
         if not changes and not position:
             return True
@@ -161,7 +178,7 @@ class _Place:
 
     async def _settle_position(self, wanted: FoldPosition, revision: int | None, is_conflict: bool) -> None:
         if not is_conflict and revision is not None:
-            self.written, self.revision = wanted, revision
+            self.written, self.revision, self._missed = wanted, revision, None
             return
         known = self.written
         found = await self._read_position()
@@ -197,6 +214,9 @@ class _Place:
         found = await self._read_position()
         if self.bucket.created != before or (known.sequence and (found is None or found.sequence < known.sequence)):
             raise _Again(f"bucket {self.place.bucket} was made anew, or emptied: it is folded from its position")
+        if found is not None and found.repairs != known.repairs:
+            # What others have stored may have fewer events: a repaired fold ignores some. It goes with its position.
+            raise _Again(f"keys of projection {self.spec.name!r} were repaired: it goes on from {found.sequence}")
         await self.storing.run(self.bucket.store_all(gone.changes))
         keys = ", ".join(repr(change.key) for change in gone.changes[:5])
         raise _Again(f"states were removed from bucket {self.place.bucket}: {keys} and perhaps others are parked")
@@ -224,6 +244,8 @@ class _Engine:
         """Events that wait in the stream, as the last one has said."""
         self._through = 0
         """Everything up to here is stored."""
+        self._gap_from: int | None = None
+        """Behind this sequence some were not delivered: they are for others, or the stream has dropped them."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
         self._is_ending = False
         self._position_at = clock.now()
@@ -260,16 +282,9 @@ class _Engine:
         beginning = FoldPosition.beginning(self._app.stream, stream.cached_info.created)
         await asyncio.gather(*(place.open(beginning) for place in self._places.values()))
         self._read = self._through = min(place.start for place in self._places.values())
-        first = stream.cached_info.state.first_sequence
-        if 0 < self._read < first - 1:
-            _logger.warning(
-                "app %s: stream %s begins at %d, and the projections were read up to %d only: whatever events were "
-                "between are gone",
-                self._app.name,
-                self._app.stream,
-                first,
-                self._read,
-            )
+        info = stream.cached_info
+        for place in self._places.values():
+            place.note_missed(max(place.start + 1, first_ever(info.config)), info.state.first_sequence - 1)
         return beginning
 
     # ---- reading -----------------------------------------------------------------------------------------------
@@ -305,6 +320,8 @@ class _Engine:
         for recorded, failures in failed:
             [message] = [each for each in messages if sequence_of(each) == recorded.sequence]
             await self._write_letter(message, failures)
+        if sequence - self._read != len(messages) and self._gap_from is None:
+            self._gap_from = self._read
         self._read, self._pending = sequence, messages[-1].metadata.pending
         self._folded += len(messages)
         self.counts.events += len(messages)
@@ -369,6 +386,7 @@ class _Engine:
             with_position = self._is_ending or now - self._position_at >= self._options.position_every_s
             if with_position:
                 self._position_at = now
+                await self._look_for_losses()
             done = await _all([self._store_in(place, with_position) for place in self._places.values()])
             self._tell_parked()
             if all(done):
@@ -377,6 +395,16 @@ class _Engine:
                 self.counts.batches += 1
                 self._room.set()
                 return
+
+    async def _look_for_losses(self) -> None:
+        """Before a position passes by sequences that did not come: whether the stream still had them."""
+        gap_from, self._gap_from = self._gap_from, None
+        if gap_from is None:
+            return
+        first = (await (await self._js.stream(self._app.stream)).info()).state.first_sequence
+        if first > gap_from + 1:
+            for place in self._places.values():
+                place.note_missed(gap_from + 1, first - 1)
 
     async def _store_in(self, place: _Place, with_position: bool) -> bool:
         try:
