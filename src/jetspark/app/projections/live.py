@@ -33,7 +33,8 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.marks import Parked, position_key
-from jetspark.app.projections.positions import FoldPosition, first_ever, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, first_ever, part_start, position_change, start_of
+from jetspark.app.projections.shares import PartitionShares, part_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.app.topology.names import escape_token
@@ -72,9 +73,11 @@ class LiveOptions:
     """How often the position is written: readers that wait for an event of another key wait for it."""
     lease_s: float = 10.0
     """How long a process that died holds the others up."""
+    partitions: int = 1
+    """Parts of the keys that several processes share; the same in all of them. With 1, one process folds everything."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "cache_keys", "cache_bytes"):
+        for name in ("batch", "cache_keys", "cache_bytes", "partitions"):
             whole(name, getattr(self, name))
         for name in ("batch_wait_s", "position_every_s", "lease_s"):
             seconds(name, getattr(self, name))
@@ -104,10 +107,19 @@ class _Again(Exception):
 
 
 class _Place:
-    """One projection in its bucket."""
+    """One projection in its bucket; with ``held``, some partitions of it."""
 
-    def __init__(self, spec: ProjectionSpec, place: ProjectionPlace, js: JetStream, options: LiveOptions) -> None:
+    def __init__(
+        self,
+        spec: ProjectionSpec,
+        place: ProjectionPlace,
+        js: JetStream,
+        options: LiveOptions,
+        held: frozenset[int] | None = None,
+    ) -> None:
         self.spec, self.place = spec, place
+        self._partitions, self._held = options.partitions, held
+        self._part_revisions: dict[int, int] = {}
         self.states = LiveStates(spec, CacheLimits(options.cache_keys, options.cache_bytes))
         self.bucket: StateBucket
         self.written: FoldPosition
@@ -125,6 +137,29 @@ class _Place:
         name, bucket = self.spec.name, self.place.bucket
         self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
+        if self._held is not None:
+            parts = await self._read_parts()
+            self._part_revisions = {part: revision for part, (_, revision) in parts.items()}
+            self.start = min(part_start(parts[part][0], self.written) for part in self._held)
+
+    def is_mine(self, key: str) -> bool:
+        return self._held is None or part_of(key, self._partitions) in self._held
+
+    async def _read_parts(self) -> dict[int, tuple[FoldPosition | None, int]]:
+        """The position of each partition, and its revision."""
+        keys = [position_key(self._part_name(part)) for part in range(self._partitions)]
+        found = await self.storing.run(self.bucket.load_from_leader(keys))
+        parts: dict[int, tuple[FoldPosition | None, int]] = {}
+        for part, key in enumerate(keys):
+            current = found.get(key)
+            if current is None or current.value is None:
+                parts[part] = None, 0 if current is None else current.revision
+            else:
+                parts[part] = FoldPosition.decode(current.value), current.revision
+        return parts
+
+    def _part_name(self, part: int) -> str:
+        return f"{part}-{self._partitions}"
 
     def note_missed(self, first: int, last: int) -> None:
         """Events between two sequences were dropped before they were read."""
@@ -159,6 +194,11 @@ class _Place:
         """
         changes = self.states.take(await self._make_sure())
         position: list[Change] = []
+        if self._held is not None:
+            is_done = await self._store_states(changes, counts)
+            if with_position:
+                await self._store_parts(through)
+            return is_done
         if with_position and (through > self.written.sequence or self._missed is not None):
             wanted = self.written._replace(sequence=max(through, self.written.sequence))
             if self._missed is not None:
@@ -175,6 +215,38 @@ class _Place:
         conflicts.discard(position_key())
         counts.conflicts += len(conflicts)
         return not conflicts
+
+    async def _store_states(self, changes: list[Change], counts: LiveCounts) -> bool:
+        if not changes:
+            return True
+        outcome = await self.storing.run(self.bucket.store_all(changes))
+        self.states.settle(changes, outcome)
+        counts.stored += outcome.written
+        counts.conflicts += len(outcome.conflicts)
+        return not outcome.conflicts
+
+    async def _store_parts(self, through: int) -> None:
+        """The positions of our partitions, then that of the bucket, which is the lowest of all."""
+        assert self._held is not None
+        wanted = self.written._replace(sequence=through, missed=None)
+        mine = [
+            position_change(wanted, self._part_revisions[part], self._part_name(part)) for part in sorted(self._held)
+        ]
+        if through > self.start:
+            await self.storing.run(self.bucket.store_all(mine))  # refused where another process has it, too
+        known, found = self.written, await self._read_position()
+        if (found is None and known.sequence) or (found is not None and found.repairs != known.repairs):
+            raise _Again(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
+        self.written = known if found is None else found._replace(version=known.version)
+        parts = await self._read_parts()
+        self._part_revisions = {part: revision for part, (_, revision) in parts.items()}
+        whole = self.written._replace(sequence=min(part_start(parts[part][0], self.written) for part in parts))
+        if self._missed is not None:
+            whole = whole.missing(*self._missed)
+        if whole != self.written:
+            outcome = await self.storing.run(self.bucket.store_all([position_change(whole, self.revision)]))
+            if not outcome.conflicts:
+                self.written, self._missed = whole, None
 
     async def _settle_position(self, wanted: FoldPosition, revision: int | None, is_conflict: bool) -> None:
         if not is_conflict and revision is not None:
@@ -237,6 +309,7 @@ class _Engine:
         self._app, self._js, self._options, self.counts = app, js, options, counts
         self._places = {place.spec.name: place for place in places}
         self._router = Router([place.spec for place in places], catalogue)
+        self._is_partitioned = options.partitions > 1
         self._read = 0
         """Everything up to here is folded, or has a letter."""
         self._folded = self._stored_events = 0
@@ -313,6 +386,8 @@ class _Engine:
             mine = rows[name]
             if self._read < place.start:  # this one is further than others
                 mine = [row for row in mine if row[1] > place.start]
+            if self._is_partitioned:
+                mine = [row for row in mine if place.is_mine(row[0])]
             if mine:
                 await place.load(mine)
                 place.states.apply(mine)
@@ -464,6 +539,9 @@ class ProjectionWorker:
             JetSparkError: The server refuses something for good.
         """
         records = await self._open_records()
+        if self._options.partitions > 1:
+            await self._run_partitions(records)
+            return
         key = f"lease.{escape_token(self.name)}"
         lease = Lease(records, key, self._owner, lease_s=self._options.lease_s)
         while not self._is_stopping:
@@ -477,6 +555,58 @@ class ProjectionWorker:
             finally:
                 self.is_active = False
                 await lease.release()
+
+    async def _run_partitions(self, records: KeyValue) -> None:
+        options = self._options
+        shares = PartitionShares(
+            records, self.name, self._owner, partitions=options.partitions, lease_s=options.lease_s
+        )
+        taking = asyncio.create_task(shares.run())
+        try:
+            while not self._is_stopping:
+                await shares.settle()
+                if shares.wanted:
+                    self.is_active = True
+                    await self._work_on(shares, shares.wanted, records, taking)
+                    self.is_active = False
+                else:
+                    await self._until_changed(shares, taking)
+        finally:
+            self.is_active = False
+            await _end(taking)
+        if not taking.cancelled():
+            taking.result()
+
+    async def _until_changed(self, shares: PartitionShares, taking: asyncio.Task[None]) -> None:
+        changed = asyncio.create_task(shares.changed.wait())
+        try:
+            await asyncio.wait([changed, taking], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(changed)
+        if taking.done():
+            taking.result()
+
+    async def _work_on(
+        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, taking: asyncio.Task[None]
+    ) -> None:
+        """Fold some partitions, until others are to be folded."""
+        work = asyncio.create_task(self._work(None, records, held))
+        changed = asyncio.create_task(self._until_others(shares, held, taking))
+        try:
+            await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not shares.lost and self._engine is not None:
+                self._engine.end()  # store what was read, for the one that comes next
+                await asyncio.wait([work], timeout=self._options.lease_s / 2)
+        finally:
+            await _end(work, changed)
+        for task in (work, changed):
+            if not task.cancelled():
+                task.result()
+
+    async def _until_others(self, shares: PartitionShares, held: frozenset[int], taking: asyncio.Task[None]) -> None:
+        while shares.wanted == held:
+            shares.changed.clear()
+            await self._until_changed(shares, taking)
 
     async def _open_records(self) -> KeyValue:
         attempt = 0
@@ -505,12 +635,12 @@ class ProjectionWorker:
             runners.cancel()
             await asyncio.wait([runners])
 
-    async def _work(self, lease: Lease, records: KeyValue) -> None:
+    async def _work(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None = None) -> None:
         failures = 0
         while not self._is_stopping:
             before = self.counts.position
             try:
-                await self._run_once(lease, records)
+                await self._run_once(lease, records, held)
                 return
             except _Again as reason:
                 _logger.warning("app %s: %s", self.app.name, reason)
@@ -523,14 +653,17 @@ class ProjectionWorker:
             if failures:
                 await asyncio.sleep(PAUSE.wait_s(failures))
 
-    async def _run_once(self, lease: Lease, records: KeyValue) -> None:
+    async def _run_once(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None) -> None:
         found = {spec.name: (await find_place(records, spec)).place for spec in self._specs}
-        places = [_Place(spec, check_version(spec, found[spec.name]), self._js, self._options) for spec in self._specs]
+        places = [
+            _Place(spec, check_version(spec, found[spec.name]), self._js, self._options, held) for spec in self._specs
+        ]
         engine = _Engine(self.app, places, self._js, self._catalogue, self._options, self.counts)
         self._engine = engine
         watching = [self._follow(records, spec, found) for spec in self._specs]
         try:
-            async with _beside([lease.keep(), *watching]) as others:
+            keeping = [] if lease is None else [lease.keep()]
+            async with _beside([*keeping, *watching]) as others:
                 main = asyncio.create_task(engine.run())
                 try:
                     await asyncio.wait([main, *others], return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,9 @@ one atomic batch, key and position by their revisions, and counts the repair in 
 Then an engine that begins later reads again what the state has not; and one that runs finds its own next position
 refused, sees that there was a repair, and begins anew from the position it finds.
 
+Where keys are folded in partitions, each has a position of its own besides, under ``_jetspark.position.<part>-<of>``;
+that of the bucket is the lowest of them, so whoever knows nothing of partitions is right.
+
 A position also says which version of the fold it is of, so that another version touches nothing; and which events may
 be missing: the stream dropped them, by its limits or a purge, before they were read. That is never forgotten.
 """
@@ -25,7 +28,7 @@ from jetspark.errors import ProtocolError, UsageError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.state.changes import Change
 
-__all__ = ["FoldPosition", "first_ever", "position_change", "start_of"]
+__all__ = ["FoldPosition", "first_ever", "part_start", "position_change", "start_of"]
 
 
 class FoldPosition(NamedTuple):
@@ -110,6 +113,17 @@ def first_ever(config: StreamConfig) -> int:
     return max(1, config.first_sequence or 1)
 
 
-def position_change(position: FoldPosition, revision: int) -> Change:
+def position_change(position: FoldPosition, revision: int, part: str = "") -> Change:
     """The write of a position, if the record still has this revision; 0 if there is none."""
-    return Change(position_key(), position.encode(), "put", position.sequence, revision)
+    return Change(position_key(part), position.encode(), "put", position.sequence, revision)
+
+
+def part_start(part: FoldPosition | None, whole: FoldPosition) -> int:
+    """Where a reader of one partition begins.
+
+    The position of the whole bucket is never beyond that of a partition. That of the partition counts only if nothing
+    was repaired since it was written: a repair moves the position of the whole back.
+    """
+    if part is None or part._replace(sequence=0, missed=None) != whole._replace(sequence=0, missed=None):
+        return whole.sequence
+    return max(part.sequence, whole.sequence)
