@@ -56,12 +56,14 @@ class PartitionShares:
     async def settle(self) -> None:
         """Let go of what is not to be had any more; nothing of it is folded here now."""
         self.changed.clear()
-        for part, owner in self.lost.items():
+        # Only what was known when folding stopped: more may be lost while others are told.
+        lost, surplus = dict(self.lost), set(self._surplus)
+        for part, owner in lost.items():
             await self._lease(part).leave(owner)
-        self.lost.clear()
-        for part in self._surplus:
+            del self.lost[part]
+        for part in surplus:
             await self._give_up(part)
-        self._surplus.clear()
+        self._surplus -= surplus
 
     async def run(self) -> None:
         """Take and give back, until cancelled.
