@@ -3,12 +3,15 @@
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
 from jetspark.app.client import AppClient, BulkPublisher
+from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, Past, PastEvent
+from jetspark.app.commands.worker import CommandOptions
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
+from jetspark.app.entities.entities import Entities, EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -18,6 +21,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
+from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
 __all__ = [
@@ -27,10 +31,17 @@ __all__ = [
     "Breaker",
     "BulkPublisher",
     "Catalogue",
+    "Command",
+    "CommandOptions",
+    "CommandReply",
+    "CommandSpec",
     "Context",
     "Contract",
+    "Decision",
     "Decoded",
     "Encoded",
+    "Entities",
+    "EntityChange",
     "Event",
     "Flag",
     "FlagValue",
@@ -38,8 +49,11 @@ __all__ = [
     "HandlerTimeout",
     "LiveOptions",
     "Measure",
+    "Past",
+    "PastEvent",
     "Private",
     "ProjectionSpec",
+    "Refused",
     "Reject",
     "Retry",
     "RetryIn",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
+from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
@@ -18,6 +19,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
+    from jetspark.app.commands.worker import CommandOptions
     from jetspark.app.projections.live import LiveOptions
 
 STOP_TIMEOUT_S = 30.0
@@ -26,7 +28,7 @@ STOP_TIMEOUT_S = 30.0
 REMEMBER_S = 7 * 86400.0
 """How long it is known which effects were done."""
 
-__all__ = ["App", "HandlerSpec", "Idempotence"]
+__all__ = ["App", "BatchHandlerOptions", "HandlerOptions", "HandlerSpec", "Idempotence"]
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
 HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
@@ -126,6 +128,40 @@ class HandlerSpec:
         return self.durable
 
 
+class BatchHandlerOptions(TypedDict, total=False):
+    """What ``app.batch_handler`` takes besides its events, its name and its size: fields of :class:`HandlerSpec`."""
+
+    rate: float | None
+    burst: int | None
+    timeout: float
+    retry: RetryPolicy
+    dead_letter: bool
+    breaker: Breaker | None
+    ack_wait_s: float
+    max_messages: int
+    max_bytes: int
+
+
+class HandlerOptions(BatchHandlerOptions, total=False):
+    """What ``app.handler`` takes besides its events and its name: fields of :class:`HandlerSpec`."""
+
+    key: str | Callable[[Any], str] | None
+    in_order: bool
+    concurrency: int
+    idempotent: Idempotence
+    bucket: str | None
+    remember_s: float
+    partitions: int | None
+    takeover_s: float
+
+
+def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
+    names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
+    unknown = sorted(set(options) - names)
+    if unknown:
+        raise ConfigError(f"handler {durable!r}: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+
+
 class App(Declarations):
     """An event application: one stream, its events, and what is done with them.
 
@@ -141,6 +177,7 @@ class App(Declarations):
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
         timers: Let the stream hold timers (:class:`Timers`), too.
+        version: Of the application, as its workers tell those who look for services; three numbers.
     """
 
     @property
@@ -155,8 +192,15 @@ class App(Declarations):
     def handler_bucket(self) -> str:
         return handler_bucket(self.name)
 
-    def handler(self, *events: type, durable: str, **options: Any) -> Callable[[HandlerFunction], HandlerFunction]:
-        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`."""
+    def handler(
+        self, *events: type, durable: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
+
+        Raises:
+            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+        """
+        _check_options(durable, options, HandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
@@ -165,14 +209,23 @@ class App(Declarations):
         return declare
 
     def batch_handler(
-        self, *events: type, durable: str, batch: int = 500, batch_wait_s: float = 0.2, **options: Any
+        self,
+        *events: type,
+        durable: str,
+        batch: int = 500,
+        batch_wait_s: float = 0.2,
+        **options: Unpack[BatchHandlerOptions],
     ) -> Callable[[HandlerFunction], HandlerFunction]:
         """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
 
         One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
         its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
         does not hold through retries. It gets what lifespans made, and no context.
+
+        Raises:
+            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
         """
+        _check_options(durable, options, BatchHandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             spec = HandlerSpec(
@@ -249,6 +302,22 @@ class App(Declarations):
 
         return declare
 
+    def command(self, name: str, **options: Any) -> Callable[[_Kind], _Kind]:
+        """Declare a command: ``@app.command("orders.place")`` above a class below :class:`Command`.
+
+        The options are the fields of :class:`CommandSpec`. Any number of workers serve it; callers use
+        ``AppClient.call``.
+
+        Raises:
+            ConfigError: The class is no command, the name is taken, or the stream would store the requests.
+        """
+
+        def declare(kind: _Kind) -> _Kind:
+            self._declare_command(CommandSpec(name=name, kind=kind, **options))
+            return kind
+
+        return declare
+
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.
 
@@ -268,18 +337,20 @@ class App(Declarations):
         stop_timeout: float = STOP_TIMEOUT_S,
         apply: bool = False,
         live: LiveOptions | None = None,
+        serving: CommandOptions | None = None,
         **options: Any,
     ) -> None:
-        """Run the handlers and projections until cancelled, or until SIGTERM or Ctrl-C; then end in an orderly way.
+        """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
-        Projections store what they have read.
+        Projections store what they have read. Commands that have arrived are decided and answered.
 
         Args:
-            only: Names of the handlers and projections to run; all if there are none.
+            only: Names of the handlers, projections and commands to run; all if there are none.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
             live: How projections are run.
+            serving: How commands are served.
             options: Those of ``jetspark.connect``.
 
         Raises:
@@ -289,7 +360,9 @@ class App(Declarations):
         """
         from jetspark.app.running import run_app
 
-        await run_app(self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, **options)
+        await run_app(
+            self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, serving=serving, **options
+        )
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable == "projections":
