@@ -16,7 +16,7 @@ from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.views import View, ViewEntry, ViewReplica
+from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
@@ -75,6 +75,7 @@ __all__ = [
     "TopologyPlan",
     "View",
     "ViewEntry",
+    "ViewPosition",
     "ViewReplica",
     "Window",
     "WorkflowRun",

@@ -225,7 +225,9 @@ class Declarations:
         if self.projections:
             buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
             description = "Which buckets projections are in, leases, and replays."
-            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
+            # As safe as the stream: without its leases and its record of buckets no worker begins.
+            more = {"limit_marker_ttl_s": MARKER_TTL_S, "replicas": self.stream_config.replicas}
+            buckets.append(self._bucket(projection_bucket(self.name), description, **more))
         if self.handlers or self.projections:
             streams.append(self._dead_letters())
         if self.handlers:
