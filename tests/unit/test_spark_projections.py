@@ -17,7 +17,7 @@ from jetspark.app.projections.positions import FoldPosition
 from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.engine.covering import Covered, advance, check_reach, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.engine.projections import _names, _source_filters
+from jetspark.spark.engine.projections import _names
 from jetspark.spark.engine.rows import Readings
 from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
 from jetspark.spark.options import read_options
@@ -53,12 +53,6 @@ def test_a_bucket_that_lacks_what_comes_before_is_refused() -> None:
         check_reach("totals", AT_100, 300, is_earliest=True)  # the stream has removed them before they were folded
     with pytest.raises(UsageError, match=r"up to sequence 100, and this begins at 102: .* leave out 101 to 101"):
         check_reach("totals", AT_100, 102, is_earliest=False)
-
-
-def test_filters_that_overlap_are_read_as_the_wider_one_or_as_everything() -> None:
-    assert _source_filters(["a.*.b", "a.*.c"]) == ["a.*.b", "a.*.c"]
-    assert _source_filters(["a.*.b", "a.>"]) == ["a.>"]
-    assert _source_filters(["a.*.b", "a.c.*"]) == []
 
 
 def test_a_projection_that_is_not_there_is_named_with_those_that_are() -> None:

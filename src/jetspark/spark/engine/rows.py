@@ -86,7 +86,8 @@ class RouteRows:
         self._targets = {name: number for number, name in enumerate(projections)}
         self._readings = Readings(app).numbers
         filters = self._router.filters
-        self._filters = [] if set(filters) == set(subjects) else filters
+        # The router itself leaves out what is on none of several filters.
+        self._filters = [] if len(filters) > 1 or set(filters) == set(subjects) else filters
         self._arrow_schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
