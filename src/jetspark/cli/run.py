@@ -29,6 +29,10 @@ def run_workers(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
     ] = None,
+    lease: Annotated[
+        float,
+        typer.Option("--lease", help="Seconds that a process that died holds up the next one's projections.", min=1),
+    ] = 10.0,
     servers: Servers = None,
 ) -> None:
     """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
@@ -48,12 +52,15 @@ def run_workers(
         raise ConfigError(f"--engine {engine}: expected live or spark")
     if workers == 1 and not reload:
         end_with_parent()
-        declared = load_app(app)
-        asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, **options))
+        from jetspark.app import LiveOptions
+
+        declared, live = load_app(app), LiveOptions(lease_s=lease)
+        asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
         return
     if apply:
         asyncio.run(load_app(app).apply(**options))
     command = [sys.executable, "-m", "jetspark", "run", app, "--stop-timeout", str(stop_timeout)]
+    command += ["--lease", str(lease)]
     for name in only or ():
         command += ["--only", name]
     if servers:
