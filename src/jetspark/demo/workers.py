@@ -33,6 +33,7 @@ class WorkerProcess:
             "JETSPARK_PARENT": str(os.getpid()),  # it ends when this process is gone, however that went
         }
         with log.open("ab") as file:
+            self._begin = file.tell()
             self.process = subprocess.Popen(
                 command,
                 env=environment,
@@ -59,6 +60,18 @@ class WorkerProcess:
 
     def last_words(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+
+    async def started(self, timeout: float) -> None:
+        """Wait until it says that it runs.
+
+        Raises:
+            TimeoutError: It does not.
+            UsageError: It has ended.
+        """
+        async with asyncio.timeout(timeout):
+            while b": running " not in self._log.read_bytes()[self._begin :]:
+                self.check()
+                await asyncio.sleep(POLL_S)
 
     async def ended(self, timeout: float) -> int:
         """Wait for its end, and return the exit code.
