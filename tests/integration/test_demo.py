@@ -135,7 +135,7 @@ def test_everything_is_shown_and_kept_for_three_commands_and_gone_after_enter(tm
 def test_an_interrupted_demo_says_so_and_leaves_nothing_on_the_server_of_others(
     tmp_path: Path, others: tuple[str, JetStream], number: signal.Signals, stage: str
 ) -> None:
-    with demo(tmp_path, "--events", "100000", "--servers", others[0]) as run:
+    with demo(tmp_path, "--events", "30000", "--servers", others[0]) as run:
         run.read_until(stage)
         os.killpg(run.process.pid, number)  # as a terminal does it
         assert run.end() == 128 + number

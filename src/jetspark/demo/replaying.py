@@ -7,12 +7,12 @@ from jetspark.demo.stages import Demo
 
 __all__ = ["replay_range"]
 
-MAX_EVENTS = 50_000
+MAX_EVENTS = 20_000
 
 
 async def replay_range(demo: Demo) -> None:
     first = demo.last // 4 + 1
-    last = min(first + MAX_EVENTS, demo.last // 2)
+    last = min(first + MAX_EVENTS - 1, demo.last // 2)
     with demo.screen.stage("replay a range", last - first + 1) as stage:
 
         def show(record: ReplayRecord) -> None:

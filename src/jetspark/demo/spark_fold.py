@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,29 +33,30 @@ LAST_LINES = 5
 
 async def fold_on_spark(demo: Demo) -> None:
     """Fold everything that was published; measures start-up, the first batch, and the others."""
+    await _make_buckets(demo)
+    log = demo.folder / "spark.log"
+    async with AsyncExitStack() as stack:
+        with demo.screen.stage("start Spark") as stage:
+            spark = await stack.enter_async_context(_session(log))
+            started_s = stage.elapsed_s
+            stage.say(f"Spark {spark.version}")
+        with demo.screen.stage("fold on Spark", demo.last) as stage:
+            began = time.perf_counter()
+            query = await asyncio.to_thread(_start, demo, spark)
+            buckets = list(demo.spark_buckets.values())
+            moments = await until_folded(demo, stage, buckets, demo.last, lambda: _check(query, log))
+            text = _rates(moments, began)
+            stage.say(text)
+    demo.screen.found("fold on Spark", f"start-up {started_s:.1f} s, then {text}")
+
+
+async def _make_buckets(demo: Demo) -> None:
+    """For Spark alone: like those of the live workers, so that both can be compared."""
     app = demo.shop.release1
     demo.spark_buckets = {name: f"{spec.bucket.bucket}_spark" for name, spec in app.projections.items()}
     for name, bucket in demo.spark_buckets.items():
         config = app.projections[name].bucket_config
         await demo.place.js.create_kv(dataclasses.replace(config, bucket=bucket, metadata={OWNER: app.name}))
-    log = demo.folder / "spark.log"
-    with demo.screen.stage("start Spark") as starting:
-        session = _session(log)
-        spark = await session.__aenter__()
-        started_s = starting.elapsed_s
-        starting.say(f"Spark {spark.version}")
-    try:
-        with demo.screen.stage("fold on Spark", demo.last) as stage:
-            began = time.perf_counter()
-            query = await asyncio.to_thread(_start, demo, spark)
-            moments = await until_folded(
-                demo, stage, list(demo.spark_buckets.values()), demo.last, lambda: _check(query, log)
-            )
-            text = _rates(moments, began)
-            stage.say(text)
-    finally:
-        await session.__aexit__(None, None, None)
-    demo.screen.found("fold on Spark", f"start-up {started_s:.1f} s, then {text}")
 
 
 def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
@@ -73,7 +76,8 @@ def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
 def _check(query: StreamingQuery, log: Path) -> None:
     # Asked over a socket to Java, some milliseconds; this is asked a few times a second.
     if not query.isActive and (failure := query.exception()) is not None:
-        raise UsageError(f"the query on Spark failed: {failure}\n{_tail(log)}")
+        ours = re.findall(r"jetspark\.errors\.\w+: (.+)", str(failure))
+        raise UsageError(f"the query on Spark failed: {ours[-1] if ours else failure}\n{_tail(log)}")
 
 
 def _rates(moments: list[Moment], began: float) -> str:
@@ -121,12 +125,18 @@ def _saying_to(log: Path, work: Callable[[], Any]) -> Any:
 def _end(spark: SparkSession) -> None:
     """Stop Spark, and wait until Java has ended: it removes its temporary folders then."""
     gateway: Any = spark.sparkContext._gateway  # there is no public way to its process
-    for query in spark.streams.active:
-        query.stop()
-    spark.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(END_S)
+    try:
+        for query in spark.streams.active:
+            query.stop()
+        spark.stop()
+        gateway.shutdown()
+    finally:
+        gateway.proc.stdin.close()  # Java ends with it
+        try:
+            gateway.proc.wait(END_S)
+        except subprocess.TimeoutExpired:
+            gateway.proc.kill()
+            gateway.proc.wait()
 
 
 def _tail(log: Path) -> str:
