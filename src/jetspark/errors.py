@@ -20,9 +20,12 @@
     │   ├── ConnectionLost (ConnectionError)    the connection went away
     │   │   └── NoServersAvailable              ... and none of the servers could be reached
     │   ├── RequestTimeout (TimeoutError)       no answer in time
+    │   │   └── CommandInDoubt                  ... to a command, which may have been decided: ask again with its id
     │   ├── BufferFull                          the network takes nothing, and the send buffer is full
     │   ├── WindowFull                          as many messages as allowed wait for their acknowledgement
     │   ├── NoResponders                        nobody listens on the subject
+    │   │   └── NoWorkers                       ... and it is the subject of a command
+    │   ├── WorkersBusy                         the worker that got a command has its queue full: nothing was decided
     │   ├── JetStreamUnavailable                nobody answers for JetStream, or for this stream
     │   ├── BatchInDoubt                        nobody knows how a batch ended
     │   ├── BatcherTimeout (TimeoutError)       the sink is too slow for the caller's timeout; the call had no effect
@@ -37,6 +40,7 @@
     │   ├── ServerRefused                       any other -ERR, in its own words                        may pass
     │   ├── BatchCutShort                       it ended a fast batch early; stored says how far it came    may pass
     │   ├── EmbeddedServerError                 a nats-server of our own did not start or died
+    │   ├── CommandFailed                       a worker could not decide a command: its code or its history is wrong
     │   └── ServerError                         JetStream refused a request     may pass: codes 408, 409, 429, 503
     │       ├── StreamNotFound                  ... there is no such stream
     │       ├── StreamNameInUse                 ... one of that name exists, with another configuration
@@ -56,7 +60,10 @@
     └── DataError                           the data: what is stored is not what was expected
         ├── KeyNotFound (KeyError)              the key has no value
         ├── Conflict                            somebody else wrote first; keys says where
-        │   └── KeyExists                       ... and the key was to be new
+        │   ├── KeyExists                       ... and the key was to be new
+        │   ├── BoundaryConflict                ... inside the boundary of a command, as often as it was decided
+        │   └── WrongVersion                    ... inside the boundary of a command, after its expected_version
+        ├── CommandRefused                      a command was decided on, and the decision is no
         ├── ObjectNotFound (KeyError)           there is no such object
         ├── DigestMismatch                      an object is not what was put
         ├── ContractViolation                   a message is not what the contract of its event says
@@ -102,10 +109,14 @@ __all__ = [
     "BatcherBroken",
     "BatcherClosed",
     "BatcherTimeout",
+    "BoundaryConflict",
     "BrokenRule",
     "BufferFull",
     "CallerError",
     "CircuitOpen",
+    "CommandFailed",
+    "CommandInDoubt",
+    "CommandRefused",
     "ConfigError",
     "Conflict",
     "ConnectionClosed",
@@ -137,6 +148,7 @@ __all__ = [
     "NetworkError",
     "NoResponders",
     "NoServersAvailable",
+    "NoWorkers",
     "NotAnEnvelope",
     "NotAwaited",
     "NotJson",
@@ -162,8 +174,10 @@ __all__ = [
     "UpcastFailed",
     "UsageError",
     "WindowFull",
+    "WorkersBusy",
     "WrongFieldType",
     "WrongLastSequence",
+    "WrongVersion",
 ]
 
 
@@ -368,6 +382,24 @@ class RequestTimeout(NetworkError, TimeoutError):
         return f"{self.what}: no answer within {self.timeout_s:g} s"
 
 
+class CommandInDoubt(RequestTimeout):
+    """No answer to a command came in time: its events are stored, or will be, or not.
+
+    Call again with the same ``command_id``: a command that was decided is answered with the reply of the first time.
+    """
+
+    def __init__(self, command: str, command_id: str, timeout_s: float) -> None:
+        super().__init__(f"command {command!r}", timeout_s)
+        self.args = (command, command_id, timeout_s)
+        self.command, self.command_id = command, command_id
+
+    def __str__(self) -> str:
+        return (
+            f"command {self.command!r}: no answer within {self.timeout_s:g} s, so it may or may not be decided. "
+            f"Call again with command_id={self.command_id!r}: what was decided is answered again, not decided twice"
+        )
+
+
 class BufferFull(NetworkError):
     """The message was not accepted: the network does not take what is published, and the send buffer is full."""
 
@@ -405,6 +437,35 @@ class NoResponders(NetworkError):
 
     def __str__(self) -> str:
         return f"no responders on {self.subject!r}: nothing is subscribed to it"
+
+
+class NoWorkers(NoResponders):
+    """No worker serves the command right now. Nothing was decided."""
+
+    def __init__(self, app: str, command: str, subject: str) -> None:
+        super().__init__(subject)
+        self.args = (app, command, subject)
+        self.app, self.command = app, command
+
+    def __str__(self) -> str:
+        return (
+            f"command {self.command!r}: no worker of app {self.app!r} is running (nothing is subscribed to "
+            f"{self.subject!r}). Start one: `await app.run(servers)`, or `jetspark run module:app`"
+        )
+
+
+class WorkersBusy(NetworkError):
+    """A worker takes no more commands: as many as it may hold are waiting. Nothing was decided; call again soon."""
+
+    def __init__(self, command: str, waiting: int) -> None:
+        super().__init__(command, waiting)
+        self.command, self.waiting = command, waiting
+
+    def __str__(self) -> str:
+        return (
+            f"command {self.command!r}: the worker is busy, {self.waiting} commands are waiting: nothing was decided. "
+            "Call again in a moment, or run more workers"
+        )
 
 
 class AuthenticationFailed(ServerFault):
@@ -711,6 +772,57 @@ class KeyExists(Conflict):
         return f"{', '.join(map(repr, self.keys))} in bucket {self.bucket!r} already has a value"
 
 
+class BoundaryConflict(Conflict):
+    """Others wrote inside the boundary of a command each time it had been decided. Nothing was stored; call again."""
+
+    def __init__(self, stream: str, keys: tuple[str, ...], tries: int) -> None:
+        super().__init__(stream, tuple(keys))
+        self.args = (stream, tuple(keys), tries)
+        self.stream, self.boundary, self.tries = stream, self.keys, tries
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.boundary))
+        return (
+            f"stream {self.stream!r}: {names} changed before the events could be stored, {self.tries} times: nothing "
+            "was stored. Call again with the same command_id, or read a narrower boundary"
+        )
+
+    @property
+    def may_pass(self) -> bool:
+        return True
+
+
+class WrongVersion(Conflict):
+    """The boundary of a command has an event after ``expected_version``. Nothing was stored; look again, and decide."""
+
+    def __init__(self, stream: str, keys: tuple[str, ...], expected: int, found: int) -> None:
+        super().__init__(stream, tuple(keys))
+        self.args = (stream, tuple(keys), expected, found)
+        self.stream, self.boundary, self.expected, self.found = stream, self.keys, expected, found
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.boundary))
+        return (
+            f"stream {self.stream!r}: {names} has an event with sequence {self.found}, after "
+            f"expected_version={self.expected}: nothing was stored"
+        )
+
+
+class CommandRefused(DataError):
+    """A command was decided on, and the decision is no: ``reason`` says why. Nothing was stored.
+
+    ``decide`` raises it, as ``jetspark.app.Refused``, and ``call`` does on the caller's side. A refusal is not
+    recorded: the same command, called again later, is decided anew.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class ObjectNotFound(DataError, KeyError):
     """There is no object of that name: there never was one, or it was deleted."""
 
@@ -982,3 +1094,17 @@ class EmbeddedServerError(ServerFault):
 
     def __str__(self) -> str:
         return f"{self.reason}\n--- nats-server log ---\n{self.log}" if self.log else self.reason
+
+
+class CommandFailed(ServerFault):
+    """A worker could not decide a command, and would not next time: its code, or the history it reads, is wrong.
+
+    Nothing was stored.
+    """
+
+    def __init__(self, command: str, reason: str) -> None:
+        super().__init__(command, reason)
+        self.command, self.reason = command, reason
+
+    def __str__(self) -> str:
+        return f"command {self.command!r}: {self.reason}"

@@ -38,9 +38,10 @@ BORDER_S = 0.1
 ATTEMPTS = 4
 
 PROGRAMS, FRESH_PROGRAMS = 40, 10
-# These have found something once: a nak with a delay after a nak without, the end of a message that was given up, and
-# one that wakes no request because its consumer does not want it.
-FOUND = [700109, 700320, 700561]
+# These have found something once: a nak with a delay after one without, the end of a message that was given up, one
+# that wakes no request of a consumer that does not want it, an old answer to ``all``, max_deliver at the end of an
+# ack_wait, and the first sequence of a consumer that finds no last message.
+FOUND = [700109, 700320, 700561, 701126, 701415, 701597]
 
 Said = tuple[Any, ...]
 

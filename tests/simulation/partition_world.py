@@ -351,11 +351,26 @@ def seeded(rng: random.Random) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without thousands of lines about what was broken on purpose."""
+    logger = logging.getLogger("jetspark")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def run_world(seed: int, *, count: int = 6) -> World:
     world = World(seed)
     faults = world.rng.choices(FAULTS, k=count)
-    logging.getLogger("jetspark").setLevel(logging.CRITICAL)
-    with seeded(random.Random(seed)), asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner:
+    with (
+        quiet(),
+        seeded(random.Random(seed)),
+        asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner,
+    ):
         try:
             runner.run(world.run(faults))
         except BaseException:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from support import seeds
+from support.accounts import Enter, Entered, Transfer, bank
 
-from jetspark import ConfigError, RequestTimeout, StreamConfig
-from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
+from jetspark import CommandInDoubt, ConfigError, NoWorkers, RequestTimeout, StreamConfig
+from jetspark.app import App, Context, Event, Refused, Reject, Retry, RetryIn
 from jetspark.app.testing import STEPS, TestApp
 
 
@@ -456,3 +457,25 @@ async def test_partitions_are_read_for_themselves_if_a_test_says_so(partitions: 
         assert sorted(starts) == [(order_id, attempt) for order_id in "abc" for attempt in range(1, 6)]
         assert test.dead_letters == []
         assert (test.app.handlers["parts"].partitions == 4) is partitions
+
+
+async def test_commands_are_called_and_a_worker_that_dies_decides_nothing_twice() -> None:
+    for moment in ("before Publish", "after Publish"):
+        async with TestApp(bank()) as test:
+            assert (await test.call(Enter(ledger="x", writer="w"))).data == 1
+            fault = test.crash(moment)
+            reply = await test.call(Enter(ledger="x", writer="w"), command_id="e-2", timeout=20.0)
+            assert (reply.data, fault.happened) == (2, 1)
+            assert await test.call(Enter(ledger="x", writer="w"), command_id="e-2") == reply
+            with pytest.raises(Refused, match="no such account"):
+                await test.call(Transfer(source="a", target="b", cents=1))
+            assert [each.number for each in test.published(Entered)] == [1, 2]
+
+
+async def test_without_workers_a_command_says_that_there_are_none() -> None:
+    async with TestApp(bank()) as test:
+        test.crash("before Publish", restart_after=60.0)
+        with pytest.raises(CommandInDoubt):
+            await test.call(Enter(ledger="x", writer="w"), timeout=2.0)
+        with pytest.raises(NoWorkers, match="Start one"):
+            await test.call(Enter(ledger="x", writer="w"), timeout=2.0)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from jetspark.app import App, Event, Private, contract_of
+from jetspark.app import App, Command, Event, Past, Private, contract_of
 from jetspark.app.causes import child_of, new_trace
+from jetspark.app.commands.declaring import CommandMeta
 from jetspark.app.contracts.asyncapi import asyncapi
 from jetspark.app.contracts.ids import NewIds
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Found, Step, Topology, TopologyPlan, plan_changes
@@ -340,6 +341,29 @@ def test_a_stream_that_takes_everything_or_keeps_nothing_is_found() -> None:
     assert rules(App("orders", stream="ORDERS", subjects=[">"])) == [("warning", "broad_subject")]
     queue = StreamConfig(name="ORDERS", subjects=["orders.>"], retention="workqueue")
     assert rules(App("orders", stream=queue)) == [("warning", "no_history")]
+
+
+class Place(Command):
+    def reads(self) -> list[str]:
+        return ["orders.x"]
+
+    def decide(self, past: Past) -> None: ...
+
+
+def test_what_commands_should_not_be_is_found() -> None:
+    def with_command(name: str, kind: type[Command], **fields: Any) -> App:
+        app = App("orders", stream=StreamConfig(name="ORDERS", subjects=["orders.>"], **fields), events=[OrderPaid])
+        app.command(name)(CommandMeta(kind.__name__, (kind,), {}))
+        return app
+
+    assert rules(with_command("orders.place", Place)) == []
+    assert rules(with_command("orders.placed", Place)) == [("warning", "past_tense_command")]
+    assert rules(with_command("order.paid", Place)) == [("error", "command_and_event")]
+    assert rules(with_command("orders.place", Place, max_age_s=3600)) == [("warning", "commands_forget")]
+    assert rules(with_command("orders.place", Place, allow_atomic=False)) == [("error", "no_atomic")]
+    other = App("audit", stream="AUDIT", subjects=["cmd.>"])
+    found = [lint.rule for lint in lint_apps([with_command("orders.place", Place), other])]
+    assert found == ["command_stored"]
 
 
 def test_a_declaration_that_does_not_hold_is_found() -> None:

@@ -117,6 +117,17 @@ def test_subscriptions_match_as_the_server_matches_them() -> None:
     ]
 
 
+def test_of_a_queue_group_each_message_has_one_reader() -> None:
+    network = make()
+    members, other, writer = [Client(network) for _ in range(3)], Client(network), Client(network)
+    for member in members:
+        talk(network, member, b"SUB w.* workers 1\r\n")
+    talk(network, other, b"SUB w.a 1\r\n")
+    talk(network, writer, b"PUB w.a 1\r\nx\r\n" * 6)
+    assert [member.news().count(b"MSG w.a 1 1") for member in members] == [2, 2, 2]
+    assert other.news().count(b"MSG w.a 1 1") == 6
+
+
 def test_an_unsubscribe_counts_from_the_subscription() -> None:
     network = make()
     client = Client(network)

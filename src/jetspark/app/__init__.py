@@ -3,20 +3,25 @@
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
 from jetspark.app.client import AppClient, BulkPublisher
+from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, Past, PastEvent
+from jetspark.app.commands.worker import CommandOptions
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
+from jetspark.app.entities.entities import Entities, EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
+from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
+from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
 __all__ = [
@@ -26,20 +31,36 @@ __all__ = [
     "Breaker",
     "BulkPublisher",
     "Catalogue",
+    "Command",
+    "CommandOptions",
+    "CommandReply",
+    "CommandSpec",
     "Context",
     "Contract",
+    "Decision",
     "Decoded",
     "Encoded",
+    "Entities",
+    "EntityChange",
     "Event",
+    "Flag",
+    "FlagValue",
     "HandlerSpec",
     "HandlerTimeout",
     "LiveOptions",
     "Measure",
+    "Past",
+    "PastEvent",
     "Private",
     "ProjectionSpec",
+    "Refused",
     "Reject",
     "Retry",
     "RetryIn",
+    "Setting",
+    "SettingChange",
+    "Settings",
+    "SettingsSpec",
     "Skip",
     "Template",
     "Timer",

@@ -24,8 +24,12 @@ from jetspark.jetstream.publishing import Expect
 from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
+    from jetspark.app.commands.declaring import Command, CommandReply
     from jetspark.app.declarations import Declarations
+    from jetspark.app.entities.committing import Committer
+    from jetspark.app.entities.entities import Entities
     from jetspark.app.projections.views import View, Views
+    from jetspark.app.settings import Settings
 
 __all__ = ["AppClient", "BulkPublisher"]
 
@@ -46,6 +50,7 @@ class AppClient:
         self._nc: Client | None = None
         self._js: JetStream | None = None
         self._views: Views | None = None
+        self._committer: Committer | None = None
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
 
@@ -57,6 +62,9 @@ class AppClient:
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         nc, self._nc, self._js = self._nc, None, None
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            await committer.close()
         views, self._views = self._views, None
         if views is not None:
             await views.close()
@@ -86,6 +94,48 @@ class AppClient:
 
             self._views = Views(self.app, self.js)
         return self._views.view(name)
+
+    def entities(self, name: str) -> Entities:
+        """The entities of one kind: ``async with shop.entities("orders").change("o-1") as change``.
+
+        Raises:
+            ConfigError: The application has no such kind.
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.entities.committing import Committer
+        from jetspark.app.entities.entities import Entities
+
+        spec = self.app.entity_specs.get(name)
+        if spec is None:
+            known = ", ".join(sorted(self.app.entity_specs)) or "none"
+            raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
+        if self._committer is None:
+            self._committer = Committer(self.js, self.app.stream)
+        return Entities(self, spec, self._committer)
+
+    def now(self) -> datetime.datetime:
+        """The time; in a test, the test's."""
+        return utc_now()
+
+    def settings(self, bucket: str, *, scope: str = "", max_stale_s: float | None = None) -> Settings:
+        """The settings of a bucket in memory: ``async with orders.settings("shop") as settings``.
+
+        Args:
+            scope: Of whom: a tenant, a service; the first tokens of their keys.
+            max_stale_s: Raise when the copy was not compared with the server for this long.
+
+        Raises:
+            ConfigError: The application declares no settings in this bucket.
+            UsageError: Outside of the ``async with`` block of the client.
+        """
+        from jetspark.app.settings import Settings
+
+        spec = self.app.settings_specs.get(bucket)
+        if spec is None:
+            known = ", ".join(sorted(self.app.settings_specs)) or "none"
+            raise ConfigError(f"settings({bucket!r}): expected a bucket of settings of app {self.app.name!r}: {known}")
+        js = self.js
+        return Settings(spec, lambda: js.kv(bucket), scope=scope, max_stale_s=max_stale_s)
 
     @property
     def timers(self) -> Timers:
@@ -144,6 +194,50 @@ class AppClient:
             encoded.data,
             headers=encoded.headers | ending,
             expect=expect,
+            timeout=timeout,
+        )
+
+    async def call(
+        self,
+        command: Command,
+        *,
+        command_id: str | None = None,
+        expected_version: int | None = None,
+        correlation_id: str | None = None,
+        timeout: float | None = None,
+    ) -> CommandReply:
+        """Have a worker decide a command, and return when its events are stored.
+
+        Args:
+            command_id: Identifies the command: asked again with the same id, and the same fields, it is answered with
+                the reply that was recorded, and not decided again. A new one if not given.
+            expected_version: A sequence, such as that of a reply or of a view's entry: decide only if nothing inside
+                the boundary is newer. 0 says that there must be nothing.
+            correlation_id: Of what led to it; inside of a handler that of the event being handled.
+            timeout: Seconds to wait for the reply, the connection's ``request_timeout_s`` if not given. The request is
+                sent once more after half of them.
+
+        Raises:
+            Refused: The decision is no; ``reason`` says why.
+            WrongVersion: The boundary is newer than ``expected_version``; nothing was stored.
+            BoundaryConflict: Others wrote inside the boundary each time it was decided; nothing was stored.
+            WorkersBusy, NoWorkers: Nothing was decided; call again in a moment.
+            CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn what became of it.
+            CommandFailed: The worker could not decide: its code or the events it reads are wrong.
+            InvalidEvent: A field has a value its type does not allow; nothing was sent.
+            ConfigError: It is no command of the application.
+        """
+        from jetspark.app.commands.calling import call_command
+
+        self.js  # noqa: B018 - says what is wrong outside of the block
+        assert self._nc is not None
+        return await call_command(
+            self,
+            self._nc,
+            command,
+            command_id=command_id,
+            expected_version=expected_version,
+            correlation_id=correlation_id,
             timeout=timeout,
         )
 

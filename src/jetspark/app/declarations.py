@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
+from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
+from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
@@ -26,14 +29,16 @@ from jetspark.app.topology.names import (
     retry_stream,
 )
 from jetspark.app.topology.provisioning import apply_topology, make_plan
-from jetspark.core.subjects import is_subset
+from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
+    from jetspark.app.commands.declaring import CommandSpec
     from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.settings import Setting, SettingsSpec
 
 __all__ = ["Declarations"]
 
@@ -43,6 +48,7 @@ WORKERS = 8
 """Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
 DUPLICATE_WINDOW_S = 120.0
 """How long a stream remembers ids, by default."""
+_is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -61,6 +67,7 @@ class Declarations:
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
+        version: str = "0.0.0",
     ) -> None:
         self.name = check_app_name(name)
         config = StreamConfig(name=stream) if isinstance(stream, str) else stream
@@ -84,6 +91,13 @@ class Declarations:
         """By durable name."""
         self.lifespans: list[Lifespan] = []
         self.projections: dict[str, ProjectionSpec] = {}
+        self.entity_specs: dict[str, EntitySpec] = {}
+        self.settings_specs: dict[str, SettingsSpec] = {}
+        """By bucket."""
+        self.commands: dict[str, CommandSpec] = {}
+        if not _is_version(version):
+            raise ConfigError(f"version={version!r}: expected three numbers, such as '1.4.0'")
+        self.version = version
         self._catalogue = Catalogue()
         self._add(*events)
 
@@ -96,6 +110,23 @@ class Declarations:
         """
         self._add(kind)
         return kind
+
+    def settings(self, bucket: KVConfig | str, **settings: Setting[Any]) -> SettingsSpec:
+        """Declare settings and flags, kept in a bucket, with their types and defaults.
+
+        ``app.settings("shop", currency=Setting(str, "USD"), new=Flag())``; programs read them with
+        ``client.settings("shop")``.
+
+        Raises:
+            ConfigError: The bucket has settings already, or one of them has no name or type that can be stored.
+        """
+        from jetspark.app.settings import SettingsSpec
+
+        spec = SettingsSpec(bucket, settings)
+        if spec.bucket.bucket in self.settings_specs:
+            raise ConfigError(f"settings of bucket {spec.bucket.bucket}: expected one declaration, with all of them")
+        self.settings_specs[spec.bucket.bucket] = spec
+        return spec
 
     @property
     def catalogue(self) -> Catalogue:
@@ -111,6 +142,18 @@ class Declarations:
             self._add(*projection.events)
         return self._catalogue
 
+    def _declare_command(self, spec: CommandSpec) -> None:
+        if spec.name in {*self.commands, *self.handlers, *self.projections}:
+            raise ConfigError(f"command {spec.name!r}: expected a name of its own; another declaration has it")
+        subject = command_subject(self.name, spec.name)
+        stored = next((each for each in self.subjects if overlaps(subject, each)), None)
+        if stored is not None:
+            raise ConfigError(
+                f"command {spec.name!r} is sent to {subject!r}, which stream {self.stream} stores ({stored!r}): the "
+                "stream would answer in place of a worker. Give the stream narrower subjects"
+            )
+        self.commands[spec.name] = spec
+
     def _add(self, *kinds: type[Any]) -> None:
         for kind in kinds:
             if kind in self._catalogue:
@@ -122,6 +165,35 @@ class Declarations:
                     f"subjects are {', '.join(self.subjects)}"
                 )
             self._catalogue.add(kind)
+
+    def entities(self, name: str, *, state: Any) -> EntitySpec:
+        """Declare a kind of entity: state in a bucket that is the truth, changed together with its events.
+
+        States and events are in one stream, which is that of a bucket: ``App(stream="KV_shop", ...)``. A client changes
+        them: ``async with client.entities("orders").change("o-1") as change``.
+
+        Args:
+            name: Of the kind, the first part of its keys in the bucket.
+            state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
+
+        Raises:
+            ConfigError: The stream is no bucket's or not the app's own, or the type or the name cannot be used.
+        """
+        if not self.owns_stream:
+            raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
+        spec = EntitySpec(name, state, self.stream)
+        if name in self.entity_specs:
+            raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
+        limit = self.stream_config.max_messages_per_subject
+        if limit is not None and limit > 0:
+            raise ConfigError(
+                f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
+            )
+        if not self.entity_specs:
+            self.subjects = (*self.subjects, state_subjects(self.stream))
+            self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
+        self.entity_specs[name] = spec
+        return spec
 
     @property
     def owns_stream(self) -> bool:
@@ -139,6 +211,8 @@ class Declarations:
         Raises:
             ConfigError: It declares something twice, or a handler takes something that is no event.
         """
+        for command in self.commands.values():
+            command.check_snapshot(self.projections)
         streams = [self._owned(self.stream_config, self._main_defaults())] if self.owns_stream else []
         buckets = [self._owned(bucket, {}) for bucket in self._all_buckets()]
         if self.owns_stream:
@@ -194,6 +268,7 @@ class Declarations:
         These need atomic batches, and keys with a TTL: the marks of events go away.
         """
         found = {bucket.bucket: bucket for bucket in self.buckets}
+        found |= {name: spec.bucket for name, spec in self.settings_specs.items()}
         needed = {"allow_atomic": True, "limit_marker_ttl_s": MARKER_TTL_S}
         for spec in self.handlers.values():
             if spec.idempotent == "transaction" and spec.bucket is not None:
@@ -206,6 +281,8 @@ class Declarations:
         defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
         if self.has_timers:
             defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
+        if self.entity_specs:
+            defaults |= {"allow_rollup": True, "max_messages_per_subject": MANY}
         age_s = self.stream_config.max_age_s
         if age_s and age_s < DUPLICATE_WINDOW_S:
             # As the server does for a new stream; for one that exists it refuses the age instead.

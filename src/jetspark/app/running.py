@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jetspark.aio.client import connect
+from jetspark.app.commands.worker import CommandOptions, CommandWorker
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import open_lifespans
 from jetspark.app.handlers.worker import HandlerWorker
@@ -44,17 +45,19 @@ async def run_app(
     stop_timeout: float,
     apply: bool = False,
     live: LiveOptions | None = None,
+    serving: CommandOptions | None = None,
     **options: Any,
 ) -> None:
-    """Run the handlers and projections of an application until cancelled, or until SIGTERM or Ctrl-C."""
-    known = {**app.handlers, **app.projections}
+    """Run the handlers, projections and commands of an application until cancelled, or until SIGTERM or Ctrl-C."""
+    known = {**app.handlers, **app.projections, **app.commands}
     unknown = sorted(set(only) - set(known))
     if unknown:
         raise ConfigError(f"only={unknown}: expected some of {', '.join(sorted(known)) or 'no handlers'}")
     specs = [spec for spec in app.handlers.values() if not only or spec.name in only]
     projections = [spec for spec in app.projections.values() if not only or spec.name in only]
-    if not specs and not projections:
-        raise ConfigError(f"app {app.name!r} has no handlers and no projections to run")
+    commands = [spec for spec in app.commands.values() if not only or spec.name in only]
+    if not specs and not projections and not commands:
+        raise ConfigError(f"app {app.name!r} has no handlers, no projections and no commands to run")
     options.setdefault("name", f"{app.name} handlers")
     catalogue = app.catalogue
     catalogue.check()
@@ -71,7 +74,13 @@ async def run_app(
         for spec in specs:
             store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
             workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
-        names = [*(spec.name for spec in specs), *(spec.name for spec in projections)]
+        if commands:
+            workers.append(CommandWorker(app, commands, client, catalogue=catalogue, options=serving))
+        names = [
+            *(each.name for each in specs),
+            *(each.name for each in projections),
+            *(each.name for each in commands),
+        ]
         _logger.info("app %s: running %s", app.name, ", ".join(names))
         await _run_workers(workers, stop_timeout, ended)
         _logger.info("app %s: ended", app.name)

@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from jetspark.jetstream.config import StreamConfig
     from jetspark.jetstream.info import StoredMessage
 
-__all__ = ["Seconds", "Timer", "Timers", "When", "cancelling", "check_stream", "timer_subject", "timer_subjects"]
+__all__ = [
+    "Seconds",
+    "Timer",
+    "Timers",
+    "When",
+    "cancelling",
+    "check_stream",
+    "timer_message",
+    "timer_subject",
+    "timer_subjects",
+]
 
 Seconds: TypeAlias = float | datetime.timedelta
 
@@ -197,11 +207,9 @@ class Timers:
         return when.due
 
     async def _store(self, name: str, when: When, encoded: Encoded, set_id: str | None) -> None:
-        subject = timer_subject(self._app, name)
-        fields = {key: value for key, value in encoded.headers.items() if key != "Nats-Msg-Id"}
-        fields |= when.headers(encoded.subject)
+        message = timer_message(self._app, name, when, encoded)
         try:
-            await self._js.publish(subject, encoded.data, headers=fields, msg_id=set_id)
+            await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=set_id)
         except ServerError as error:
             raise self._explained(error, name, when) or error from error
 
@@ -249,6 +257,13 @@ class Timers:
         if self._stream is None:
             self._stream = await self._js.stream(self._stream_name)
         return self._stream
+
+
+def timer_message(app: str, name: str, when: When, event: Encoded) -> Encoded:
+    """The message that is a timer, made of the one that it is to publish."""
+    # The event's id is in its envelope. The stream would take the header for an id of the timer.
+    own = {key: value for key, value in event.headers.items() if key != "Nats-Msg-Id"}
+    return event._replace(subject=timer_subject(app, name), headers=own | when.headers(event.subject))
 
 
 def _timer(message: StoredMessage) -> Timer:

@@ -138,10 +138,10 @@ class Publication:
 
 
 class _Subscription:
-    __slots__ = ("filter", "limit", "sent", "session", "sid")
+    __slots__ = ("filter", "limit", "queue", "sent", "session", "sid")
 
-    def __init__(self, session: _PeerSession, sid: int, filter: str) -> None:
-        self.session, self.sid, self.filter = session, sid, filter
+    def __init__(self, session: _PeerSession, sid: int, filter: str, queue: str = "") -> None:
+        self.session, self.sid, self.filter, self.queue = session, sid, filter, queue
         self.sent = self.limit = 0
         """How many messages it got, and how many it wants in all; a limit of 0 is none."""
 
@@ -232,7 +232,8 @@ class _PeerSession:
             case b"PING":
                 self.send(frames.PONG)
             case b"SUB":
-                entry = _Subscription(self, int(words[-1]), words[0].decode())
+                queue = words[1].decode() if len(words) > 2 else ""
+                entry = _Subscription(self, int(words[-1]), words[0].decode(), queue)
                 self.subscriptions[entry.sid] = entry
                 self._front.interest.add(entry)
             case b"UNSUB":
@@ -303,7 +304,7 @@ class Front:
         self._service_s = service_s
         self._busy_until = 0.0
         self._sessions: dict[int, _PeerSession] = {}
-        self._last_session = 0
+        self._last_session = self._turn = 0
         self._talkative: list[_PeerSession] = []
         self.fork: ModelServer | None = None
         """What the node behind a partition takes for the truth."""
@@ -413,15 +414,28 @@ class Front:
         listeners = self.interest.find(message.subject)
         if listeners:
             block = b"" if message.headers is None else encode(message.headers)
-            is_parted = self.is_parted(message.client)
-            for entry in listeners:
-                if self.fork is None or (entry.session.node == self.parted_node) == is_parted:
-                    entry.session.deliver(entry, message.subject, message.reply, block, message.data)
+            if self.fork is not None:
+                is_parted = self.is_parted(message.client)
+                listeners = [each for each in listeners if (each.session.node == self.parted_node) == is_parted]
+            for entry in self._one_of_each_group(listeners):
+                entry.session.deliver(entry, message.subject, message.reply, block, message.data)
             said = [each for each in said if each.status is None or each.subject != message.reply]
         if said:
             self.say(said, by=model)
         else:
             self._watch(model)
+
+    def _one_of_each_group(self, entries: list[_Subscription]) -> list[_Subscription]:
+        """Subscriptions that get a message: of a queue group one, each in its turn."""
+        chosen = [entry for entry in entries if not entry.queue]
+        if len(chosen) < len(entries):
+            groups: dict[str, list[_Subscription]] = {}
+            for entry in entries:
+                if entry.queue:
+                    groups.setdefault(entry.queue, []).append(entry)
+            self._turn += 1
+            chosen += [group[self._turn % len(group)] for group in groups.values()]
+        return chosen
 
     def has_news(self, session: _PeerSession) -> None:
         self._talkative.append(session)

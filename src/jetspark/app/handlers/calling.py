@@ -78,7 +78,7 @@ class HandlerCalls:
                     await context.publish(event)
             return None
         except asyncio.CancelledError:
-            if not item.is_timed_out:
+            if not _is_time_out(task, item):
                 raise
             return HandlerTimeout(self._spec.name, self._spec.timeout)
         except Exception as error:
@@ -102,7 +102,7 @@ class HandlerCalls:
                 await self._function(events, **self._arguments)
             return None
         except asyncio.CancelledError:
-            if not items[0].is_timed_out:
+            if not _is_time_out(task, items[0]):
                 raise
             return HandlerTimeout(self._spec.name, self._spec.timeout)
         except Exception as error:
@@ -161,6 +161,11 @@ class HandlerCalls:
             log=self._log,
             is_replay=self.is_replay,
         )
+
+
+def _is_time_out(task: asyncio.Task[Any], item: WorkItem) -> bool:
+    """Whether a cancellation is the time-out alone: who ends the worker at that moment must be heard, too."""
+    return item.is_timed_out and task.cancelling() <= 1
 
 
 def returned_events(result: Any) -> list[Any]:

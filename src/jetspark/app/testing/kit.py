@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 from jetspark.aio.client import Client, connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
+from jetspark.app.commands.declaring import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
@@ -35,7 +36,7 @@ from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
 from jetspark.app.topology.declared import ConsumerPlace
 from jetspark.app.topology.provisioning import apply_topology
 from jetspark.core.subjects import matches
-from jetspark.errors import ConfigError, ContractViolation, RequestTimeout, UsageError
+from jetspark.errors import ConfigError, ContractViolation, NetworkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer
 from jetspark.testing.network import Network
@@ -115,6 +116,10 @@ class TestApp:
     async def publish(self, event: Any, **options: Any) -> PubAck:
         """Publish an event, as ``AppClient.publish`` does."""
         return await self._stage.run(self._client.publish(event, **options))
+
+    async def call(self, command: Command, **options: Any) -> CommandReply:
+        """Have a worker decide a command, as ``AppClient.call`` does."""
+        return await self._stage.run(self._client.call(command, **options))
 
     async def publish_raw(self, subject: str, data: bytes, **options: Any) -> PubAck:
         """Publish bytes that need not be an event, as ``JetStream.publish`` does."""
@@ -306,7 +311,7 @@ class TestApp:
         await self._settle(STOP_TIMEOUT_S)  # by then the workers are at work
 
     def _start_workers(self) -> None:
-        if not self.app.handlers and not self.app.projections:
+        if not self.app.handlers and not self.app.projections and not self.app.commands:
             return
         stage = self._stage
         app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
@@ -360,6 +365,11 @@ class TestApp:
         """What handlers have to do, in words; empty if nothing."""
         if self._killed and self._workers is None:
             return "the workers are dead and start again soon"
+        if self.app.commands:
+            try:
+                await self._connection.request(f"$SRV.PING.{self.app.name}", timeout=MAX_PAUSE_S)
+            except NetworkError:
+                return "the workers do not serve commands yet"
         if self.app.projections:
             readers = self._readers
             if readers.are_busy() if readers is not None else await is_behind(self._client.js, self.app):

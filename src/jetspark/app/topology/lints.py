@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal, TypeAlias
 
+from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.field_rules import field_names, private_fields
 from jetspark.app.declarations import Declarations
@@ -73,6 +74,7 @@ def _one_app(app: Declarations) -> Iterator[Lint]:
         yield from _event(contract)
     yield from _overlaps(app)
     yield from _stream(app)
+    yield from _commands(app)
     for one, other in combinations(topology.streams, 2):
         for a in one.subjects or ():
             for b in other.subjects or ():
@@ -133,6 +135,29 @@ def _stream(app: Declarations) -> Iterator[Lint]:
         yield Lint("warning", "no_history", where, reason)
 
 
+def _commands(app: Declarations) -> Iterator[Lint]:
+    config = app.stream_config
+    if not app.commands:
+        return
+    where = f"stream {app.stream}"
+    if config.allow_atomic is False:
+        reason = "allow_atomic=False: a command that stores several events needs atomic batches"
+        yield Lint("error", "no_atomic", where, reason)
+    limits = ("max_age_s", "max_messages", "max_bytes", "max_messages_per_subject")
+    limited = [name for name in limits if (getattr(config, name) or 0) > 0]
+    if limited:
+        reason = f"{limited[0]} deletes events that commands decide on, and by which a retry is known"
+        yield Lint("warning", "commands_forget", where, reason)
+    for spec in app.commands.values():
+        word = spec.name.rsplit(".", 1)[-1].lower()
+        if {word.removesuffix("d"), word.removesuffix("ed")} & IMPERATIVES - {word}:
+            reason = f"{word!r} says that it has happened; a command asks for it"
+            yield Lint("warning", "past_tense_command", f"command {spec.name}", reason)
+        if spec.name in {contract.type for contract in app.catalogue}:
+            reason = "a type of event has this name; one word for what is asked, another for what happened"
+            yield Lint("error", "command_and_event", f"command {spec.name}", reason)
+
+
 def _ownership(one: Declarations, other: Declarations) -> Iterator[Lint]:
     """What two applications both claim."""
     where = f"app {one.name}"
@@ -145,6 +170,12 @@ def _ownership(one: Declarations, other: Declarations) -> Iterator[Lint]:
             for b in other.subjects:
                 if one.stream != other.stream and overlaps(a, b):
                     yield Lint("error", "stream_overlap", where, f"{a!r} overlaps {b!r} of app {other.name}")
+    for asked, stores in ((one, other), (other, one)):
+        for name in asked.commands:
+            subject = command_subject(asked.name, name)
+            if any(overlaps(subject, each) for each in stores.subjects):
+                reason = f"{subject!r} is stored by stream {stores.stream} of app {stores.name}, which would answer it"
+                yield Lint("error", "command_stored", f"command {name}", reason)
     shared = {bucket.bucket for bucket in one.buckets} & {bucket.bucket for bucket in other.buckets}
     for bucket in sorted(shared):
         yield Lint("error", "bucket_owner", where, f"app {other.name} declares bucket {bucket} as well")

@@ -16,7 +16,7 @@ As nats-server 2.15.1 does it, and other than one may expect:
 
 - ``max_ack_pending`` holds back new messages only, never redeliveries; a nak with a delay keeps its place in it.
 - ``max_deliver`` is looked at when a message is about to be delivered once more, so one that is used up stays pending
-  until somebody pulls.
+  until somebody pulls. Only where it is 1, the end of the ``ack_wait`` is the end.
 - After an expired ``ack_wait`` redeliveries go by sequence; a nak goes to the end of those that wait.
 - A request that waits while its consumer is paused is served when the pause runs out. When somebody ends the pause, it
   is not, before something else happens: a publish, another request, an answer.
@@ -190,7 +190,7 @@ class ModelConsumer:
         match config.deliver_policy:
             case "last":
                 last = max((store.last_of(each) for each in self._filters), default=store.last_sequence)
-                return last or max(store.last_sequence, 1)
+                return max(last, store.first_sequence)
             case "new":
                 return store.last_sequence + 1
             case "by_start_sequence":
@@ -201,7 +201,7 @@ class ModelConsumer:
             case "last_per_subject":
                 self._last_of_subject = store.last_of_each(self._filters)
                 self._skip_to = store.last_sequence
-                return min(self._last_of_subject, default=max(store.last_sequence, 1))
+                return max(min(self._last_of_subject, default=store.last_sequence), store.first_sequence)
         return store.first_sequence
 
     # ---- the stream --------------------------------------------------------------------------------------------
@@ -339,9 +339,7 @@ class ModelConsumer:
                 continue
             count = self.deliveries.get(sequence, 0) + 2
             if self._max_deliver and count > self._max_deliver:
-                self.pending.pop(sequence)
-                if count == self._max_deliver + 1:
-                    said.append(self._advise("MAX_DELIVERIES", "max_deliver", sequence, count - 1))
+                said += self._give_up(sequence, count - 1)
                 continue
             self.deliveries[sequence] = count - 1
             return message
@@ -354,6 +352,12 @@ class ModelConsumer:
                 return message
         self._scanned = self._store.last_sequence + 1
         return None
+
+    def _give_up(self, sequence: int, count: int) -> list[Delivery]:
+        """Deliver a message no more; told once, whatever is done to ``max_deliver`` later."""
+        self.pending.pop(sequence)
+        self.deliveries[sequence] = count
+        return [self._advise("MAX_DELIVERIES", "max_deliver", sequence, count)] if count == self._max_deliver else []
 
     def _is_blocked(self) -> bool:
         """Looked at before the stream is: even where there is nothing to hold back."""
@@ -462,12 +466,11 @@ class ModelConsumer:
 
     def _acknowledge(self, sequence: int, consumer_sequence: int, now: float) -> bool:
         if self.config.ack_policy == "all":
-            known = [each for each in self.pending if each <= sequence]
-            if not known and sequence <= self.ack_floor[1]:
+            if consumer_sequence <= self.ack_floor[0] or sequence <= self.ack_floor[1]:
                 return False
-            for each in known:
+            for each in [each for each in self.pending if each <= sequence]:
                 self._drop(each)
-            self.ack_floor = (max(self.ack_floor[0], consumer_sequence), max(self.ack_floor[1], sequence))
+            self.ack_floor = (consumer_sequence, sequence)
         else:
             if sequence not in self.pending:
                 self.deliveries.pop(sequence, None)  # of one that was given up after max_deliver
@@ -536,9 +539,15 @@ class ModelConsumer:
 
     def on_time(self, now: float) -> list[Delivery]:
         late = self._expired(now)
-        self.redeliveries.extend(late)
         said: list[Delivery] = []
         is_awake = bool(late)
+        for sequence in late:
+            # Counted as the server does here: a second delivery is the first one.
+            count = max(self.deliveries.get(sequence, 0), 1)
+            if self._max_deliver and count >= self._max_deliver:
+                said += self._give_up(sequence, count)
+            else:
+                self.redeliveries.append(sequence)
         if self.pin_id and self.config.priority_timeout_s and self._pin_until <= now:
             self.unpin()
             is_awake = True
@@ -610,7 +619,8 @@ class ModelConsumer:
             "delivered": delivered,
             "ack_floor": floor,
             "num_ack_pending": len(self.pending),
-            "num_redelivered": len(self.deliveries),
+            # Where nothing is delivered again, the server does not show what was given up.
+            "num_redelivered": 0 if self._max_deliver == 1 else len(self.deliveries),
             "num_waiting": len(self.waiting),
             "num_pending": self.num_pending,
         }

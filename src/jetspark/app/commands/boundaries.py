@@ -1,0 +1,151 @@
+"""What a worker knows of boundaries: the events it has read, kept for the next command. Pure.
+
+Nothing here has to be current. A decision on what is remembered is stored only if the boundary has not moved since, and
+one that stores nothing is only given after the stream's leader was asked. So remembering saves a request, and no more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jetspark.app.commands.declaring import CommandReply, Past, PastEvent
+from jetspark.app.projections.declaring import ProjectionSpec
+
+__all__ = [
+    "BoundaryCache",
+    "BoundaryPast",
+    "SnapshotState",
+    "encode_state",
+    "merged_past",
+    "outcome_of",
+    "recorded_reply",
+]
+
+
+class SnapshotState(NamedTuple):
+    """The state of a projection's key, as stored, and the sequence up to which events are in it."""
+
+    value: bytes | None
+    sequence: int
+
+
+class _Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is recorded with each event of a decision, for retries: the header ``Jetspark-Outcome``."""
+
+    events: int
+    index: int
+    reply: Any = None
+
+
+encode_state = msgspec.json.Encoder(order="sorted").encode
+"""A state of a projection as it is stored."""
+_decode_outcome = msgspec.json.Decoder(_Outcome).decode
+
+
+def outcome_of(index: int, events: int, reply: Any) -> str:
+    """What the ``index``-th of some events records.
+
+    Raises:
+        TypeError, ValueError: The reply is nothing that JSON has.
+    """
+    # A header is one line of text; JSON has its line ends escaped.
+    return msgspec.json.encode(_Outcome(events, index, reply)).decode()
+
+
+class BoundaryPast:
+    """The events under one filter, up to the last one that is known."""
+
+    def __init__(self, filter: str, snapshot: SnapshotState | None = None) -> None:
+        self.filter, self.snapshot = filter, snapshot
+        self.entries: list[PastEvent] = []
+        self.last = 0 if snapshot is None else -1
+        """The sequence of the last event under the filter; -1 while that is not known."""
+        self.decided: dict[str, PastEvent] = {}
+        """The first event of each command, by its id."""
+
+    def add(self, entries: Sequence[PastEvent]) -> None:
+        """Take events that follow the last one."""
+        for entry in entries:
+            if entry.sequence > self.last:
+                self.entries.append(entry)
+                self.last = entry.sequence
+                if entry.cause is not None:
+                    self.decided.setdefault(entry.cause, entry)
+
+
+def recorded_reply(pasts: Sequence[BoundaryPast], command_id: str) -> tuple[str | None, CommandReply] | None:
+    """The name and reply of the command with this id that was decided inside a boundary, if there is one."""
+    for past in pasts:
+        entry = past.decided.get(command_id)
+        if entry is not None:
+            outcome = _decode_outcome(entry.outcome) if entry.outcome else _Outcome(1, 0)
+            # The events of a decision have sequences without gaps: they are one message, or one batch.
+            last = entry.sequence - outcome.index + outcome.events - 1
+            reply = CommandReply(
+                command_id=command_id, sequence=last, events=outcome.events, data=outcome.reply, is_repeated=True
+            )
+            return entry.command, reply
+    return None
+
+
+def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None, key: str) -> Past:
+    """What ``decide`` gets."""
+    entries: Sequence[PastEvent] = pasts[0].entries
+    if len(pasts) > 1:
+        by_sequence = {entry.sequence: entry for past in pasts for entry in past.entries}
+        entries = [by_sequence[sequence] for sequence in sorted(by_sequence)]
+    version = max(past.last for past in pasts)
+    if projection is None:
+        return Past(entries, version=version)
+    spec = projection
+    first = pasts[0].snapshot
+    assert first is not None
+
+    def state() -> Any:
+        value = first.value
+        for entry in entries:
+            if (
+                entry.sequence > first.sequence
+                and type(entry.event) in spec.events
+                and key in spec.keys_of(entry.event)
+            ):
+                value = spec.fold(key, value, entry.event)
+        return None if value is None else spec.decode_state(value)
+
+    return Past(entries, version=version, state=state)
+
+
+class BoundaryCache:
+    """The boundaries that were used last, up to a number of events."""
+
+    def __init__(self, max_events: int = 100_000) -> None:
+        self._max_events = max_events
+        self._pasts: OrderedDict[tuple[str, str], tuple[BoundaryPast, int]] = OrderedDict()
+        self._weight = 0
+
+    def __len__(self) -> int:
+        return len(self._pasts)
+
+    def get(self, filter: str, snapshot: str = "") -> BoundaryPast | None:
+        """What is known under a filter, with the key of a snapshot or without."""
+        found = self._pasts.get((filter, snapshot))
+        return None if found is None else found[0]
+
+    def put(self, past: BoundaryPast, snapshot: str = "") -> None:
+        """Keep a boundary as the newest, and let go of the oldest ones."""
+        self.drop(past.filter, snapshot)
+        weight = len(past.entries) + 1
+        self._pasts[past.filter, snapshot] = past, weight
+        self._weight += weight
+        while self._weight > self._max_events and self._pasts:
+            _, (_, weight) = self._pasts.popitem(last=False)
+            self._weight -= weight
+
+    def drop(self, filter: str, snapshot: str = "") -> None:
+        found = self._pasts.pop((filter, snapshot), None)
+        if found is not None:
+            self._weight -= found[1]

@@ -1,0 +1,496 @@
+"""The life of a command: read its boundary, decide, store under guards, and again if the boundary has moved. Pure.
+
+::
+
+    read ──found its id──────────────────> the recorded reply
+      │ ^
+      │ └──────── pause ──────── moved, or nobody knows ─────────┐
+      v                                                          │
+    decide ──events──> append, if the boundary has not moved ────┤
+      │                                                          └──stored──> reply
+      └──refused, failed, or nothing to store──> ask the leader whether the boundary has moved ──no──> say so
+
+Every outcome is that of one moment. What is stored is stored only if every boundary still ends where it was read to;
+the server checks that while it stores. What stores nothing is said only after the leader was asked where each boundary
+ends: each was read before and is the same afterwards, so all of them were so in between.
+
+A command is decided once. Its events carry its id as their cause, and one of them lies inside the boundary
+(:mod:`~jetspark.app.commands.guarding`). Whoever decides the same command again has read that event, and answers what
+it records, or has not, and then the guard fails. An append that nobody answered may still arrive: it is decided again
+on what the boundary has then, under a guard that only one of the two can pass.
+
+Refusals, and decisions without events, are not recorded: nothing happened, and the same command may be decided
+otherwise later.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from jetspark.app.causes import Cause, child_of
+from jetspark.app.commands.boundaries import (
+    BoundaryCache,
+    BoundaryPast,
+    SnapshotState,
+    merged_past,
+    outcome_of,
+    recorded_reply,
+)
+from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, PastEvent
+from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.envelope import Encoded, decode, derived_id, encode
+from jetspark.app.contracts.tokens import escape, text_of
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.core.backoff import Backoff
+from jetspark.core.subjects import is_subset, matches
+from jetspark.errors import (
+    BoundaryConflict,
+    CommandFailed,
+    CommandInDoubt,
+    CommandRefused,
+    ConfigError,
+    ContractViolation,
+    InvalidEvent,
+    JetSparkError,
+    WrongVersion,
+)
+from jetspark.jetstream.info import StoredMessage
+
+__all__ = [
+    "Append",
+    "AppendMoved",
+    "AppendUnknown",
+    "Appended",
+    "CommandRequest",
+    "CommandStep",
+    "Deciding",
+    "GuardedMessage",
+    "PauseFor",
+    "ReadLasts",
+    "ReadSnapshot",
+    "ReadStreamEnd",
+    "ReadTail",
+]
+
+T = TypeVar("T")
+
+COMMAND_HEADER = "Jetspark-Command"
+OUTCOME_HEADER = "Jetspark-Outcome"
+MAX_EVENTS = 1000
+"""Messages that the server takes in one atomic batch."""
+MAX_REPLY_BYTES = 16 << 10
+PAUSE = Backoff(first_s=0.001, max_s=0.25)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRequest:
+    """A command that somebody waits for."""
+
+    command: Command
+    cause: Cause
+    """Its id, its correlation, its trace: the cause of what it leads to."""
+    expected_version: int | None = None
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTail:
+    """Read what is stored under a filter after a sequence; the answer is a list of :class:`StoredMessage`, in order.
+
+    Any replica will do, unless it does not get to ``through``: then the leader is asked. At most ``limit``.
+    """
+
+    filter: str
+    after: int
+    through: int
+    limit: int
+    since_s: float | None = None
+    """Begin earlier, if need be, so that what was stored in this many seconds is read as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLasts:
+    """Ask the stream's leader for the sequence of the last message under each filter; 0 where there is none."""
+
+    filters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStreamEnd:
+    """Ask the stream's leader for the sequence of the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSnapshot:
+    """The state of a projection's key; the answer is a :class:`SnapshotState`."""
+
+    projection: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedMessage:
+    """One message of an append."""
+
+    encoded: Encoded
+    guard: Guard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Store all of these messages, or none; one of the three answers below."""
+
+    messages: tuple[GuardedMessage, ...]
+    last_sequence: int | None = None
+    """Only if this is the last sequence of the whole stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """They are stored, without a gap; this is the sequence of the last one."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendMoved:
+    """Nothing was stored: a guard did not hold, or the server could not take it now."""
+
+    is_conflict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AppendUnknown:
+    """No answer came; the messages may be stored, or arrive later."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseFor:
+    """Wait."""
+
+    seconds: float
+
+
+CommandStep: TypeAlias = ReadTail | ReadLasts | ReadStreamEnd | ReadSnapshot | Append | PauseFor
+CommandSteps: TypeAlias = Generator[CommandStep, Any, T]
+
+
+# ---- the procedure ---------------------------------------------------------------------------------------------------
+
+
+class Deciding:
+    """Decides commands of one application, on what this worker knows of its stream.
+
+    Args:
+        stream: Its name, for errors.
+        stored: The subjects of the stream; none if they are not known.
+        replicas: Of the stream: a replicated one checks some guards less exactly.
+        clock: The time of day.
+        random: A number from 0 to 1.
+        random_bits: Such a number of random bits, for traces.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        stored: Sequence[str],
+        replicas: int,
+        source: str,
+        catalogue: Catalogue,
+        projections: dict[str, ProjectionSpec],
+        cache: BoundaryCache,
+        clock: Callable[[], datetime.datetime],
+        random: Callable[[], float],
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self.stream, self.stored, self.replicas, self.source = stream, tuple(stored), replicas, source
+        self.catalogue, self.projections, self.cache = catalogue, projections, cache
+        self.clock, self._random, self._random_bits = clock, random, random_bits
+
+    def boundary(self, spec: CommandSpec, command: Command) -> tuple[str, ...]:
+        """What a command reads.
+
+        Raises:
+            CommandFailed: ``reads`` raised an error, or returned no subjects of the stream.
+        """
+        try:
+            return spec.boundary(command, self.stored)
+        except Exception as error:
+            raise CommandFailed(spec.name, f"reads: {type(error).__name__}: {error}") from error
+
+    def run(self, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]) -> CommandSteps[CommandReply]:
+        """Decide a command, and store what follows.
+
+        Raises:
+            CommandRefused, WrongVersion, BoundaryConflict, CommandFailed: Nothing was stored.
+            CommandInDoubt: Nobody knows.
+        """
+        return _DecidingRun(self, spec, request, boundary).run()
+
+    def encode(
+        self, spec: CommandSpec, request: CommandRequest, decision: Decision, time: datetime.datetime
+    ) -> list[Encoded]:
+        """The messages of a decision.
+
+        Raises:
+            CommandFailed: An event is none of the application's, or breaks its contract; or the reply is too large.
+        """
+        events, cause = decision.events, request.cause
+        if len(events) > MAX_EVENTS:
+            raise CommandFailed(spec.name, f"it decided {len(events)} events; at most {MAX_EVENTS} are stored together")
+        found = []
+        for index, event in enumerate(events):
+            try:
+                contract = contract_of(event)
+                subject = contract.subject.filter
+                if self.stored and not any(is_subset(subject, each) for each in self.stored):
+                    raise ConfigError(f"{type(event).__name__} goes to {subject!r}, which the stream does not store")
+                own_id = None if contract.id_of is None else contract.id_of(event)
+                encoded = encode(
+                    event,
+                    id=own_id or derived_id(cause.id, spec.name, index),
+                    source=self.source,
+                    time=time,
+                    correlation_id=cause.correlation_id,
+                    causation_id=cause.id,
+                    traceparent=child_of(cause.traceparent, self._random_bits),
+                )
+                outcome = outcome_of(index, len(events), decision.reply)
+            except (ConfigError, InvalidEvent, TypeError, ValueError) as error:
+                raise CommandFailed(spec.name, f"{type(error).__name__}: {error}") from error
+            if len(outcome) > MAX_REPLY_BYTES:
+                reason = f"its reply has {len(outcome)} bytes; at most {MAX_REPLY_BYTES} are recorded with an event"
+                raise CommandFailed(spec.name, f"{reason}: return an id, and let the caller read a view")
+            encoded.headers.update({COMMAND_HEADER: spec.name, OUTCOME_HEADER: outcome})
+            found.append(encoded)
+        return found
+
+    def read(self, message: StoredMessage) -> PastEvent:
+        """A stored message as an event of the past.
+
+        Raises:
+            ContractViolation: It is no event that the application knows.
+        """
+        decoded = decode(message.subject, message.data, message.headers, self.catalogue)
+        outcome = message.headers.get(OUTCOME_HEADER)
+        return PastEvent(
+            message.sequence,
+            decoded.event,
+            message.subject,
+            decoded.id,
+            decoded.time,
+            decoded.causation_id,
+            message.headers.get(COMMAND_HEADER),
+            None if outcome is None else outcome.encode(),
+        )
+
+    def pause_s(self, failures: int) -> float:
+        """Between nothing and all of a wait that doubles: those who met once shall not meet again."""
+        return PAUSE.wait_s(failures) * self._random()
+
+
+class _DecidingRun:
+    """One command."""
+
+    def __init__(
+        self, deciding: Deciding, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]
+    ) -> None:
+        self._deciding, self._spec, self._request, self._filters = deciding, spec, request, boundary
+        self._pasts: list[BoundaryPast] = []
+        self._encoded: list[Encoded] = []
+        self._time: datetime.datetime | None = None
+        self._is_unknown = False
+        self._key = self._key_text = ""
+        self._guards_stream = guards_stream(spec.guard, boundary, deciding.replicas)
+        self._projection = None if spec.snapshot is None else deciding.projections[spec.snapshot]
+
+    def run(self) -> CommandSteps[CommandReply]:
+        if self._projection is not None:
+            self._key_text = self._call(lambda: text_of(self._request.command.snapshot_key()))
+            self._key = escape(self._key_text)
+        yield from self._open()
+        conflicts = failures = 0
+        while conflicts < self._spec.tries:
+            end: int | None = None
+            if self._guards_stream:
+                # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
+                end = yield ReadStreamEnd()
+                yield from self._catch_up()
+            reply = self._find()
+            if reply is not None:
+                return reply
+            outcome = self._decide()
+            if isinstance(outcome, Decision) and outcome.events:
+                answer = yield self._append(outcome, end)
+                if isinstance(answer, Appended):
+                    return self._note(outcome, answer.sequence)
+                self._is_unknown |= isinstance(answer, AppendUnknown)
+                conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
+                failures += 1
+                yield PauseFor(self._deciding.pause_s(failures))
+                yield from self._catch_up()
+            elif (yield from self._catch_up()):
+                conflicts += 1
+            elif isinstance(outcome, Decision):
+                return CommandReply(command_id=self._id, sequence=0, events=0, data=outcome.reply)
+            else:
+                raise outcome
+        reply = self._find()
+        if reply is not None:
+            return reply
+        if self._is_unknown:
+            # One of those that were not answered may be on its way.
+            raise CommandInDoubt(self._spec.name, self._id, 0.0)
+        raise BoundaryConflict(self._deciding.stream, self._filters, conflicts)
+
+    @property
+    def _id(self) -> str:
+        return self._request.cause.id
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> CommandSteps[None]:
+        """Have the past of every boundary: what is remembered, or all of it."""
+        for filter in self._filters:
+            past = self._deciding.cache.get(filter, self._key)
+            if past is None:
+                past = yield from self._read_anew(filter)
+            self._pasts.append(past)
+        if self._projection is not None and len({past.snapshot for past in self._pasts}) > 1:
+            # One state for all: read those again that were read with another one.
+            self._pasts = []
+            for filter in self._filters:
+                self._deciding.cache.drop(filter, self._key)
+            snapshot = yield ReadSnapshot(self._projection.name, self._key_text)
+            for filter in self._filters:
+                self._pasts.append((yield from self._read_anew(filter, snapshot)))
+
+    def _read_anew(self, filter: str, snapshot: SnapshotState | None = None) -> CommandSteps[BoundaryPast]:
+        if self._projection is None:
+            past = BoundaryPast(filter)
+            yield from self._extend(past, 0)
+        else:
+            if snapshot is None:
+                snapshot = yield ReadSnapshot(self._projection.name, self._key_text)
+            past = BoundaryPast(filter, snapshot)
+            # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
+            [last] = yield ReadLasts((filter,))
+            past.last = 0
+            yield from self._extend(past, last, after=snapshot.sequence, since_s=self._spec.remember_s)
+            past.last = max(past.last, last)
+        self._deciding.cache.put(past, self._key)
+        return past
+
+    def _extend(
+        self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
+    ) -> CommandSteps[None]:
+        limit = self._spec.max_past
+        tail = yield ReadTail(past.filter, past.last if after is None else after, through, limit + 1, since_s)
+        try:
+            past.add([self._deciding.read(message) for message in tail])
+        except ContractViolation as error:
+            raise CommandFailed(
+                self._spec.name,
+                f"an event inside {past.filter!r} cannot be read: {error}. Declare its type, or read less",
+            ) from error
+        if len(past.entries) > limit:
+            raise CommandFailed(
+                self._spec.name,
+                f"{past.filter!r} has more than max_past={limit} events: read less, or declare snapshot=",
+            )
+
+    def _catch_up(self) -> CommandSteps[bool]:
+        """Read what is new in the boundaries, by the word of the leader; whether there was something."""
+        lasts = yield ReadLasts(self._filters)
+        has_moved = False
+        for place, (past, last) in enumerate(zip(self._pasts, lasts, strict=True)):
+            if last == past.last:
+                continue
+            has_moved = True
+            is_whole = last > past.last
+            if is_whole:
+                yield from self._extend(past, last)
+                self._deciding.cache.put(past, self._key)
+                is_whole = past.last >= last
+            if not is_whole:
+                # Events that were read, or were to be read, are gone, by a limit or a purge: begin anew.
+                self._deciding.cache.drop(past.filter, self._key)
+                self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
+        return has_moved
+
+    # ---- deciding ----------------------------------------------------------------------------------------------
+
+    def _find(self) -> CommandReply | None:
+        found = recorded_reply(self._pasts, self._id)
+        if found is None:
+            return None
+        name, reply = found
+        if name is not None and name != self._spec.name:
+            raise CommandFailed(self._spec.name, f"command_id={self._id!r} was used for command {name!r} already")
+        return reply
+
+    def _decide(self) -> Decision | JetSparkError:
+        expected = self._request.expected_version
+        version = max(past.last for past in self._pasts)
+        if expected is not None and version > expected:
+            # Boundaries only grow, so this is true whatever is read next.
+            raise WrongVersion(self._deciding.stream, self._filters, expected, version)
+        try:
+            past = merged_past(self._pasts, self._projection, self._key)
+            return Decision.of(self._request.command.decide(past))
+        except CommandRefused as refusal:
+            return refusal
+        except Exception as error:
+            # Boundaries that were read one after the other may not fit together: only an error on those that do counts.
+            failed = CommandFailed(self._spec.name, f"decide: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return failed
+
+    def _call(self, function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except Exception as error:
+            raise CommandFailed(self._spec.name, f"{type(error).__name__}: {error}") from error
+
+    # ---- storing -----------------------------------------------------------------------------------------------
+
+    def _append(self, decision: Decision, end: int | None) -> Append:
+        self._time = self._deciding.clock()
+        self._encoded = encoded = self._deciding.encode(self._spec, self._request, decision, self._time)
+        boundary = [Guard(past.filter, past.last) for past in self._pasts]
+        try:
+            guards = plan_guards([each.subject for each in encoded], boundary, whole_stream=end is not None)
+        except NotGuardable as error:
+            raise CommandFailed(self._spec.name, str(error)) from error
+        messages = tuple(GuardedMessage(*each) for each in zip(encoded, guards, strict=True))
+        return Append(messages, end)
+
+    def _note(self, decision: Decision, last: int) -> CommandReply:
+        """Remember what was stored: the guards have proven that nothing is between it and what was read."""
+        encoded = self._encoded
+        first = last - len(encoded) + 1
+        for past in self._pasts:
+            own = [
+                PastEvent(
+                    first + index,
+                    event,
+                    message.subject,
+                    message.headers["Nats-Msg-Id"],
+                    self._time,
+                    self._id,
+                    self._spec.name,
+                    message.headers[OUTCOME_HEADER].encode(),
+                )
+                for index, (event, message) in enumerate(zip(decision.events, encoded, strict=True))
+                if matches(past.filter, message.subject)
+            ]
+            past.add(own)
+            self._deciding.cache.put(past, self._key)
+        return CommandReply(command_id=self._id, sequence=last, events=len(encoded), data=decision.reply)

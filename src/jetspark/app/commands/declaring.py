@@ -1,0 +1,251 @@
+"""Commands as classes: what is asked for, what has to be read to decide on it, and the decision itself. Pure."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
+
+import msgspec
+
+from jetspark.app.contracts.catalogue import Contract
+from jetspark.core.numbers import seconds, whole
+from jetspark.core.subjects import is_subset, validate_filter
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    import datetime
+
+    from jetspark.app.projections.declaring import ProjectionSpec
+
+__all__ = ["Command", "CommandReply", "CommandSpec", "Decision", "Guarding", "Past", "PastEvent", "reduced"]
+
+E = TypeVar("E")
+
+Guarding: TypeAlias = Literal["auto", "boundary", "stream"]
+
+_is_name = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
+
+
+class CommandMeta(msgspec.StructMeta):
+    """Makes every class below :class:`Command` frozen, with fields that have to be named."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> CommandMeta:
+        for option in ("frozen", "kw_only"):
+            if config.setdefault(option, True) is not True:
+                raise ConfigError(f"{name}: {option}={config[option]!r}: a command is always {option}")
+        return super().__new__(mcls, name, bases, namespace, **config)
+
+
+@dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
+class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
+    """Something that is asked for: its fields say what, ``reads`` what the decision depends on, ``decide`` decides.
+
+    ::
+
+        @app.command("orders.place")
+        class PlaceOrder(Command):
+            order_id: str
+
+            def reads(self):
+                return [f"orders.{self.order_id}.>"]
+
+            def decide(self, past):
+                if past.of(OrderPlaced):
+                    raise Refused("the order exists")
+                return [OrderPlaced(order_id=self.order_id)]
+    """
+
+    if TYPE_CHECKING:
+        __contract__: ClassVar[Contract]
+
+        def __init_subclass__(cls, *, rename: Any = None, omit_defaults: bool = False) -> None: ...
+
+    def reads(self) -> Sequence[str]:
+        """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision."""
+        raise ConfigError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
+
+    def decide(self, past: Past) -> Any:
+        """The events to store, as a list, or a :class:`Decision` with a reply; raise ``Refused(reason)`` to say no.
+
+        It must be pure: no clock, no I/O, no chance. It may run several times, and only the last time counts.
+        """
+        raise ConfigError(f"{type(self).__name__}: write `def decide(self, past)`, which returns events")
+
+    def snapshot_key(self) -> Any:
+        """With ``snapshot=``: the key of the projection whose state ``past.state`` is."""
+        raise ConfigError(f"{type(self).__name__}: write `def snapshot_key(self)`: a key of the projection")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What follows: events to store, and what the caller is told besides."""
+
+    events: Sequence[Any] = ()
+    reply: Any = None
+    """Anything JSON has. It is recorded with the events, so a retry is told the same; keep it small."""
+
+    @classmethod
+    def of(cls, decided: Any) -> Decision:
+        """What ``decide`` returned, in one form.
+
+        Raises:
+            ConfigError: It is neither events nor a decision.
+        """
+        if isinstance(decided, Decision):
+            return cls(events=tuple(decided.events), reply=decided.reply)
+        if decided is None:
+            return cls()
+        if hasattr(type(decided), "__contract__"):
+            return cls(events=(decided,))
+        if isinstance(decided, Iterable) and not isinstance(decided, str | bytes | dict):
+            return cls(events=tuple(decided))
+        raise ConfigError(f"decide returned {decided!r}: expected a list of events, or a Decision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandReply:
+    """What became of a command."""
+
+    command_id: str
+    sequence: int
+    """Of its last event, to read one's own write; 0 if nothing had to be stored."""
+    events: int
+    """How many events it stored."""
+    data: Any = None
+    """The ``reply`` of the decision."""
+    is_repeated: bool = field(default=False, compare=False)
+    """It was decided before, and this is what was recorded."""
+
+
+class PastEvent(NamedTuple):
+    """An event inside a boundary."""
+
+    sequence: int
+    event: Any
+    subject: str
+    id: str
+    time: datetime.datetime | None
+    """When the producer saw it happen."""
+    cause: str | None
+    """The id of what led to it."""
+    command: str | None = None
+    """The name of the command that decided it."""
+    outcome: bytes | None = None
+    """What was recorded for the retries of that command."""
+
+
+class Past:
+    """The events inside the boundary of a command, oldest first, as of one moment."""
+
+    def __init__(
+        self, entries: Sequence[PastEvent], *, version: int = 0, state: Callable[[], Any] | None = None
+    ) -> None:
+        self.entries = entries
+        """With sequence, id, time and cause."""
+        self.version = version
+        """The sequence of the last event of the boundary; 0 if there is none."""
+        self._state = state
+
+    def __iter__(self) -> Iterator[Any]:
+        return (entry.event for entry in self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Those of a type."""
+        return [entry.event for entry in self.entries if isinstance(entry.event, kind)]
+
+    @property
+    def state(self) -> Any:
+        """With ``snapshot=``: the state of the projection's key with every event of the boundary in it; or None.
+
+        ``past`` itself then has only events that are newer than the snapshot, and some that are not.
+        """
+        if self._state is None:
+            raise ConfigError("past.state: the command has no snapshot; write @app.command(..., snapshot='projection')")
+        return self._state()
+
+
+def reduced(filters: Iterable[str]) -> tuple[str, ...]:
+    """Filters in order, each once, without those that another one covers."""
+    unique = sorted(set(filters))
+    return tuple(one for one in unique if not any(one != other and is_subset(one, other) for other in unique))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec:
+    """One command as it was declared: ``@app.command(name, ...)``; the options are these fields."""
+
+    name: str
+    kind: type[Command]
+    snapshot: str | None = None
+    """A projection whose state stands for the older part of a long past; see :attr:`Past.state`."""
+    remember_s: float = 3600.0
+    """With ``snapshot``: how long ago a command may have been decided and still be known by its id after a restart."""
+    guard: Guarding = "auto"
+    """What may not move between reading and storing: the ``boundary``, or anything in the ``stream``; ``auto`` chooses
+    the stream where a replicated one could not be trusted with the boundary, which is one with wildcards."""
+    tries: int = 20
+    """How often it is decided anew because others wrote first."""
+    max_past: int = 100_000
+    """Events inside the boundary, at most; more need a snapshot."""
+
+    def __post_init__(self) -> None:
+        name, kind = self.name, self.kind
+        if not isinstance(name, str) or not _is_name(name):
+            raise ConfigError(f"command {name!r}: expected letters, digits, _ and - joined by dots, as 'orders.place'")
+        if not inspect.isclass(kind) or not issubclass(kind, Command):
+            raise ConfigError(f"command {name!r}: expected a class below Command, got {kind!r}")
+        for method in ("reads", "decide", *(("snapshot_key",) if self.snapshot is not None else ())):
+            if getattr(kind, method) is getattr(Command, method):
+                raise ConfigError(f"command {name!r}: {kind.__name__} has no `def {method}(self, ...)`")
+            if inspect.iscoroutinefunction(getattr(kind, method)):
+                raise ConfigError(f"command {name!r}: {kind.__name__}.{method} is async: it must be a pure function")
+        if self.guard not in ("auto", "boundary", "stream"):
+            raise ConfigError(f"guard={self.guard!r}: expected 'auto', 'boundary' or 'stream'")
+        whole("tries", self.tries)
+        whole("max_past", self.max_past)
+        seconds("remember_s", self.remember_s)
+        contract = vars(kind).get("__contract__")
+        if contract is None:
+            contract = Contract(kind, type=name, version=1, key=None, subject=None)
+            kind.__contract__ = contract
+        if contract.type != name:
+            raise ConfigError(f"command {name!r}: {kind.__name__} is command {contract.type!r} already")
+
+    def boundary(self, command: Command, stored: Sequence[str]) -> tuple[str, ...]:
+        """What a command reads, without filters that others cover.
+
+        Raises:
+            ConfigError: It is no list of subjects, or the stream does not store one of them.
+        """
+        filters = command.reads()
+        if isinstance(filters, str) or not isinstance(filters, Iterable):
+            raise ConfigError(f"reads returned {filters!r}: expected a list of subjects")
+        found = reduced(validate_filter(each) for each in filters)
+        if not found:
+            raise ConfigError("reads returned nothing: expected at least one subject, or nothing guards the decision")
+        for each in found:
+            if stored and not any(is_subset(each, subject) for subject in stored):
+                raise ConfigError(
+                    f"reads returned {each!r}, which the stream does not store: it has {', '.join(stored)}"
+                )
+        return found
+
+    def check_snapshot(self, projections: dict[str, ProjectionSpec]) -> None:
+        """
+        Raises:
+            ConfigError: There is no such projection, or its states are not those of keys.
+        """
+        if self.snapshot is None:
+            return
+        spec = projections.get(self.snapshot)
+        if spec is None:
+            known = ", ".join(sorted(projections)) or "the app has none"
+            raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection: {known}")
+        if spec.window is not None:
+            raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: a projection with windows is none")

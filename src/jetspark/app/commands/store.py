@@ -1,0 +1,195 @@
+"""Does the steps of commands on a stream, with asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+from typing import Any
+
+from jetspark.aio.context import context_of
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.stream import Stream
+from jetspark.app.clock import utc_now
+from jetspark.app.commands.boundaries import SnapshotState, encode_state
+from jetspark.app.commands.deciding import (
+    Append,
+    Appended,
+    AppendMoved,
+    AppendUnknown,
+    CommandStep,
+    CommandSteps,
+    PauseFor,
+    ReadLasts,
+    ReadSnapshot,
+    ReadStreamEnd,
+    ReadTail,
+)
+from jetspark.app.commands.declaring import CommandReply
+from jetspark.app.projections.views import Views
+from jetspark.codes import Code
+from jetspark.core.backoff import Backoff
+from jetspark.errors import (
+    BatchIncomplete,
+    BatchInDoubt,
+    ConnectionClosed,
+    DuplicateMessageId,
+    JetSparkError,
+    JetStreamUnavailable,
+    MessageNotFound,
+    NetworkError,
+    RequestTimeout,
+    ServerError,
+    TooManyBatches,
+    WrongLastSequence,
+)
+from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.publishing import Expect
+from jetspark.jetstream.wire import time_text
+
+__all__ = ["CommandStore"]
+
+# What the server does not answer is asked for again after these waits, for as long as the caller waits.
+PAUSE = Backoff(first_s=0.05, max_s=1.0)
+REQUEST_S = 2.0
+"""Longest wait for one answer of the server; a command mostly has more time than that, and can try again."""
+
+
+class CommandStore:
+    """Reads and appends to one stream."""
+
+    def __init__(self, js: JetStream, stream: Stream, views: Views) -> None:
+        self._js, self._stream, self._views = js, stream, views
+        self._context = context_of(js)
+
+    async def run(self, steps: CommandSteps[CommandReply]) -> CommandReply:
+        """Do one step after the other. An append that failed is for the procedure to judge, all else is repeated."""
+        answer: Any = None
+        try:
+            while True:
+                step = steps.send(answer)
+                answer = await (self._append(step) if isinstance(step, Append) else self._repeat(step))
+        except StopIteration as finished:
+            reply: CommandReply = finished.value
+            return reply
+
+    async def _repeat(self, step: CommandStep) -> Any:
+        failures = 0
+        while True:
+            try:
+                return await self._read(step)
+            except ConnectionClosed:
+                raise
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                failures += 1
+                await asyncio.sleep(PAUSE.wait_s(failures))
+
+    async def _read(self, step: CommandStep) -> Any:
+        match step:
+            case PauseFor(seconds):
+                return await asyncio.sleep(seconds)
+            case ReadLasts(filters):
+                if len(filters) == 1:
+                    return [await self._last(filters[0])]
+                return await asyncio.gather(*map(self._last, filters))
+            case ReadTail():
+                return await self._tail(step)
+            case ReadStreamEnd():
+                return (await self._stream.info()).state.last_sequence
+            case ReadSnapshot(projection, key):
+                return await self._snapshot(projection, key)
+        raise AssertionError(step)
+
+    async def _last(self, filter: str) -> int:
+        try:
+            return (await self._stream.get_message(last_for=filter, direct=False)).sequence
+        except MessageNotFound:
+            return 0
+
+    async def _tail(self, step: ReadTail) -> list[StoredMessage]:
+        start = step.after + 1
+        if step.since_s is not None:
+            start = min(start, await self._sequence_since(step.filter, step.since_s) or start)
+        reading = self._stream.get_messages(start, subject=step.filter, max_messages=step.limit)
+        async with contextlib.aclosing(reading) as messages:  # type: ignore[type-var]
+            found = [message async for message in messages]
+        last = found[-1].sequence if found else step.after
+        # A replica may be behind the leader who said where the boundary ends.
+        while last < step.through and len(found) < step.limit:
+            try:
+                message = await self._stream.get_message(last + 1, next_for=step.filter, direct=False)
+            except MessageNotFound:
+                break
+            found.append(message)
+            last = message.sequence
+        return found
+
+    async def _sequence_since(self, filter: str, since_s: float) -> int | None:
+        """Of the first message under a filter that was stored in the last seconds."""
+        body = {"start_time": time_text(utc_now() - datetime.timedelta(seconds=since_s)), "next_by_subj": filter}
+        subject = f"{self._context.api.prefix}.DIRECT.GET.{self._stream.name}"
+        answer = await self._context.client.request(subject, json.dumps(body).encode(), timeout=REQUEST_S)
+        if answer.status is not None and answer.status.code != 404:
+            raise ServerError(answer.status.code, 0, answer.status.description)
+        return None if answer.status is not None else int(answer.headers["Nats-Sequence"])
+
+    async def _snapshot(self, projection: str, key: str) -> SnapshotState:
+        entry = await self._views.view(projection).entry(key)
+        return SnapshotState(None if entry.state is None else encode_state(entry.state), entry.sequence)
+
+    async def _append(self, step: Append) -> Appended | AppendMoved | AppendUnknown:
+        try:
+            if len(step.messages) == 1:
+                return await self._publish(step)
+            return await self._commit(step)
+        except (WrongLastSequence, DuplicateMessageId):
+            return AppendMoved()
+        except (JetStreamUnavailable, BatchIncomplete, TooManyBatches):
+            return AppendMoved(is_conflict=False)
+        except ConnectionClosed:
+            raise
+        except RequestTimeout as error:
+            return AppendUnknown() if error.was_sent else AppendMoved(is_conflict=False)
+        except (NetworkError, BatchInDoubt):
+            return AppendUnknown()
+        except ServerError as error:
+            if error.err_code == Code.DUPLICATE_IN_PROCESS:
+                return AppendMoved()
+            if error.may_pass:
+                return AppendMoved(is_conflict=False)
+            raise
+
+    async def _publish(self, step: Append) -> Appended | AppendMoved:
+        [message] = step.messages
+        encoded = message.encoded
+        ack = await self._js.publish(
+            encoded.subject, encoded.data, headers=encoded.headers, expect=self._expect(step, 0), timeout=REQUEST_S
+        )
+        # A duplicate is stored already: it is found when the boundary is read again.
+        return AppendMoved() if ack.duplicate else Appended(ack.sequence)
+
+    async def _commit(self, step: Append) -> Appended:
+        # The guards make a second attempt safe, so the server need not confirm that it has opened the batch.
+        async with self._js.atomic_batch(ack_first=False, timeout=REQUEST_S) as batch:
+            for index, message in enumerate(step.messages):
+                encoded = message.encoded
+                await batch.add(
+                    encoded.subject, encoded.data, headers=encoded.headers, expect=self._expect(step, index)
+                )
+        assert batch.ack is not None
+        return Appended(batch.ack.sequence)
+
+    def _expect(self, step: Append, index: int) -> Expect | None:
+        guard = step.messages[index].guard
+        last = step.last_sequence if index == 0 else None
+        if guard is None:
+            return None if last is None else Expect(stream=self._stream.name, last_sequence=last)
+        return Expect(
+            stream=self._stream.name,
+            last_sequence=last,
+            last_subject_sequence=guard.last,
+            last_subject_sequence_subject=guard.filter,
+        )

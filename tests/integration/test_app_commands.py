@@ -1,0 +1,243 @@
+"""Commands on a real server: decided once, guarded, answered again, and found as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import nats
+import pytest
+from support.accounts import (
+    AccountOpened,
+    Deposit,
+    Deposited,
+    Enter,
+    Entered,
+    OpenAccount,
+    Transfer,
+    Withdrawn,
+    bank,
+    bank_with_balances,
+)
+from support.commands import are_serving, served, start_worker
+
+import jetspark
+from jetspark import StreamConfig
+from jetspark.app import App, Command, CommandOptions, Decision, Past, Refused, decode
+from jetspark.testing import SharedNatsServer
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SharedNatsServer]:
+    with SharedNatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def url(shared: SharedNatsServer) -> str:
+    """An account of its own."""
+    return shared.new_account_url()
+
+
+async def test_a_command_is_decided_stored_and_answered_again(url: str) -> None:
+    app = bank()
+    async with served(app, url) as client:
+        first = await client.call(OpenAccount(account="a", cents=100), command_id="open-a")
+        again = await client.call(OpenAccount(account="a", cents=100), command_id="open-a")
+        assert (first, first.events, first.is_repeated, again.is_repeated) == (again, 1, False, True)
+        with pytest.raises(Refused, match="the account is open"):
+            await client.call(OpenAccount(account="a", cents=5))
+        await client.call(OpenAccount(account="b", cents=0))
+        moved = await client.call(Transfer(source="a", target="b", cents=30), command_id="t-1")
+        assert (moved.events, moved.data) == (2, {"left": 70})
+        assert await client.call(Transfer(source="a", target="b", cents=30), command_id="t-1") == moved
+
+
+async def test_a_retry_after_the_duplicate_window_gets_the_recorded_reply(url: str) -> None:
+    config = StreamConfig(name="BANK", subjects=["accounts.>", "ledgers.>"], duplicate_window_s=0.1)
+    app = App("bank", stream=config, events=[Entered])
+    app.command("ledgers.enter")(Enter)
+    async with served(app, url) as client:
+        first = await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
+    await asyncio.sleep(0.3)  # the window is over, and so is the worker that decided
+    async with served(app, url) as client:
+        again = await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
+        assert (again, again.is_repeated) == (first, True)
+
+
+async def test_many_callers_of_one_boundary_get_each_number_once_from_several_workers(url: str) -> None:
+    app = bank()
+    async with served(app, url, workers=3) as client:
+        calls = [client.call(Enter(ledger="x", writer=f"w-{n}"), timeout=30.0) for n in range(60)]
+        replies = await asyncio.gather(*calls)
+    assert sorted(reply.data for reply in replies) == list(range(1, 61))
+
+
+async def test_transfers_never_change_the_sum_at_any_sequence(url: str) -> None:
+    """Each transfer is one atomic batch with a guard for each account, so no reader sees half of one."""
+    app, accounts, rng = bank(), [f"a{n}" for n in range(20)], random.Random(7)
+    async with served(app, url, workers=2) as client:
+        await asyncio.gather(*(client.call(OpenAccount(account=each, cents=50)) for each in accounts))
+
+        async def transfer(number: int) -> None:
+            source, target = rng.sample(accounts, 2)
+            command = Transfer(source=source, target=target, cents=rng.randint(1, 40))
+            try:
+                await client.call(command, command_id=f"t-{number}", timeout=30.0)
+            except Refused:
+                return
+
+        await asyncio.gather(*(transfer(number) for number in range(100)))
+        await check_balances(client.js, app, 20 * 50)
+
+
+async def check_balances(js: jetspark.JetStream, app: App, total: int) -> int:
+    """No account is ever below zero, and after each transfer the sum is what it was; returns how many there were."""
+    balances: dict[str, int] = {}
+    transfers = 0
+    async for message in (await js.stream(app.stream)).get_messages(1):
+        event = decode(message.subject, message.data, message.headers, app.catalogue).event
+        balances[event.account] = balances.get(event.account, 0) + (
+            -event.cents if isinstance(event, Withdrawn) else event.cents
+        )
+        assert balances[event.account] >= 0, message.sequence
+        transfers += isinstance(event, Deposited)
+        if not isinstance(event, Withdrawn | AccountOpened):
+            assert sum(balances.values()) == total, message.sequence
+    return transfers
+
+
+async def test_without_a_worker_the_error_says_how_to_start_one(url: str) -> None:
+    app = bank()
+    await app.apply(url)
+    async with app.connect(url) as client:
+        with pytest.raises(jetspark.NoWorkers, match=r"no worker of app 'bank' is running.*jetspark run"):
+            await client.call(Enter(ledger="x", writer="w"))
+
+
+class Slow(Command):
+    """Decides when it is told to; a decision must not wait, but this is a test of what happens meanwhile."""
+
+    name: str
+    gate: Any = None
+
+    def reads(self) -> list[str]:
+        return [f"ledgers.{self.name}.>"]
+
+    def decide(self, past: Past) -> Decision:
+        import time
+
+        time.sleep(0.3)
+        return Decision(events=[Entered(ledger=self.name, number=len(past) + 1, writer="slow")], reply=self.name)
+
+
+async def test_a_caller_that_gave_up_learns_the_truth_by_asking_again(url: str) -> None:
+    app = bank()
+    app.command("slow")(Slow)
+    async with served(app, url) as client:
+        with pytest.raises(jetspark.CommandInDoubt, match="command_id='s-1'"):
+            await client.call(Slow(name="x"), command_id="s-1", timeout=0.1)
+        for _ in range(2):
+            assert (await client.call(Slow(name="x"), command_id="s-1", timeout=20.0)).data == "x"
+        stream = await client.js.stream(app.stream)
+        assert (await stream.info()).state.messages == 1
+
+
+async def test_a_worker_with_a_full_queue_says_that_it_is_busy(url: str) -> None:
+    app = bank()
+    app.command("slow")(Slow)
+    async with served(app, url, serving=CommandOptions(concurrency=1, queue=1)) as client:
+        calls = [client.call(Slow(name=f"n{n}"), timeout=20.0) for n in range(6)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        busy = [each for each in answers if isinstance(each, jetspark.WorkersBusy)]
+        assert (len(busy), all(each.may_pass for each in busy)) == (4, True)
+        assert "busy" in str(busy[0])
+
+
+async def test_a_long_past_is_read_as_a_projections_state_and_its_tail(url: str) -> None:
+    app = bank_with_balances(remember_s=0.001)
+    async with served(app, url) as client:
+        for number in range(1, 6):
+            reply = await client.call(Deposit(account="a", cents=1), command_id=f"d-{number}", timeout=20.0)
+        assert reply.data == 5
+        assert await client.view("balances").get("a", at_least=reply.sequence, timeout=30.0) == 5
+        # What is older than the snapshot is not read any more: five events would be more than it may read.
+    app = bank_with_balances(remember_s=0.001, max_past=3)
+    async with served(app, url) as client:
+        assert (await client.call(Deposit(account="a", cents=1), timeout=20.0)).data == 6
+
+
+async def test_a_snapshot_does_not_hide_commands_that_were_decided_lately(url: str) -> None:
+    app = bank_with_balances()
+    async with served(app, url) as client:
+        first = await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0)
+        last = await client.call(Deposit(account="a", cents=1), command_id="d-2", timeout=20.0)
+        await client.view("balances").get("a", at_least=last.sequence, timeout=30.0)
+    async with served(app, url) as client:
+        assert await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0) == first
+
+
+# ---- the service protocol --------------------------------------------------------------------------------------------
+
+
+async def test_workers_are_found_by_the_service_protocol(url: str) -> None:
+    """As ``nats service ls``, ``info`` and ``stats`` ask; the types are those of the official client."""
+    from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
+
+    app = bank()
+    async with served(app, url, workers=2) as client:
+        await client.call(Enter(ledger="x", writer="w"))
+        with pytest.raises(Refused):
+            await client.call(Transfer(source="a", target="b", cents=1))
+        nc = await nats.connect(url)
+        try:
+            answers: dict[str, list[dict[str, Any]]] = {}
+            for verb in ("PING", "INFO", "STATS"):
+                inbox = nc.new_inbox()
+                subscription = await nc.subscribe(inbox)
+                await nc.publish(f"$SRV.{verb}", reply=inbox)
+                answers[verb] = [json.loads((await subscription.next_msg(10)).data) for _ in range(2)]
+            [one, other] = [ServicePing.from_dict(each) for each in answers["PING"]]
+            assert (one.name, one.version, one.type) == ("bank", "0.0.0", "io.nats.micro.v1.ping_response")
+            assert one.id != other.id
+            info = ServiceInfo.from_dict(answers["INFO"][0])
+            assert {(each.name, each.subject, each.queue_group) for each in info.endpoints} == {
+                ("accounts_open", "cmd.bank.accounts.open", "q"),
+                ("accounts_transfer", "cmd.bank.accounts.transfer", "q"),
+                ("ledgers_enter", "cmd.bank.ledgers.enter", "q"),
+            }
+            stats = [ServiceStats.from_dict(each) for each in answers["STATS"]]
+            endpoints = [each for stat in stats for each in stat.endpoints]
+            assert sum(each.num_requests for each in endpoints) == 2
+            assert [each.last_error for each in endpoints if each.num_errors] == ["CommandRefused: no such account"]
+            assert json.loads((await nc.request(f"$SRV.PING.bank.{one.id}", timeout=10)).data)["id"] == one.id
+        finally:
+            await nc.close()
+
+
+async def test_a_worker_that_is_told_to_end_answers_what_it_has(url: str) -> None:
+    app = bank()
+    await app.apply(url)
+    process = start_worker(url, app.name)
+    try:
+        await are_serving(url, "bank")
+        async with app.connect(url) as client:
+            await client.call(Enter(ledger="x", writer="w"))
+            calls = [
+                asyncio.create_task(client.call(Enter(ledger="x", writer=f"w-{n}"), timeout=30.0)) for n in range(200)
+            ]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            os.kill(process.pid, signal.SIGTERM)
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert await asyncio.to_thread(process.wait, 30) == 0
+            assert [each for each in answers if isinstance(each, jetspark.CommandInDoubt)] == []
+            done = [each.data for each in answers if not isinstance(each, BaseException)]
+            assert (await (await client.js.stream("BANK")).info()).state.messages == len(done) + 1
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,190 @@
+"""Commands on a cluster whose stream changes its leader, with workers that are killed all the time.
+
+The small version runs always. The large one has 64 callers with ten thousand commands on one boundary, and transfers
+between a thousand accounts, with a worker killed every two seconds::
+
+    JETSPARK_MANY_COMMANDS=10000 python -m pytest -s tests/integration/test_app_commands_cluster.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.accounts import Enter, OpenAccount, Transfer, Withdrawn, bank, ledger_model
+from support.cluster import create_on_new_cluster
+from support.commands import are_serving, start_worker
+from support.linear import Entry, Operation, check_linearizable
+
+import jetspark
+from jetspark import StreamConfig
+from jetspark.app import App, AppClient, Refused, decode
+from jetspark.errors import JetSparkError
+from jetspark.server import NatsCluster
+
+MANY = int(os.environ.get("JETSPARK_MANY_COMMANDS", "0"))
+COMMANDS, CALLERS, WORKERS, ACCOUNTS = (MANY, 64, 4, 1000) if MANY else (120, 16, 2, 20)
+KILL_EVERY_S = 2.0 if MANY else 1.0
+LEADER_EVERY_S = 5.0 if MANY else 1.2
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NatsCluster]:
+    with NatsCluster(3) as cluster:
+        yield cluster
+
+
+class Trouble:
+    """Workers that are killed and replaced, and leaders that step down, until the block ends."""
+
+    def __init__(self, cluster: NatsCluster, app: App) -> None:
+        self.urls = [node.url for node in cluster.nodes]
+        self.app = app
+        self.kills = self.elections = 0
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._rng = random.Random(5)
+
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[Trouble]:
+        for number in range(WORKERS):
+            self._start(number)
+        await are_serving(self.urls[0], self.app.name, WORKERS)
+        tasks = [asyncio.create_task(self._kill_workers()), asyncio.create_task(self._change_leaders())]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for process in self._workers:
+                process.kill()
+                process.wait()
+
+    def _start(self, number: int) -> None:
+        self._workers.append(start_worker(self.urls[number % 3], self.app.name, replicas=3))
+
+    async def _kill_workers(self) -> None:
+        while True:
+            await asyncio.sleep(KILL_EVERY_S)
+            process = self._workers.pop(0)
+            process.kill()
+            process.wait()
+            self.kills += 1
+            self._start(self._rng.randrange(3))
+
+    async def _change_leaders(self) -> None:
+        async with jetspark.connect(self.urls) as nc:
+            stream = await nc.jetstream().stream(self.app.stream)
+            while True:
+                await asyncio.sleep(LEADER_EVERY_S)
+                with contextlib.suppress(JetSparkError):
+                    await stream.step_down()
+                    self.elections += 1
+
+
+async def answered(client: AppClient, command: Any, id: str) -> Any:
+    """The reply, however often it has to be asked for."""
+    while True:
+        try:
+            return await client.call(command, command_id=id, timeout=2.0)
+        except (jetspark.NetworkError, jetspark.BoundaryConflict):
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def set_up(cluster: NatsCluster, name: str) -> AsyncIterator[tuple[App, AppClient]]:
+    app = bank(name, replicas=3)
+    urls = [node.url for node in cluster.nodes]
+    async with jetspark.connect(urls) as nc:
+        await create_on_new_cluster(nc.jetstream(), StreamConfig(name=f"WARM_{name}", replicas=3))
+    await app.apply(urls)
+    async with app.connect(urls) as client:
+        yield app, client
+        await client.js.delete_stream(app.stream)  # the next one has the same subjects
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+async def test_callers_of_one_boundary_see_one_order_whatever_dies(cluster: NatsCluster) -> None:
+    rng, operations, began = random.Random(11), list[Operation](), time.monotonic()
+    async with set_up(cluster, "ledger") as (app, client):
+        trouble = Trouble(cluster, app)
+
+        async def caller(number: int) -> None:
+            for count in range(COMMANDS // CALLERS):
+                id = f"c{number}-{count}"
+                operation = Operation(id, Enter(ledger="x", writer=id), time.monotonic())
+                operations.append(operation)
+                for _ in range(rng.choice((1, 1, 1, 1, 2))):  # some ask again although they have the answer
+                    operation.replies.append((await answered(client, operation.command, id)).data)
+                    operation.returned = min(operation.returned, time.monotonic())
+
+        async with trouble.going_on():
+            await asyncio.gather(*map(caller, range(CALLERS)))
+        took_s = time.monotonic() - began
+        entries = []
+        async for message in (await client.js.stream(app.stream)).get_messages(1):
+            decoded = decode(message.subject, message.data, message.headers, app.catalogue)
+            entries.append(Entry(decoded.causation_id or "", decoded.event.number))
+    check_linearizable(operations, entries, ledger_model(len(operations) + 1), 0)
+    retries = sum(len(each.replies) for each in operations) - len(operations)
+    print(
+        f"\n{len(entries)} commands of {CALLERS} callers on one boundary in {took_s:.0f} s, {retries} asked again, "
+        f"{trouble.kills} workers killed, {trouble.elections} leaders changed: linearizable"
+    )
+    assert len(entries) == len(operations) == COMMANDS // CALLERS * CALLERS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(cluster: NatsCluster) -> None:
+    rng, began = random.Random(12), time.monotonic()
+    names = [f"a{number}" for number in range(ACCOUNTS)]
+    async with set_up(cluster, "transfers") as (app, client):
+        trouble = Trouble(cluster, app)
+
+        async def caller(number: int) -> int:
+            refused = 0
+            for account in names[number::CALLERS]:
+                await answered(client, OpenAccount(account=account, cents=100), f"open-{account}")
+            await opened.wait()
+            for count in range(COMMANDS // CALLERS):
+                source, target = rng.sample(names, 2)
+                try:
+                    command = Transfer(source=source, target=target, cents=rng.randint(1, 80))
+                    await answered(client, command, f"t{number}-{count}")
+                except Refused:
+                    refused += 1
+            return refused
+
+        opened = asyncio.Barrier(CALLERS)
+        async with trouble.going_on():
+            refused = sum(await asyncio.gather(*map(caller, range(CALLERS))))
+        took_s = time.monotonic() - began
+        balances, causes, last = dict[str, int](), dict[str, int](), 0
+        async for message in (await client.js.stream(app.stream)).get_messages(1):
+            decoded = decode(message.subject, message.data, message.headers, app.catalogue)
+            event, cause = decoded.event, decoded.causation_id or ""
+            change = -event.cents if isinstance(event, Withdrawn) else event.cents
+            balances[event.account] = balances.get(event.account, 0) + change
+            causes[cause] = causes.get(cause, 0) + 1
+            assert balances[event.account] >= 0, message.sequence
+            if cause.startswith("t") and causes[cause] == 2:
+                # Both halves are stored next to each other: no sequence lies between them.
+                assert (message.sequence - last, sum(balances.values())) == (1, ACCOUNTS * 100), message.sequence
+            last = message.sequence
+    transfers = [cause for cause in causes if cause.startswith("t")]
+    print(
+        f"\n{len(transfers)} transfers between {ACCOUNTS} accounts, {refused} refused, in {took_s:.0f} s, "
+        f"{trouble.kills} workers killed, {trouble.elections} leaders changed: the sum is {sum(balances.values())}"
+    )
+    assert {causes[cause] for cause in transfers} == {2}, "decided twice, or half"
+    assert len(transfers) + refused == COMMANDS // CALLERS * CALLERS

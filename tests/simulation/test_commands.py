@@ -1,0 +1,48 @@
+"""Commands in trouble, in virtual time: linearizable, none decided twice, each reply equal to its retries'."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from simulation.command_world import CommandWorld
+from support import seeds
+from support.accounts import EnterBlindly, EnterFive, ledger_model
+from support.linear import NotLinearizable, check_linearizable
+
+from jetspark.app.commands.store import CommandStore
+
+
+def check(world: CommandWorld) -> None:
+    world.run()
+    check_linearizable(world.operations, world.entries(), ledger_model(5), 0)
+
+
+@pytest.mark.parametrize("seed", seeds.given() or [*range(8), *seeds.fresh(2)])
+def test_commands_are_linearizable_whatever_dies_and_gets_lost(seed: int) -> None:
+    world = CommandWorld(seed, EnterFive)
+    check(world)
+    assert len(world.operations) == 20, seeds.again(seed)
+
+
+def test_the_checker_finds_a_decision_that_does_not_look_at_the_past() -> None:
+    with pytest.raises(NotLinearizable):
+        check(CommandWorld(1, EnterBlindly))
+
+
+def test_the_checker_finds_a_worker_that_forgets_the_guards() -> None:
+    def check_many() -> None:
+        for seed in range(10):
+            check(CommandWorld(seed, EnterFive))
+
+    with mock.patch.object(CommandStore, "_expect", return_value=None), pytest.raises(NotLinearizable):
+        check_many()
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    kills = lost = doubts = 0
+    for seed in range(2):
+        world = CommandWorld(seed, EnterFive)
+        world.run()
+        kills, lost, doubts = kills + world.kills, lost + world.lost_replies, doubts + world.doubts
+    assert (kills > 2, lost > 0, doubts > 2) == (True, True, True), (kills, lost, doubts)

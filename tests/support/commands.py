@@ -1,0 +1,58 @@
+"""Workers that serve commands, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jetspark
+from jetspark.app import App, AppClient
+
+
+@asynccontextmanager
+async def served(app: App, url: str, workers: int = 1, **options: Any) -> AsyncIterator[AppClient]:
+    """A client of an application that has this many workers."""
+    await app.apply(url)
+    tasks = [asyncio.create_task(app.run(url, **({"stop_timeout": 5.0} | options))) for _ in range(workers)]
+    try:
+        await are_serving(url, app.name, workers)
+        async with app.connect(url) as client:
+            yield client
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+
+async def are_serving(url: str, name: str, workers: int = 1) -> None:
+    """Wait until that many workers answer for the service."""
+    async with asyncio.timeout(60), jetspark.connect(url) as nc:
+        while True:
+            try:
+                answers = nc.request_many(f"$SRV.PING.{name}", timeout=2.0, max_messages=workers)
+                if len([answer async for answer in answers]) == workers:
+                    return
+            except jetspark.NoResponders:
+                await asyncio.sleep(0.05)
+
+
+WORKER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from support.accounts import bank
+asyncio.run(bank(sys.argv[3], replicas=int(sys.argv[4])).run(sys.argv[2], stop_timeout=20.0))
+"""
+
+
+def start_worker(url: str, app: str, replicas: int = 1) -> subprocess.Popen[bytes]:
+    """A worker of a bank, in a process of its own."""
+    tests = Path(__file__).parents[1]
+    return subprocess.Popen([sys.executable, "-c", WORKER, str(tests), url, app, str(replicas)])

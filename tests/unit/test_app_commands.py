@@ -1,0 +1,492 @@
+"""Commands without a server: every step is done on a log in memory, in any order, with answers that get lost."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from typing import Any
+
+import pytest
+from support.accounts import (
+    AccountOpened,
+    Deposit,
+    Enter,
+    EnterBlindly,
+    Entered,
+    EnterFive,
+    OpenAccount,
+    Transfer,
+    bank,
+    bank_with_balances,
+    ledger_model,
+)
+from support.linear import REFUSED, Entry, NotLinearizable, Operation, check_linearizable
+from support.seeds import fresh, given
+
+from jetspark.app import App, Command, CommandReply, Decision, Event, Past, PastEvent, Refused
+from jetspark.app.causes import Cause
+from jetspark.app.commands.boundaries import BoundaryCache, BoundaryPast, SnapshotState, encode_state
+from jetspark.app.commands.deciding import (
+    Append,
+    Appended,
+    AppendMoved,
+    AppendUnknown,
+    CommandRequest,
+    CommandSteps,
+    Deciding,
+    PauseFor,
+    ReadLasts,
+    ReadSnapshot,
+    ReadStreamEnd,
+    ReadTail,
+)
+from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
+from jetspark.core.headers import Headers
+from jetspark.core.subjects import matches
+from jetspark.errors import BoundaryConflict, CommandFailed, CommandInDoubt, ConfigError, WrongVersion
+from jetspark.jetstream.info import StoredMessage
+
+NOW = datetime.datetime(2026, 3, 15, 12, 0, tzinfo=datetime.UTC)
+
+
+class Log:
+    """A stream, as far as commands use one."""
+
+    def __init__(self, *, forgets_guards: bool = False) -> None:
+        self.messages: list[StoredMessage] = []
+        self.late: list[Append] = []
+        """Appends that are still on their way."""
+        self.snapshots: dict[str, SnapshotState] = {}
+        self.reads = 0
+        self._forgets_guards = forgets_guards
+
+    @property
+    def end(self) -> int:
+        return self.messages[-1].sequence if self.messages else 0
+
+    def last(self, filter: str) -> int:
+        return max((each.sequence for each in self.messages if matches(filter, each.subject)), default=0)
+
+    def perform(self, step: Any) -> Any:
+        match step:
+            case ReadTail(filter, after, _, limit):
+                self.reads += 1
+                found = [each for each in self.messages if each.sequence > after and matches(filter, each.subject)]
+                return found[:limit]
+            case ReadLasts(filters):
+                return [self.last(filter) for filter in filters]
+            case ReadStreamEnd():
+                return self.end
+            case ReadSnapshot(_, key):
+                return self.snapshots.get(key, SnapshotState(None, 0))
+            case Append():
+                return self.append(step)
+            case PauseFor():
+                return None
+        raise AssertionError(step)
+
+    def append(self, step: Append) -> Appended | AppendMoved:
+        if not self._forgets_guards:
+            if step.last_sequence is not None and step.last_sequence != self.end:
+                return AppendMoved()
+            for message in step.messages:
+                if message.guard is not None and self.last(message.guard.filter) != message.guard.last:
+                    return AppendMoved()
+        for message in step.messages:
+            self.store(message.encoded.subject, message.encoded.data, message.encoded.headers)
+        return Appended(self.end)
+
+    def store(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        message = StoredMessage(
+            stream="LOG", subject=subject, sequence=self.end + 1, timestamp=NOW, data=data, headers=Headers(headers)
+        )
+        self.messages.append(message)
+
+
+class Worker:
+    """One process: what it remembers is its own."""
+
+    def __init__(self, app: App, log: Log, *, replicas: int = 1, cache: int = 1000, rng: Any = random) -> None:
+        self.app, self.log = app, log
+        app.catalogue.check()
+        self.deciding = Deciding(
+            stream=app.stream,
+            stored=app.subjects,
+            replicas=replicas,
+            source=app.source,
+            catalogue=app.catalogue,
+            projections=app.projections,
+            cache=BoundaryCache(cache),
+            clock=lambda: NOW,
+            random=rng.random,
+            random_bits=rng.getrandbits,
+        )
+
+    def steps(self, command: Command, id: str, expected_version: int | None = None) -> CommandSteps[CommandReply]:
+        spec = next(spec for spec in self.app.commands.values() if spec.kind is type(command))
+        request = CommandRequest(command=command, cause=Cause(id, id), expected_version=expected_version)
+        return self.deciding.run(spec, request, self.deciding.boundary(spec, command))
+
+    def call(self, command: Command, id: str, expected_version: int | None = None) -> CommandReply:
+        steps, answer = self.steps(command, id, expected_version), None
+        try:
+            while True:
+                answer = self.log.perform(steps.send(answer))
+        except StopIteration as finished:
+            reply: CommandReply = finished.value
+            return reply
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def worker(log: Log) -> Worker:
+    return Worker(bank(), log)
+
+
+def test_a_command_stores_its_events_with_itself_as_their_cause(worker: Worker, log: Log) -> None:
+    reply = worker.call(OpenAccount(account="a", cents=5), "open-a")
+    assert reply == CommandReply(command_id="open-a", sequence=1, events=1)
+    [entry] = [worker.deciding.read(message) for message in log.messages]
+    assert (entry.event, entry.cause, entry.command) == (AccountOpened(account="a", cents=5), "open-a", "accounts.open")
+
+
+def test_a_retry_gets_the_recorded_reply_from_any_worker(worker: Worker, log: Log) -> None:
+    for account in "ab":
+        worker.call(OpenAccount(account=account, cents=10), f"open-{account}")
+    first = worker.call(Transfer(source="a", target="b", cents=4), "t-1")
+    assert (first.sequence, first.events, first.data) == (4, 2, {"left": 6})
+    worker.call(Transfer(source="b", target="a", cents=1), "t-2")
+    for other in (worker, Worker(worker.app, log)):
+        again = other.call(Transfer(source="a", target="b", cents=4), "t-1")
+        assert (again, again.is_repeated) == (first, True)
+    assert len(log.messages) == 6
+
+
+def test_what_is_remembered_is_not_read_again(worker: Worker, log: Log) -> None:
+    for number in range(1, 5):
+        assert worker.call(Enter(ledger="x", writer="w"), f"e-{number}").data == number
+    assert log.reads == 1
+
+
+def test_a_refusal_is_said_only_when_the_leader_has_nothing_newer(log: Log) -> None:
+    app = bank()
+    one, other = Worker(app, log), Worker(app, log)
+    with pytest.raises(Refused, match="no such account"):
+        one.call(Transfer(source="a", target="b", cents=1), "t-1")
+    for account in "ab":
+        other.call(OpenAccount(account=account, cents=10), f"open-{account}")
+    # This worker remembers that there is no account, and nothing was refused meanwhile: a retry is decided anew.
+    assert one.call(Transfer(source="a", target="b", cents=1), "t-1").data == {"left": 9}
+
+
+def test_expected_version_is_the_newest_sequence_the_caller_knows(worker: Worker) -> None:
+    opened = worker.call(OpenAccount(account="a", cents=5), "open-a", 0)
+    worker.call(Enter(ledger="x", writer="w"), "e-1", opened.sequence)
+    second = worker.call(Enter(ledger="x", writer="w"), "e-2", 2)
+    with pytest.raises(WrongVersion) as caught:
+        worker.call(Enter(ledger="x", writer="w"), "e-3", 2)
+    assert (caught.value.boundary, caught.value.expected, caught.value.found) == (("ledgers.x.>",), 2, 3)
+    assert worker.call(Enter(ledger="x", writer="w"), "e-2", 2) == second  # it was decided, and is told so
+
+
+def test_a_boundary_that_always_moves_is_a_conflict_that_names_it(worker: Worker, log: Log) -> None:
+    disturber, store = Worker(worker.app, log), log.append
+    disturbed: list[Append] = []
+
+    def append(step: Append) -> Appended | AppendMoved:
+        log.append = store  # type: ignore[method-assign]
+        disturber.call(Enter(ledger="x", writer="d"), f"d-{len(disturbed)}")
+        disturbed.append(step)
+        log.append = append  # type: ignore[method-assign]
+        return store(step)
+
+    log.append = append  # type: ignore[method-assign]
+    with pytest.raises(BoundaryConflict) as caught:
+        worker.call(Enter(ledger="x", writer="w"), "e-1")
+    assert (caught.value.boundary, caught.value.tries, len(disturbed)) == (("ledgers.x.>",), 20, 20)
+
+
+def test_events_that_a_limit_has_removed_are_not_decided_on(worker: Worker, log: Log) -> None:
+    for number in (1, 2, 3):
+        worker.call(Enter(ledger="x", writer="w"), f"e-{number}")
+    del log.messages[1:]  # a purge: what is remembered is longer than what there is
+    log.store("accounts.z", b"{}")
+    assert worker.call(Enter(ledger="x", writer="w"), "e-4").data == 2
+
+
+def test_an_id_that_was_used_for_another_command_is_refused_by_name(worker: Worker) -> None:
+    worker.call(OpenAccount(account="a", cents=5), "same")
+    worker.call(OpenAccount(account="b", cents=5), "open-b")
+    with pytest.raises(CommandFailed, match=r"command_id='same' was used for command 'accounts.open'"):
+        worker.call(Transfer(source="a", target="b", cents=1), "same")
+
+
+def test_an_event_inside_the_boundary_that_nobody_knows_stops_the_command(worker: Worker, log: Log) -> None:
+    log.store("ledgers.x.other", b'{"specversion":"1.0","id":"1","source":"/x","type":"other","data":{}}')
+    with pytest.raises(CommandFailed, match=r"an event inside 'ledgers.x.>' cannot be read.*other"):
+        worker.call(Enter(ledger="x", writer="w"), "e-1")
+
+
+# ---- in any order ----------------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """Calls a command until it is answered, each time at some worker."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.steps: CommandSteps[CommandReply] | None = None
+        self.answer: Any = None
+        self.attempts = 0
+        self.wants = 1
+        """How many answers it wants: one that has one may ask again."""
+
+
+def explore(seed: int, kind: type[EnterFive], *, forgets_guards: bool = False, replicas: int = 1) -> None:
+    """Some callers and workers, one step of somebody after the other, answers lost and late, workers killed."""
+    rng = random.Random(seed)
+    app = bank()
+    app.command("ledgers.limited")(kind)
+    log = Log(forgets_guards=forgets_guards)
+    workers = [Worker(app, log, replicas=replicas, cache=rng.choice((0, 3, 100)), rng=rng) for _ in range(3)]
+    operations = [Operation(f"c-{n}", kind(ledger="x", writer=f"c-{n}"), n / 10) for n in range(8)]
+    callers = [Caller(operation) for operation in operations]
+    for caller in callers:
+        caller.wants = rng.choice((1, 1, 2))
+    for now in range(4000):
+        if log.late and rng.random() < 0.1:
+            log.append(log.late.pop(rng.randrange(len(log.late))))
+        waiting = [each for each in callers if len(each.operation.replies) < each.wants and each.attempts < 30]
+        if not waiting:
+            break
+        caller = rng.choice(waiting[: rng.randint(1, 8)])
+        advance(caller, workers, log, rng, float(now))
+        if rng.random() < 0.02:  # a worker is killed: what it was deciding is never answered
+            place = rng.randrange(len(workers))
+            workers[place] = Worker(app, log, replicas=replicas, rng=rng)
+            for each in callers:
+                if rng.random() < 0.4:
+                    each.steps = None
+    entries = [
+        Entry(entry.cause or "", entry.event.number)
+        for entry in map(workers[0].deciding.read, log.messages)
+        if matches("ledgers.x.>", entry.subject)
+    ]
+    check_linearizable(operations, entries, ledger_model(5), 0)
+
+
+def advance(caller: Caller, workers: list[Worker], log: Log, rng: random.Random, now: float) -> None:
+    """One step of one command."""
+    operation = caller.operation
+    if caller.steps is None:
+        caller.attempts += 1
+        caller.steps, caller.answer = rng.choice(workers).steps(operation.command, operation.id), None
+        if caller.attempts == 1:
+            operation.invoked = now
+    try:
+        step = caller.steps.send(caller.answer)
+        if isinstance(step, Append) and rng.random() < 0.2:
+            if rng.random() < 0.5:
+                log.append(step)
+            else:
+                log.late.append(step)
+            caller.answer = AppendUnknown()
+        else:
+            caller.answer = log.perform(step)
+        return
+    except StopIteration as finished:
+        answer = finished.value.data
+    except Refused:
+        answer = REFUSED
+    except (BoundaryConflict, CommandInDoubt):
+        caller.steps = None
+        return
+    caller.steps = None
+    if rng.random() < 0.8:  # else the reply is lost
+        operation.replies.append(answer)
+        operation.returned = min(operation.returned, now)
+        if answer == REFUSED:  # the end of it: called again, it would be another decision
+            caller.wants = len(operation.replies)
+
+
+@pytest.mark.parametrize("replicas", [1, 3], ids=["guarded boundary", "guarded stream"])
+@pytest.mark.parametrize("seed", [*(range(40) if given() is None else given() or ()), *fresh(10)])
+def test_commands_on_one_boundary_are_linearizable_whatever_is_lost(seed: int, replicas: int) -> None:
+    explore(seed, EnterFive, replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forgets_guards"), [(EnterBlindly, False), (EnterFive, True)], ids=["broken decide", "no guards"]
+)
+def test_the_checker_finds_what_is_broken(kind: type[EnterFive], forgets_guards: bool) -> None:
+    def explore_many() -> None:
+        for seed in range(100):
+            explore(seed, kind, forgets_guards=forgets_guards)
+
+    with pytest.raises(NotLinearizable):
+        explore_many()
+
+
+# ---- guards ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_boundary_is_checked_with_one_event_no_later_than_the_first_inside_it() -> None:
+    assert plan_guards(["a"], [Guard("a", 3)], whole_stream=False) == [Guard("a", 3)]
+    guards = [Guard("a.>", 1), Guard("b", 2), Guard("elsewhere", 9)]
+    assert plan_guards(["x", "b", "a.1", "b"], guards, whole_stream=False) == [
+        Guard("b", 2),
+        Guard("a.>", 1),
+        Guard("elsewhere", 9),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("subjects", "filters", "reason"),
+    [
+        (["c"], ["a", "b"], "none of its events .'c'. is inside what it reads .'a', 'b'."),
+        (["a"], ["a", "b"], "reads 2 boundaries .'a', 'b'. and stores 1 events"),
+        (["a.x.1", "a.x.1"], ["a.*.1", "a.x.*"], "'a.x..' has to be checked with event 1 at the latest"),
+    ],
+)
+def test_what_the_server_cannot_check_is_refused_with_a_remedy(
+    subjects: list[str], filters: list[str], reason: str
+) -> None:
+    guards = [Guard(filter, 0) for filter in filters]
+    with pytest.raises(NotGuardable, match=reason):
+        plan_guards(subjects, guards, whole_stream=False)
+
+
+def test_the_whole_stream_guards_any_number_of_boundaries() -> None:
+    guards = [Guard("a", 0), Guard("b", 0)]
+    assert plan_guards(["a"], guards, whole_stream=True) == [None]
+    with pytest.raises(NotGuardable, match="none of its events"):
+        plan_guards(["c"], guards, whole_stream=True)
+
+
+def test_a_replicated_stream_is_guarded_as_a_whole_where_wildcards_would_be_compared_by_name() -> None:
+    assert not guards_stream("auto", ["orders.o-1.>"], 1)
+    assert not guards_stream("auto", ["orders.o-1"], 3)
+    assert guards_stream("auto", ["orders.o-1", "orders.*.paid"], 3)
+    assert not guards_stream("boundary", ["orders.*"], 3)
+    assert guards_stream("stream", ["orders"], 1)
+
+
+# ---- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_past_is_a_state_of_a_projection_and_what_came_after_it(log: Log) -> None:
+    app = bank_with_balances()
+    assert Worker(app, log).call(Deposit(account="a", cents=1), "d-1").data == 1
+    # Says something else than the events before it: they are not looked at.
+    log.snapshots["a"] = SnapshotState(encode_state(100), 1)
+    assert Worker(app, log).call(Deposit(account="a", cents=1), "d-2").data == 101
+    worker = Worker(app, log)
+    for number in (3, 4):
+        assert worker.call(Deposit(account="a", cents=1), f"d-{number}").data == 99 + number
+    # Where the snapshot is as new as the boundary nothing follows, and the guard still knows where it ends.
+    log.snapshots["a"] = SnapshotState(encode_state(200), 4)
+    assert Worker(app, log).call(Deposit(account="a", cents=1), "d-5").data == 201
+
+
+# ---- declaring -------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_a_command_is_said_when_it_is_declared() -> None:
+    app = bank()
+
+    class Half(Command):
+        def reads(self) -> list[str]:
+            return ["ledgers.x"]
+
+    class Waits(Command):
+        def reads(self) -> list[str]:
+            return ["ledgers.x"]
+
+        async def decide(self, past: Past) -> list[Event]:
+            return []
+
+    with pytest.raises(ConfigError, match="Half has no `def decide"):
+        app.command("half")(Half)
+    with pytest.raises(ConfigError, match=r"Waits\.decide is async"):
+        app.command("waits")(Waits)
+    with pytest.raises(ConfigError, match="expected a class below Command"):
+        app.command("event")(Entered)
+    with pytest.raises(ConfigError, match="expected a name of its own"):
+        app.command("ledgers.enter")(Enter)
+    with pytest.raises(ConfigError, match=r"is command 'ledgers\.enter' already"):
+        app.command("other")(Enter)
+    app.command("accounts.deposit", snapshot="none")(Deposit)
+    with pytest.raises(ConfigError, match=r"snapshot='none': expected a projection"):
+        app.topology()
+    with pytest.raises(ConfigError, match=r"stores \('>'\): the stream would answer in place of a worker"):
+        App("all", stream="ALL", subjects=[">"]).command("ledgers.enter")(Enter)
+
+
+class Odd(Command):
+    answer: str
+
+    def reads(self) -> Any:
+        return {"text": "ledgers.x", "none": [], "foreign": ["other.x"], "wrong": ["a..b"]}.get(
+            self.answer, ["ledgers.x.>"]
+        )
+
+    def decide(self, past: Past) -> Any:
+        match self.answer:
+            case "number":
+                return 5
+            case "outside":
+                return [AccountOpened(account="a", cents=1)]
+            case "error":
+                raise ZeroDivisionError("one")
+            case "nothing":
+                return None
+            case "large":
+                return Decision(events=[Entered(ledger="x", number=1, writer="")], reply="x" * 20_000)
+            case "set":
+                return Decision(events=[Entered(ledger="x", number=1, writer="")], reply=object())
+        return Entered(ledger="x", number=1, writer="one event without a list")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("text", "reads: ConfigError: reads returned 'ledgers.x': expected a list"),
+        ("none", "reads returned nothing"),
+        ("foreign", "reads returned 'other.x', which the stream does not store"),
+        ("wrong", "two dots in a row"),
+        ("number", "decide returned 5"),
+        ("outside", "none of its events .'accounts.a'. is inside"),
+        ("error", "decide: ZeroDivisionError: one"),
+        ("large", "at most 16384 are recorded"),
+        ("set", "TypeError"),
+    ],
+)
+def test_a_command_that_cannot_be_decided_says_why(log: Log, answer: str, reason: str) -> None:
+    app = bank()
+    app.command("odd")(Odd)
+    with pytest.raises(CommandFailed, match=reason):
+        Worker(app, log).call(Odd(answer=answer), "odd-1")
+    assert log.messages == []
+
+
+def test_a_decision_without_events_is_a_reply_that_is_not_recorded(log: Log) -> None:
+    app = bank()
+    app.command("odd")(Odd)
+    assert Worker(app, log).call(Odd(answer="nothing"), "o-1") == CommandReply(command_id="o-1", sequence=0, events=0)
+    assert Worker(app, log).call(Odd(answer="one"), "o-2").events == 1
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    cache = BoundaryCache(10)
+    for number in range(5):
+        past = BoundaryPast(f"a.{number}")
+        past.add([PastEvent(n, None, "a", "", None, None) for n in range(1, 4)])
+        cache.put(past)
+    assert (len(cache), cache.get("a.0"), cache.get("a.4") is not None) == (2, None, True)
+    cache.drop("a.4")
+    assert len(cache) == 1
