@@ -34,8 +34,8 @@ def test_only_what_is_there_at_the_end_is_drawn(tmp_path: Path) -> None:
     assert " 0/10" in written
     lines = demo_picture.last_screen(written)
     picture = demo_picture.draw(lines)
-    words = ["".join(text.itertext()) for text in xml.etree.ElementTree.fromstring(picture).iter() if text.text]
-    text = " ".join(words).replace("\xa0", " ")
+    words = xml.etree.ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    text = " ".join(each.text or "" for each in words).replace("\xa0", " ")
     assert text.count("publish") == 1
     assert "4,000/s" in text
     assert "0/10" not in text.replace("10/10", "")
