@@ -31,8 +31,8 @@ from jetspark.errors import JetSparkError
 from jetspark.server import NatsCluster
 
 MANY = int(os.environ.get("JETSPARK_MANY_COMMANDS", "0"))
-COMMANDS, CALLERS, WORKERS, ACCOUNTS = (MANY, 64, 4, 1000) if MANY else (120, 16, 2, 20)
-KILL_EVERY_S = 2.0 if MANY else 1.0
+COMMANDS, CALLERS, WORKERS, ACCOUNTS = (MANY, 64, 6, 1000) if MANY else (120, 16, 2, 20)
+KILL_EVERY_S = 2.0
 LEADER_EVERY_S = 5.0 if MANY else 1.2
 
 
@@ -73,12 +73,15 @@ class Trouble:
 
     async def _kill_workers(self) -> None:
         while True:
-            await asyncio.sleep(KILL_EVERY_S)
+            if MANY:
+                await asyncio.sleep(KILL_EVERY_S)
+            self._start(self._rng.randrange(3))
+            if not MANY:  # on a busy machine a process takes seconds to start, and these are few
+                await are_serving(self.urls[0], self.app.name, WORKERS + 1)
             process = self._workers.pop(0)
             process.kill()
             process.wait()
             self.kills += 1
-            self._start(self._rng.randrange(3))
 
     async def _change_leaders(self) -> None:
         async with jetspark.connect(self.urls) as nc:
