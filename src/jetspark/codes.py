@@ -33,10 +33,13 @@ class Code(IntEnum):
     """A message with this id is being replicated: it will be a duplicate soon."""
     WRONG_LAST_SEQUENCE_UNKNOWN = 10164
     """As ``WRONG_LAST_SEQUENCE``, by a leader that does not know the right one."""
+    TTL_DISABLED = 10166
     TOO_MANY_REQUESTS = 10167
     ATOMIC_DISABLED = 10174
     ATOMIC_INCOMPLETE = 10176
     API_LEVEL_REQUIRED = 10185
+    SCHEDULES_DISABLED = 10188
+    SCHEDULE_PATTERN_INVALID = 10189
     ATOMIC_TOO_LARGE = 10199
     ATOMIC_DUPLICATE = 10201
     FAST_DISABLED = 10205
@@ -45,3 +48,4 @@ class Code(IntEnum):
     FAST_UNKNOWN = 10208
     ATOMIC_TOO_MANY = 10210
     FAST_TOO_MANY = 10211
+    SCHEDULE_TIME_ZONE_INVALID = 10223

@@ -399,8 +399,10 @@ async def test_no_call_believes_an_answer_before_tls(
             ]
             js, *others = [client.jetstream(timeout=TIMEOUT_S) for client in clients]
             things = await _prepare(js, others, tmp_path)
+            # Most are asked in time to be answered.
+            most = len(rows) // 2 + 1
             for impostor in impostors:
-                impostor.hold()
+                impostor.hold(most if impostor is impostors[0] else None)
             ends = await _ends_of(rows, things)
             for impostor in impostors:
                 await impostor.until_all_was_tried()
@@ -410,4 +412,4 @@ async def test_no_call_believes_an_answer_before_tls(
                 impostor.give_back()
         complaints = [_complaint(name, row, *end, is_lost=True) for (name, row), end in zip(rows, ends, strict=True)]
         assert "\n".join(complaint for complaint in complaints if complaint) == ""
-        assert offered >= len(rows) / 2, "most were asked in time to be answered"
+        assert offered >= most

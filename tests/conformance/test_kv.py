@@ -369,7 +369,12 @@ async def test_a_key_with_a_ttl_goes_away_and_watchers_see_it(driver: Driver, ur
         assert _brief(entries) == [("short", b"life", "put"), ("long", b"life", "put"), ("short", b"", "purge")]
         with pytest.raises(jetspark.KeyNotFound):
             await kv.get("short")
-        await kv.create("short", b"again")
+        async with kv.transaction() as tx:
+            await tx.create("short", b"again", ttl=1)
+            await tx.create("other", b"life")
+        entries = await _take(kv.watch(), 4)
+        assert _brief(entries)[-1] == ("short", b"", "purge")
+        assert (await kv.get("other")).value == b"life"
 
 
 @on_both_drivers
@@ -668,6 +673,9 @@ async def test_a_ttl_shorter_than_the_marker_is_refused_because_the_server_would
             with pytest.raises(jetspark.ConfigError, match=r"ttl=.*expected at least limit_marker_ttl_s=30 of bucket"):
                 await call()
         assert (await kv.status()).values == 1
+        async with kv.transaction() as tx:
+            with pytest.raises(jetspark.ConfigError, match=r"ttl=1.*expected at least limit_marker_ttl_s=30 of bucket"):
+                await tx.create("lock", b"me", ttl=1)
         await kv.create("lock", b"me", ttl=30)
         await kv.update("taken", b"me", revision=revision, ttl=31)
         await kv.purge("taken", ttl=60)

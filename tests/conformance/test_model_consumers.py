@@ -8,6 +8,7 @@ is what the consumer says of itself. Nothing here knows what is right: the serve
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -30,11 +31,17 @@ LONG_S = 1.3
 APART_S = 0.03
 # Silence on the server: nothing more comes to an inbox.
 QUIET_S = 0.15
-# The two are asked one after the other, and an ack_wait may end between. So a program that differs is run again, with
-# longer times each time: a difference that is real stays.
+# The two are asked one after the other, so no step begins this shortly before an ack_wait or a delay ends. On a machine
+# that is busy one may end within a step all the same, or two at a time that should have ended one after the other. So a
+# program in which time passes is run again when it differs, with longer times: a difference that is real stays.
+BORDER_S = 0.1
 ATTEMPTS = 4
 
 PROGRAMS, FRESH_PROGRAMS = 40, 10
+# These have found something once: a nak with a delay after one without, the end of a message that was given up, one
+# that wakes no request of a consumer that does not want it, an old answer to ``all``, max_deliver at the end of an
+# ack_wait, and the first sequence of a consumer that finds no last message.
+FOUND = [700109, 700320, 700561, 701126, 701415, 701597]
 
 Said = tuple[Any, ...]
 
@@ -105,6 +112,13 @@ class ModelPeer:
         said, self._waiting = self._waiting, []
         return said
 
+    def next_deadline(self) -> float:
+        """After everything that has happened until now."""
+        for each in self.server.on_time(time.time()):
+            self._keep(each)
+        deadline = self.server.next_deadline()
+        return math.inf if deadline is None else deadline
+
     def _keep(self, each: Delivery) -> None:
         if each.subject.startswith("in."):
             subject = each.shown_subject or each.subject
@@ -123,6 +137,10 @@ def _said(subject: str, reply: str | None, data: bytes, status: Any, headers: An
 _RELEVANT = ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")
 
 
+class Undecided(Exception):
+    """The two differ, and a deadline has passed while they were asked."""
+
+
 class Program:
     """One course of events on both."""
 
@@ -135,9 +153,11 @@ class Program:
         """Ack subjects of the server, which have its time stamps; the model does not look at those."""
         # Either time passes, or requests wait for room among the unacknowledged. With both, it would matter which of
         # two messages expires a millisecond earlier.
-        self._is_timed = self._rng.random() < 0.4
+        self.is_timed = self._rng.random() < 0.4
         self._pulls = self._published = 0
         self._is_waiting = False
+        self._border = math.inf
+        """From then on the next ack_wait or delay may have ended, those included that begin with this step."""
         self._policy = ""
         self.log: list[str] = []
 
@@ -148,8 +168,9 @@ class Program:
         self._create()
         waits = 0
         for _ in range(steps):
-            if self._is_timed:
+            if self.is_timed:
                 time.sleep(APART_S * self._slowness)
+                self._step_over_borders()
             roll = self._rng.random()
             if roll < 0.25:
                 self._publish()
@@ -159,10 +180,11 @@ class Program:
                 self._answer()
             elif roll < 0.94:
                 self._remove()
-            elif waits < 2 and self._is_timed:
+            elif waits < 2 and self.is_timed:
                 waits += 1
                 self._note("wait")
                 time.sleep(LONG_S * self._slowness)
+                self._step_over_borders()
                 self._pull()
             self._compare_info()
 
@@ -181,15 +203,16 @@ class Program:
             "durable_name": "c",
             "ack_policy": rng.choices(["explicit", "all", "none"], [8, 1, 1])[0],
         }
-        if consumer["ack_policy"] != "none" and self._is_timed:
-            consumer["ack_wait"] = round(ACK_WAIT_S * self._slowness * 1e9)
+        if consumer["ack_policy"] != "none":
+            # Where no time is to pass, not even the half minute that a busy machine may take for a program.
+            consumer["ack_wait"] = round((ACK_WAIT_S * self._slowness if self.is_timed else 3600.0) * 1e9)
         consumer["deliver_policy"] = rng.choices(["all", "new", "last", "last_per_subject"], [7, 1, 1, 1])[0]
         if rng.random() < 0.3 or consumer["deliver_policy"] == "last_per_subject":
             consumer["filter_subject"] = f"{self._name}.{rng.choice(['a', 'a', '*'])}"
         # The server's floor stays behind where ``all`` acknowledges a message that was given up; the model's does not.
         if rng.random() < 0.4 and consumer["ack_policy"] != "all":
             consumer["max_deliver"] = rng.randrange(1, 4)
-        if rng.random() < 0.4 and consumer["ack_policy"] != "none" and not self._is_timed:
+        if rng.random() < 0.4 and consumer["ack_policy"] != "none" and not self.is_timed:
             consumer["max_ack_pending"] = rng.randrange(1, 4)
         self._note(str(consumer))
         self._policy = consumer["deliver_policy"]
@@ -236,7 +259,7 @@ class Program:
                 b"+TERM",
                 b"+TERM no use",
             ],
-            [6, 3, 1 if self._is_timed else 0, 1, 1, 1],
+            [6, 3, 1 if self.is_timed else 0, 1, 1, 1],
         )[0]
         self._note(f"{word.decode()} {subject}")
         self._both(subject, word)
@@ -264,7 +287,16 @@ class Program:
         for key in ("error", "purged", "seq", "success"):
             self._compare(f"{subject}: {key}", heard.get(key), told.get(key))
 
+    def _step_over_borders(self) -> None:
+        """Wait until no ack_wait and no delay ends soon."""
+        border_s = BORDER_S * self._slowness
+        while (deadline := self._model.next_deadline()) - border_s < (now := time.time()):
+            time.sleep(max(deadline + border_s - now, border_s))
+        self._border = min(deadline, now + DELAY_S * self._slowness) - border_s / 2
+
     def _compare(self, what: str, heard: Any, told: Any) -> None:
+        if told != heard and time.time() > self._border:
+            raise Undecided(what)
         assert told == heard, f"{what}\n  server {heard}\n  model  {told}\n" + "\n".join(self.log)
 
     def _infos(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -310,20 +342,23 @@ def url() -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_random_programs_say_the_same_on_both(url: str) -> None:
-    def run(seed: int) -> None:
+    def run(seed: int) -> bool:
         for attempt in range(ATTEMPTS):
             program = Program(seed, attempt, url)
             try:
                 program.run(25)
-                return
+                return True
             except AssertionError as error:
                 error.add_note(f"{seeds.again(seed)}")
-                if attempt == ATTEMPTS - 1:
+                if not program.is_timed or attempt == ATTEMPTS - 1:
                     raise
+            except Undecided:
+                pass
             finally:
                 program.close()
+        return False
 
-    wanted = seeds.given() or [*range(PROGRAMS), *seeds.fresh(FRESH_PROGRAMS)]
+    wanted = seeds.given() or [*range(PROGRAMS), *FOUND, *seeds.fresh(FRESH_PROGRAMS)]
     with ThreadPoolExecutor(16) as pool:
-        for each in [pool.submit(run, seed) for seed in wanted]:
-            each.result()
+        is_decided = [each.result() for each in [pool.submit(run, seed) for seed in wanted]]
+    assert sum(is_decided) > 0.8 * len(wanted), "the machine is too busy to compare times"

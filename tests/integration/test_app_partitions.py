@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -14,6 +16,9 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.inheritance import tidy_copies
+from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer
+from jetspark.app.topology.names import partition_stream
 from jetspark.core.headers import Headers
 from jetspark.errors import TopologyRefused
 from jetspark.jetstream.config import StreamConfig, StreamSource, SubjectTransform
@@ -55,7 +60,7 @@ async def are_done(js: JetStream, app: App, name: str) -> bool:
     return not waits.state.subjects
 
 
-def app_of(partitions: int | None = 4, **options: object) -> tuple[App, list[tuple[str, int]]]:
+def app_of(partitions: int | None = 4, **options: Any) -> tuple[App, list[tuple[str, int]]]:
     app, done = App("moving", stream="MOVING", subjects=["moves.>"]), []
     options = {"takeover_s": 1.0, "ack_wait_s": 2.0} | options
 
@@ -281,3 +286,70 @@ async def test_what_is_given_back_before_it_began_is_no_attempt(
     assert sorted(done) == [f"k{number}" for number in range(6)]
     store = await HandlerStore.open(js, app.name, "m")
     assert [each async for each in store.all_letters()] == []
+
+
+@pytest.mark.parametrize("partitions", [None, 4])
+async def test_an_event_that_was_given_back_has_all_its_attempts(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    app = App("moving", stream="MOVING", subjects=["moves.>"])
+    starts: list[str] = []
+    failing: set[str] = set()
+
+    @app.handler(
+        Moved,
+        durable="m",
+        partitions=partitions,
+        takeover_s=1.0,
+        ack_wait_s=2.0,
+        concurrency=1,
+        retry=Retry(attempts=3, first_s=0.01),
+    )
+    async def move(event: Moved) -> None:
+        starts.append(event.name)
+        if event.name in failing:
+            raise OSError("away")
+        await asyncio.sleep(0.1)
+
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(6)]
+    await publish(js, app, *(Moved(name=name) for name in names))
+    async with running(app, server.url):
+        await until(lambda: len(starts) == 2)
+    failing |= set(names) - set(starts)
+    assert failing
+    async with running(app, server.url):
+        await until(lambda: are_done(js, app, "m"))
+    assert {name: starts.count(name) for name in failing} == dict.fromkeys(failing, 3)
+    store = await HandlerStore.open(js, app.name, "m")
+    assert {each.letter.attempts async for each in store.all_letters()} == {3}
+
+
+async def test_copies_are_removed_once_every_partition_has_settled_them_but_for_the_last(js: JetStream) -> None:
+    app, _ = app_of(partitions=2)
+    await set_up(js, app)
+    copies = await js.stream(partition_stream(app.name, "m"))
+    consumers = [await copies.consumer(partition_consumer("m", number)) for number in range(2)]
+    await publish(js, app, *(Moved(name=f"k{number}") for number in range(20)))
+
+    async def are_there(first: int) -> bool:
+        state = (await copies.info()).state
+        return (state.first_sequence, state.last_sequence) == (first, 20)
+
+    await until(lambda: are_there(1))
+    found = [await consumer.fetch(20, no_wait=True, group=PIN_GROUP) for consumer in consumers]
+    held = found[1][2]  # its partition is not done with this one, and with what comes after it
+    for message in itertools.chain(*found):
+        if message is not held:
+            await message.ack_sync()
+    tidying = asyncio.create_task(tidy_copies(copies, consumers, every_s=0.01, keep_s=0.05))
+    try:
+        floor = (await consumers[1].info()).ack_floor.stream_sequence
+        assert 1 < floor < held.metadata.stream_sequence
+        await until(lambda: are_there(floor + 1))
+        await asyncio.sleep(0.2)
+        assert await are_there(floor + 1)
+        await held.ack_sync()
+        await until(lambda: are_there(20))  # a server that finds no copy would copy everything again
+    finally:
+        tidying.cancel()

@@ -14,6 +14,7 @@ from jetspark.app import App, Event, Reject
 from jetspark.app.dead_letters.redriving import (
     LetterFilter,
     RedriveProgress,
+    RedriveResults,
     discard_letters,
     read_letters,
     run_redrive,
@@ -89,3 +90,37 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
         await until(lambda: len(done) == 6)
         await until(lambda: is_settled(js, app, "n"))
         assert await discard_letters(js, app, everything) == 0
+
+
+class Kept(Event, type="kept", key="name", subject="kept.{name}"):
+    name: str
+    number: int
+
+
+async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js: JetStream) -> None:
+    app = App("kept", stream="KEPT", subjects=["kept.>"])
+    failing = {("a", 0), ("b", 0), ("b", 2), ("c", 0)}
+
+    @app.handler(Kept, durable="k")
+    async def keep(event: Kept) -> None:
+        if (event.name, event.number) in failing:
+            raise Reject("not yet")
+
+    await set_up(js, app)
+    everything = LetterFilter()
+    async with running(app, server.url):
+        await publish(js, app, *(Kept(name=name, number=number) for number in range(4) for name in "abc"))
+        await until(lambda: is_settled(js, app, "k"))
+        assert len(await read_letters(js, app, everything)) == 12
+        failing = {("b", 2), ("c", 0)}
+        # Chosen by their error: what waits behind them has none, and follows all the same.
+        progress = await run_redrive(js, app, LetterFilter.parse(None, ["error=Reject"]), wait_s=60)
+        assert (progress.requested, progress.behind) == (3, 0)
+        assert progress.results == RedriveResults(handled=4 + 2, failed=2, waiting=1 + 3)
+        assert "6 handled, 2 failed again, 4 waiting" in str(progress)
+        assert progress.to_dict()["results"] == {"handled": 6, "failed": 2, "waiting": 4}
+        assert len(await read_letters(js, app, everything)) == 6
+    # Nobody runs the handlers.
+    progress = await run_redrive(js, app, everything, wait_s=0.1)
+    assert progress.results == RedriveResults(waiting=6)
+    assert (await run_redrive(js, app, everything)).results is None

@@ -257,3 +257,20 @@ def test_a_server_that_cannot_be_used_ends_the_run_with_the_reason() -> None:
         run(Plan(url="nats://127.0.0.1:1", is_quick=True))
     with NatsServer(jetstream=False, token="secret") as server, pytest.raises(ConnectionLost, match="Authorization"):
         run(Plan(url=server.url, is_quick=True))
+
+
+def test_two_trees_are_compared_with_the_work_of_this_one(tmp_path: Path) -> None:
+    repository = Path(__file__).parents[2]
+    other = tmp_path / "src" / "jetspark"
+    shutil.copytree(repository / "src" / "jetspark", other, ignore=shutil.ignore_patterns("__pycache__", "bench"))
+    with (other / "aio" / "pull.py").open("a") as module:
+        module.write("PullConsumer.fetch = 'of the other tree'\n")
+    command = [sys.executable, "tools/bench_against.py", str(tmp_path), "js-pull", "--quick", "--repeats", "1"]
+    command += ["--at-least", "0", "--contenders"]
+    same = subprocess.run([*command, "jetspark"], cwd=repository, capture_output=True, text=True, check=True)
+    assert [line.split()[:3] for line in same.stdout.splitlines()[1:]] == [
+        ["js-pull", "jetspark", "messages_per_s"],
+        ["js-pull", "jetspark", "cpu_s_per_million"],
+    ]
+    broken = subprocess.run([*command, "jetspark-fetch"], cwd=repository, capture_output=True, text=True, check=False)
+    assert "'str' object is not callable" in broken.stderr

@@ -253,6 +253,7 @@ class World:
             await publishing
             await self._settle(app)
             self.is_mended = True
+            await client.flush(60.0)  # the operator waits until the server is there
             await run_redrive(js, app, LetterFilter())
             await self._settle(app)
             letters = await read_letters(js, app, LetterFilter())
@@ -308,6 +309,8 @@ class World:
         assert model is self.network.front.model
 
     def _left(self, app: App) -> str:
+        if not self.network.is_reachable:
+            return "the server is away"
         model = self.network.front.model
         for place in app.consumers_of(app.handlers["h"]):
             consumer = model.consumer(place.stream, place.name)
@@ -348,11 +351,26 @@ def seeded(rng: random.Random) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without thousands of lines about what was broken on purpose."""
+    logger = logging.getLogger("jetspark")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def run_world(seed: int, *, count: int = 6) -> World:
     world = World(seed)
     faults = world.rng.choices(FAULTS, k=count)
-    logging.getLogger("jetspark").setLevel(logging.CRITICAL)
-    with seeded(random.Random(seed)), asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner:
+    with (
+        quiet(),
+        seeded(random.Random(seed)),
+        asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner,
+    ):
         try:
             runner.run(world.run(faults))
         except BaseException:

@@ -201,9 +201,9 @@ class ForgetsTheIds(FastPublisherMachine):
 class GivesNoIds(FastPublisherMachine):
     """To messages without headers."""
 
-    def accept(self, items: Sequence[Item], now: float) -> None:
+    def accept(self, items: Sequence[Item], now: float, *, are_checked: bool = False) -> None:
         self._id_head = b"NATS/1.0\r\nNats-Nothing: "
-        super().accept(items, now)
+        super().accept(items, now, are_checked=are_checked)
 
 
 class BelievesEveryAck(FastPublisherMachine):

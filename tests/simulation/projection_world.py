@@ -53,7 +53,7 @@ class ProjectionWorld:
     def __init__(self, seed: int, *, faults: bool = True) -> None:
         self.rng = random.Random(seed)
         self.network = model_network(seed)
-        self.app = bank()
+        self.app = bank(has_lookups=seed % 10 == 6)
         for spec in self.app.projections.values():
             object.__setattr__(spec.bucket, "history", 64)  # for the checkers
             object.__setattr__(spec.bucket, "replicas", self.rng.choice([1, 3]))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from simulation.partition_world import quiet
 from simulation.projection_world import world_of
 from support import seeds
 
@@ -17,11 +17,8 @@ from jetspark.state.changes import Change
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Thousands of lines about what was broken on purpose."""
-    logger = logging.getLogger("jetspark")
-    level, logger.level = logger.level, logging.CRITICAL
-    yield
-    logger.level = level
+    with quiet():
+        yield
 
 
 @pytest.mark.parametrize("seed", seeds.given() or [*range(8), 13])

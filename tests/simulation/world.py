@@ -22,7 +22,7 @@ from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
-from jetspark.testing.network import Front, Network, Timer, VirtualClock
+from jetspark.testing.network import Front, Network, NetworkTimer, VirtualClock
 from jetspark.testing.simulation import FaultPlan, Faults, SimulatedLink
 
 STREAM = "EVENTS"
@@ -163,7 +163,7 @@ class Run:
         """Every third message has a header of the caller's."""
         self.bad: dict[int, str] = {}
         """Numbers of messages the stream will refuse, and why."""
-        self._timer: Timer | None = None
+        self._timer: NetworkTimer | None = None
         self._is_stepping = self._waits_for_room = False
         self._room_waits = 0
         world.runs.append(self)

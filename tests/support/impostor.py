@@ -38,6 +38,7 @@ class Impostor:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificates.server_cert, certificates.server_key)
         self._is_holding = self._is_forging = False
+        self._wanted: int | None = None
         self._greeting: dict[str, object] = {}
         self._forged = bytearray()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,10 +55,16 @@ class Impostor:
         """How many messages it has to offer."""
         return self._forged.count(b"MSG ")
 
-    def hold(self) -> None:
-        """The server hears nothing more; the accomplice answers instead."""
-        self._is_holding = True
-        self._take_over_in(NOTHING_SAID_S)
+    def hold(self, answers: int | None = None) -> None:
+        """The server hears nothing more; the accomplice answers instead.
+
+        Args:
+            answers: Take over when there are this many, however long a busy machine needs for them; None for the first
+                one, or when it seems that none will come.
+        """
+        self._is_holding, self._wanted = True, answers
+        if answers is None:
+            self._take_over_in(NOTHING_SAID_S)
 
     async def until_all_was_tried(self) -> None:
         """Wait until the client has heard each of the lies in each of the ways."""
@@ -136,11 +143,11 @@ class Impostor:
     ) -> None:
         while data := await reader.read(65536):
             accomplice.write(data)
-            if self._is_holding:
-                self._take_over_in(TAKES_OVER_AFTER_S)
-            else:
+            if not self._is_holding:
                 server.write(data)
                 await server.drain()
+            elif self._wanted is None:
+                self._take_over_in(TAKES_OVER_AFTER_S)
             await accomplice.drain()
 
     async def _pass_back(self, server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,9 +159,10 @@ class Impostor:
     async def _keep(self, accomplice: asyncio.StreamReader) -> None:
         while data := await accomplice.read(65536):
             if self._is_holding:
-                if not self._forged:
-                    self._take_over_in(ANSWERS_TAKE_S)
+                had, wanted = self.answers, self._wanted or 1
                 self._forged += data
+                if had < wanted <= self.answers or (self._wanted is None and not had):
+                    self._take_over_in(ANSWERS_TAKE_S)
 
     # ---- without -----------------------------------------------------------------------------------------------------
 

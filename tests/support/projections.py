@@ -74,10 +74,26 @@ class Moves:
         return state
 
 
-def bank(name: str = "bank", stream: str = "BANK") -> App:
+class Large:
+    """Payments of more than the account has: a fact of two projections."""
+
+    def key(self, event: Moved) -> str:
+        return event.source
+
+    def apply(self, state: list[int] | None, event: Moved, lookup: Any, key: str) -> list[int] | None:
+        account = lookup["balances"]
+        if account is None or event.cents <= account.cents:
+            return state
+        account.cents = -1  # changes nothing
+        return [*(state or []), event.cents]
+
+
+def bank(name: str = "bank", stream: str = "BANK", *, has_lookups: bool = False) -> App:
     app = App(name, stream=stream, subjects=["bank.>"])
     app.projection("balances", events=[Opened, Moved, Closed], bucket=f"{name}_balances")(Balances)
     app.projection("moves", events=[Moved], bucket=f"{name}_moves")(Moves)
+    if has_lookups:
+        app.projection("large", events=[Moved], bucket=f"{name}_large", lookups=["balances"])(Large)
     return app
 
 

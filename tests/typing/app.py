@@ -93,3 +93,10 @@ async def check(app: App) -> None:
         assert_type(test.published(OrderPaid), list[OrderPaid])
         assert_type(test.crash_after_effect(), InjectedFault)
     assert_type(await check_reliability(app, paid, effects=lambda: [1]), ReliabilityReport)
+
+
+def wrong_options(app: App) -> None:
+    app.handler(OrderPaid, durable="a", concurrency="many")  # type: ignore[arg-type]
+    app.handler(OrderPaid, durable="a", concurency=3)  # type: ignore[call-arg]
+    app.handler(OrderPaid, durable="a", idempotent="twice")  # type: ignore[arg-type]
+    app.batch_handler(OrderPaid, durable="a", partitions=3)  # type: ignore[call-arg]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import AsyncIterator
 
 import pytest
 
 from jetspark.app import App
+from jetspark.app.application import BatchHandlerOptions, HandlerOptions, HandlerSpec
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 
@@ -39,12 +41,12 @@ def test_an_app_collects_its_handlers() -> None:
         {"batch": 10},
         {"max_bytes": 0},
         {"idempotent": "transaction"},
+        {"remember_s": 1},
     ],
 )
 def test_a_declaration_names_the_value_it_cannot_use(wrong: dict[str, object]) -> None:
-    app = App("orders", stream="ORDERS")
     with pytest.raises(ConfigError):
-        app.handler(Paid, **({"durable": "billing"} | wrong))(bill)  # type: ignore[arg-type]
+        HandlerSpec(function=bill, events=(Paid,), **({"durable": "billing"} | wrong))  # type: ignore[arg-type]
 
 
 def test_a_durable_name_belongs_to_one_handler() -> None:
@@ -75,3 +77,20 @@ def test_any_text_is_one_token_of_a_subject() -> None:
     assert escape_token("") == "="
     assert len({escape_token(text) for text in ("a=2E", "a.", "a=", "x" * 121, "x" * 122)}) == 5
     assert len(escape_token("x" * 1000)) < 120
+
+
+def test_an_option_that_there_is_not_is_refused_with_those_there_are() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError, match=r"handler 'billing': concurency: expected some of ack_wait_s, .*concurrency"):
+        app.handler(Paid, durable="billing", concurency=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"handler 'report': in_order: expected some of"):
+        app.batch_handler(Paid, durable="report", in_order=True)  # type: ignore[call-arg]
+
+
+def test_the_options_of_handlers_are_the_fields_of_their_declaration() -> None:
+    declared = typing.get_type_hints(HandlerSpec)
+    options = typing.get_type_hints(HandlerOptions)
+    assert options == {name: declared[name] for name in options}
+    assert declared.keys() - options.keys() == {"function", "events", "durable", "batch", "batch_wait_s"}
+    for_batches = typing.get_type_hints(BatchHandlerOptions)
+    assert for_batches == {name: declared[name] for name in for_batches}

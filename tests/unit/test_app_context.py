@@ -34,6 +34,7 @@ def context(event_id: str = "evt-1") -> Context:
     encoded = encode(Paid(order_id="o-1"), id=event_id, source="/shop", time=NOW)
     return Context(
         decode(encoded.subject, encoded.data, encoded.headers, Catalogue(Paid)),
+        app="shop",
         handler="billing",
         source="/shop",
         stream="ORDERS",

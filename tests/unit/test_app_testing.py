@@ -438,6 +438,27 @@ async def test_an_effect_whose_record_is_not_answered_is_recorded_again_and_not_
         assert [each.number for each in test.published(Billed)] == [0]
 
 
+@pytest.mark.parametrize("partitions", [False, True])
+async def test_partitions_are_read_for_themselves_if_a_test_says_so(partitions: bool) -> None:
+    app = App("parted", stream="PARTED", subjects=["orders.>"])
+    starts: list[tuple[str, int]] = []
+
+    @app.handler(Paid, durable="parts", partitions=4, retry=Retry(attempts=5, first_s=1, max_s=4))
+    async def place(event: Paid, ctx: Context) -> None:
+        starts.append((event.order_id, ctx.attempt))
+        if ctx.attempt < 5:
+            raise OSError("away")
+
+    async with TestApp(app, partitions=partitions) as test:
+        test.advance(60)
+        for order_id in "abc":
+            await test.publish(Paid(order_id=order_id))
+        await test.settled()
+        assert sorted(starts) == [(order_id, attempt) for order_id in "abc" for attempt in range(1, 6)]
+        assert test.dead_letters == []
+        assert (test.app.handlers["parts"].partitions == 4) is partitions
+
+
 async def test_commands_are_called_and_a_worker_that_dies_decides_nothing_twice() -> None:
     for moment in ("before Publish", "after Publish"):
         async with TestApp(bank()) as test:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket
 from jetspark.batcher.reports import WriteReport
@@ -417,3 +419,23 @@ def test_what_fails_after_it_was_written_off_is_reported_and_does_not_count_agai
     error = OSError()
     it.finish(flush, error, 103.0)
     assert it.reports == [WriteReport(3, 3.0, error, is_settling=False)]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(0, 8), st.integers(1, 3), st.lists(st.booleans(), max_size=40))
+def test_appending_is_adding_without_a_look_at_the_clock(size: int, depth: int, slots: int, ends: list[bool]) -> None:
+    """``append`` takes an item or leaves it to ``add``; either way what comes out is the same."""
+    options: dict[str, Any] = {"max_batch_size": size, "max_batch_delay": 1.0, "queue_depth": depth, "slots": slots}
+    appending, adding = BatchMachine[int](**options), BatchMachine[int](**options)
+    for number, ends_one in enumerate(ends):
+        now = number / 4
+        if adding.room > 0:
+            expected = adding.add(number, now)
+            found = None if appending.append(number) else appending.add(number, now)
+            assert (found and found.items) == (expected and expected.items)
+        for machine in (appending, adding):
+            if ends_one and machine._running:
+                machine.finish(next(iter(machine._running.values())), None, now)
+        assert (appending.poll(now) is None) == (adding.poll(now) is None)
+        assert appending.stats() == adding.stats()
+        assert (appending.room, appending.next_deadline()) == (adding.room, adding.next_deadline())

@@ -80,6 +80,8 @@ PURE = (
     "app.contracts.events",
     "app.contracts.faults",
     "app.contracts.field_rules",
+    "app.entities.changes",
+    "app.entities.declaring",
     "app.handlers.machine",
     "app.contracts.ids",
     "app.handlers.lanes",

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"
 class Destination:
     is_inbox = False
     message_class: type[CoreMessage] | None = None
+    counted_messages = counted_bytes = 0
 
     def __init__(self) -> None:
         self.arrived: list[CoreMessage] = []
@@ -984,6 +986,182 @@ def test_a_payload_of_a_run_without_its_line_break_is_a_protocol_error(after: by
     for cuts in ((), range(len(stream))):
         with pytest.raises(ProtocolError, match="no line break after the 2 bytes"):
             read_in_a_run(2, stream, cuts)
+
+
+# ---- columns: many messages of one subscription, of any subject and size --------------------------------------------
+
+
+class ColumnParser(Parser):
+    """Counts what was read in columns."""
+
+    read_in_columns = 0
+
+    def _deliver_columns(self, *columns: Any) -> None:
+        super()._deliver_columns(*columns)
+        self.read_in_columns += len(columns[-1])
+
+
+def orders(count: int, *, first: int = 0, has_reply: bool = True) -> list[Frame]:
+    """As the reader of a stream with a subject for each order gets them."""
+    return [
+        message_frame(
+            f"orders.é{number % 97}.paid",
+            1,
+            b"$JS.ACK.s.c.1.%d" % number if has_reply else None,
+            None,
+            bytes([97 + number % 26]) * (number % 13),
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def parser_in_columns(*, has_reply: bool = True) -> tuple[ColumnParser, dict[bytes, Destination]]:
+    """One that has read a chunk of many subjects, and expects the like."""
+    routes = {b"1": Destination(), b"2": Destination()}
+    parser = ColumnParser(routes)
+    parser.receive_data(b"".join(frame.wire for frame in orders(97, has_reply=has_reply)))
+    assert parser._expects_columns
+    assert parser.read_in_columns == 0
+    routes[b"1"].arrived.clear()
+    parser.touched.clear()
+    return parser, routes
+
+
+def read_in_columns(
+    stream: bytes, cuts: Iterable[int] = (), *, has_reply: bool = True
+) -> tuple[ColumnParser, dict[bytes, Destination]]:
+    parser, routes = parser_in_columns(has_reply=has_reply)
+    for chunk in chunks(stream, cuts):
+        parser.receive_data(chunk)
+    assert parser._tail == []
+    return parser, routes
+
+
+def seen_by(parser: Parser, routes: dict[bytes, Destination]) -> tuple[list[object], list[list[Seen]]]:
+    return list(parser.control), [each.seen for each in routes.values()]
+
+
+@pytest.mark.parametrize("has_reply", [True, False])
+def test_messages_of_many_subjects_are_read_in_columns_to_the_last(has_reply: bool) -> None:
+    frames = orders(300, has_reply=has_reply)
+    stream = b"".join(frame.wire for frame in frames)
+    for cuts in ((), range(2500, len(stream), 2500), [len(b"".join(f.wire for f in frames[:50]))]):
+        parser, routes = read_in_columns(stream, cuts, has_reply=has_reply)
+        assert seen_by(parser, routes) == meaning(frames)
+        # The last chunk may be too small to be worth while.
+        assert parser.read_in_columns > 300 - parser_module.MIN_CHUNK_MESSAGES
+        assert parser.touched == [routes[b"1"]] * len(parser.touched)
+
+
+def test_a_parser_that_reads_columns_knows_what_the_server_has_counted() -> None:
+    """A pull request with a bound of bytes is used up by these."""
+    status = message_frame("a", 1, None, BLOCK, b"")
+    frames = [*orders(40), status, *orders(30, first=40), status]
+    for kind in ("columns", "run"):
+        if kind == "columns":
+            _, routes = read_in_columns(b"".join(frame.wire for frame in frames))
+        else:
+            frames = [*stream_messages(40, 2, subject=b"a"), status, *stream_messages(30, 2, first=40), status]
+            parser, routes = parser_in_a_run(2)
+            routes[b"1"].counted_messages = routes[b"1"].counted_bytes = 0
+            parser.receive_data(b"".join(frame.wire for frame in frames))
+        messages = [each for each in routes[b"1"].arrived if each.raw_reply]
+        assert routes[b"1"].counted_messages == len(messages) == 70
+        assert routes[b"1"].counted_bytes == sum(
+            len(each.subject.encode()) + len(each.raw_reply or b"") + len(each.data) for each in messages
+        )
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_no_split_of_interrupted_columns_changes_what_comes_out(data: st.DataObject) -> None:
+    has_reply = data.draw(st.booleans())
+    parts: list[bytes] = []
+    first = 0
+    for count in data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=5)):
+        parts += [frame.wire for frame in orders(count, first=first, has_reply=has_reply)]
+        first += count
+        parts += data.draw(st.lists(interruptions(data.draw(st.sampled_from(RUN_SIZES))), max_size=2))
+    stream = b"".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    expected = reference(stream)
+    for where in ((), cuts):
+        assert seen_by(*read_in_columns(stream, where, has_reply=has_reply)) == expected
+
+
+def test_columns_cut_once_at_any_place_read_the_same() -> None:
+    frames = [*orders(17), message_frame("a", 1, None, BLOCK, b""), *orders(17, first=20)]
+    stream = b"".join(frame.wire for frame in frames)
+    for cut in range(len(stream) + 1):
+        routes = {b"1": Destination(), b"2": Destination()}
+        parser = Parser(routes)
+        parser._expects_columns = True
+        for chunk in chunks(stream, [cut]):
+            parser.receive_data(chunk)
+        assert seen_by(parser, routes) == meaning(frames), cut
+
+
+@pytest.mark.parametrize("line", [*MALFORMED, b"MSG a 1 r s 2", b"MSG a 1 r 3", b"MSG a 1 r 2 ", b"MSG a 1 r\n 2 2"])
+@pytest.mark.parametrize("after", [0, 30])
+def test_a_malformed_line_among_columns_is_a_protocol_error_however_it_is_cut(line: bytes, after: int) -> None:
+    frames = orders(20)
+    before = b"".join(frame.wire for frame in frames)
+    stream = before + line + b"\r\nhi\r\nPING\r\n" + b"".join(frame.wire for frame in orders(after))
+    for cuts in ((), [len(before) - 3], range(len(stream))):
+        parser, routes = parser_in_columns()
+        problem = None
+        try:
+            for chunk in chunks(stream, cuts):
+                parser.receive_data(chunk)
+        except ProtocolError as error:
+            problem = error
+        assert problem is not None
+        assert routes[b"1"].seen == [frame.seen for frame in frames]
+
+
+def test_a_line_that_is_too_long_for_one_is_refused_among_columns() -> None:
+    long = message_frame("a" * MAX_LINE_BYTES, 1, b"r", None, b"x").wire
+    parser, _ = parser_in_columns()
+    with pytest.raises(ProtocolError, match="a line of over"):
+        parser.receive_data(b"".join(frame.wire for frame in orders(20)) + long)
+
+
+def test_columns_to_a_removed_route_are_dropped() -> None:
+    parser, routes = parser_in_columns()
+    del routes[b"1"]
+    parser.forget_routes()
+    parser.receive_data(b"".join(frame.wire for frame in orders(50)) + b"MSG a 2 r 2\r\nhi\r\n")
+    assert routes[b"2"].seen == [("a", b"hi", b"r", None)]
+
+
+def test_columns_of_one_subject_and_size_become_a_run() -> None:
+    parser, routes = parser_in_columns()
+    stream = b"".join(frame.wire for frame in stream_messages(parser_module.RUN_AFTER_MESSAGES, 2))
+    for _ in range(2):
+        assert parser._run is None
+        parser.receive_data(stream)
+    assert parser._run is not None
+    assert parser.read_in_columns == 2 * parser_module.RUN_AFTER_MESSAGES
+    parser.receive_data(stream)
+    assert parser.read_in_columns == 2 * parser_module.RUN_AFTER_MESSAGES
+    assert len(routes[b"1"].arrived) == 3 * parser_module.RUN_AFTER_MESSAGES
+
+
+def test_columns_that_fail_are_tried_less_and_less_often() -> None:
+    parser, routes = parser_in_columns()
+    tries = 0
+    mixed = b"".join(
+        message_frame(f"a.{number}", 1 + number % 2, b"r", None, b"hi").wire for number in range(100)
+    )  # two subscriptions
+    for _ in range(200):
+        tries += parser._expects_columns
+        parser.receive_data(mixed)
+    assert parser.read_in_columns == 0
+    assert 3 <= tries <= 9
+    assert [len(each.arrived) for each in routes.values()] == [10_000, 10_000]
+    for _ in range(parser_module.MAX_CHUNKS_WITHOUT_COLUMNS + 2):
+        parser.receive_data(b"".join(frame.wire for frame in orders(100)))
+    assert parser.read_in_columns > 0
 
 
 # ---- before a session is established -------------------------------------------------------------------------------

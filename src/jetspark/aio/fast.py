@@ -24,7 +24,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, some_of, take
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -374,6 +374,21 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 return self.accepted
             if self._connection.out_bytes >= WRITE_AT_BYTES:
                 await self._runner.write_and_wait()
+
+    async def _publish_checked(self, items: list[Item]) -> int:
+        """:meth:`publish_many` for messages that are known to be fit to be sent, which costs less."""
+        machine, at = self._publisher, 0
+        while at < len(items):
+            await self._until_there_is_room()
+            chunk = some_of(items, at, min(machine.room, CHUNK_MESSAGES), min(CHUNK_BYTES, machine.room_bytes))
+            at += len(chunk)
+            try:
+                machine.accept(chunk, self._now(), are_checked=True)
+            finally:
+                self._pump()
+            if self._connection.out_bytes >= WRITE_AT_BYTES:
+                await self._runner.write_and_wait()
+        return self.accepted
 
     async def _until_there_is_room(self) -> None:
         machine = self._publisher

@@ -303,14 +303,16 @@ class Transaction(Block):
         self._check_inside()
         self._writes.put(key, value, None)
 
-    async def create(self, key: str, value: bytes) -> None:
-        """Write a value where there is none.
+    async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> None:
+        """Write a value where there is none; with ``ttl`` it goes away after that many seconds.
 
         Raises:
             KeyExists: There is one already.
+            ConfigError: A ``ttl`` that the bucket does not allow; see :meth:`KeyValue.create`.
         """
         self._check_inside()
-        self._writes.put(key, value, await self._context.run(self._bucket.vacant_revision(key)))
+        await self._context.run(self._bucket.check_ttl(ttl))
+        self._writes.put(key, value, await self._context.run(self._bucket.vacant_revision(key)), ttl)
 
     async def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""

@@ -146,7 +146,8 @@ class Reading:
                 raise
             step = None  # only the subscription is over
         if isinstance(step, int):
-            return flow.take(step)
+            with self._context.link.lock:
+                return flow.take(step)
         if step is None:
             self._reader.lost()
             await self._drop()

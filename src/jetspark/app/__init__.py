@@ -11,12 +11,15 @@ from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
+from jetspark.app.entities.entities import Entities, EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewReplica
 from jetspark.app.projections.windows import Window
+from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
+from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
@@ -37,7 +40,11 @@ __all__ = [
     "Decision",
     "Decoded",
     "Encoded",
+    "Entities",
+    "EntityChange",
     "Event",
+    "Flag",
+    "FlagValue",
     "HandlerSpec",
     "HandlerTimeout",
     "LiveOptions",
@@ -50,8 +57,14 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryIn",
+    "Setting",
+    "SettingChange",
+    "Settings",
+    "SettingsSpec",
     "Skip",
     "Template",
+    "Timer",
+    "Timers",
     "Timestamp",
     "TopologyPlan",
     "View",

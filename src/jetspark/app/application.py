@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from jetspark.app.commands.declaring import CommandSpec
-from jetspark.app.declarations import Declarations
+from jetspark.app.declarations import MARKER_TTL_S, Declarations
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
-from jetspark.app.projections.declaring import Invariant, ProjectionSpec
+from jetspark.app.projections.declaring import Invariant, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.errors import ConfigError
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
 
-__all__ = ["App", "HandlerSpec", "Idempotence"]
+REMEMBER_S = 7 * 86400.0
+"""How long it is known which effects were done."""
+
+__all__ = ["App", "BatchHandlerOptions", "HandlerOptions", "HandlerSpec", "Idempotence"]
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
 HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
@@ -57,6 +60,9 @@ class HandlerSpec:
     idempotent: Idempotence = "none"
     bucket: str | None = None
     """Of ``idempotent="transaction"``: the bucket of its effects."""
+    remember_s: float = REMEMBER_S
+    """How long results of ``ctx.once`` and marks of transactions are kept: an event that comes again later, such as a
+    letter that is redriven after that time, has its effects repeated."""
     breaker: Breaker | None = None
     ack_wait_s: float = 30.0
     max_messages: int = 1024
@@ -86,6 +92,8 @@ class HandlerSpec:
         for name in ("timeout", "ack_wait_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+        if not MARKER_TTL_S <= self.remember_s < math.inf:
+            raise ConfigError(f"remember_s={self.remember_s!r}: expected seconds, {MARKER_TTL_S:g} or more")
         if self.partitions is not None:
             self._check_partitions(self.partitions)
         if self.rate is not None and not self.rate > 0:
@@ -120,6 +128,40 @@ class HandlerSpec:
         return self.durable
 
 
+class BatchHandlerOptions(TypedDict, total=False):
+    """What ``app.batch_handler`` takes besides its events, its name and its size: fields of :class:`HandlerSpec`."""
+
+    rate: float | None
+    burst: int | None
+    timeout: float
+    retry: RetryPolicy
+    dead_letter: bool
+    breaker: Breaker | None
+    ack_wait_s: float
+    max_messages: int
+    max_bytes: int
+
+
+class HandlerOptions(BatchHandlerOptions, total=False):
+    """What ``app.handler`` takes besides its events and its name: fields of :class:`HandlerSpec`."""
+
+    key: str | Callable[[Any], str] | None
+    in_order: bool
+    concurrency: int
+    idempotent: Idempotence
+    bucket: str | None
+    remember_s: float
+    partitions: int | None
+    takeover_s: float
+
+
+def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
+    names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
+    unknown = sorted(set(options) - names)
+    if unknown:
+        raise ConfigError(f"handler {durable!r}: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+
+
 class App(Declarations):
     """An event application: one stream, its events, and what is done with them.
 
@@ -134,6 +176,7 @@ class App(Declarations):
         events: Types that it publishes without handling them; those of its handlers are known anyway.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
+        timers: Let the stream hold timers (:class:`Timers`), too.
         version: Of the application, as its workers tell those who look for services; three numbers.
     """
 
@@ -149,8 +192,15 @@ class App(Declarations):
     def handler_bucket(self) -> str:
         return handler_bucket(self.name)
 
-    def handler(self, *events: type, durable: str, **options: Any) -> Callable[[HandlerFunction], HandlerFunction]:
-        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`."""
+    def handler(
+        self, *events: type, durable: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
+
+        Raises:
+            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+        """
+        _check_options(durable, options, HandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
@@ -159,14 +209,23 @@ class App(Declarations):
         return declare
 
     def batch_handler(
-        self, *events: type, durable: str, batch: int = 500, batch_wait_s: float = 0.2, **options: Any
+        self,
+        *events: type,
+        durable: str,
+        batch: int = 500,
+        batch_wait_s: float = 0.2,
+        **options: Unpack[BatchHandlerOptions],
     ) -> Callable[[HandlerFunction], HandlerFunction]:
         """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
 
         One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
         its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
         does not hold through retries. It gets what lifespans made, and no context.
+
+        Raises:
+            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
         """
+        _check_options(durable, options, BatchHandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
             spec = HandlerSpec(
@@ -193,6 +252,7 @@ class App(Declarations):
         version: int = 1,
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
+        lookups: Sequence[str] = (),
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
@@ -206,15 +266,29 @@ class App(Declarations):
             version: Of the fold. Another fold is another version, and has to be rebuilt.
             invariants: Functions of a state that return False, or raise, if it must not be.
             window: Have a state for each key and hour, or the like.
+            lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
+                as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
         """
 
         def declare(kind: _Kind) -> _Kind:
-            spec = ProjectionSpec(
-                name, kind, events=events, bucket=bucket, version=version, invariants=invariants, window=window
-            )
+            unknown = sorted(set(lookups) - self.projections.keys())
+            if unknown:
+                known = ", ".join(sorted(self.projections)) or "none"
+                raise ConfigError(
+                    f"projection {name!r}: lookups={unknown}: expected some that are declared above: {known}"
+                )
+            options = {
+                "events": events,
+                "bucket": bucket,
+                "version": version,
+                "invariants": invariants,
+                "window": window,
+                "lookups": [self.projections[each] for each in lookups],
+            }
+            spec = make_spec(name, kind, options)
             if name in self.projections:
                 raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
             taken = {other.bucket.bucket: other.name for other in self.projections.values()}

@@ -16,8 +16,9 @@ from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
+from jetspark.app.timers import Timers, cancelling
 from jetspark.core.headers import encode as encode_headers
-from jetspark.errors import UsageError
+from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
 from jetspark.publish.outgoing import Item
@@ -25,7 +26,10 @@ from jetspark.publish.outgoing import Item
 if TYPE_CHECKING:
     from jetspark.app.commands.declaring import Command, CommandReply
     from jetspark.app.declarations import Declarations
+    from jetspark.app.entities.committing import Committer
+    from jetspark.app.entities.entities import Entities
     from jetspark.app.projections.views import View, Views
+    from jetspark.app.settings import Settings
 
 __all__ = ["AppClient", "BulkPublisher"]
 
@@ -46,6 +50,7 @@ class AppClient:
         self._nc: Client | None = None
         self._js: JetStream | None = None
         self._views: Views | None = None
+        self._committer: Committer | None = None
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
 
@@ -57,6 +62,9 @@ class AppClient:
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         nc, self._nc, self._js = self._nc, None, None
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            await committer.close()
         views, self._views = self._views, None
         if views is not None:
             await views.close()
@@ -87,6 +95,60 @@ class AppClient:
             self._views = Views(self.app, self.js)
         return self._views.view(name)
 
+    def entities(self, name: str) -> Entities:
+        """The entities of one kind: ``async with shop.entities("orders").change("o-1") as change``.
+
+        Raises:
+            ConfigError: The application has no such kind.
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.entities.committing import Committer
+        from jetspark.app.entities.entities import Entities
+
+        spec = self.app.entity_specs.get(name)
+        if spec is None:
+            known = ", ".join(sorted(self.app.entity_specs)) or "none"
+            raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
+        if self._committer is None:
+            self._committer = Committer(self.js, self.app.stream)
+        return Entities(self, spec, self._committer)
+
+    def now(self) -> datetime.datetime:
+        """The time; in a test, the test's."""
+        return utc_now()
+
+    def settings(self, bucket: str, *, scope: str = "", max_stale_s: float | None = None) -> Settings:
+        """The settings of a bucket in memory: ``async with orders.settings("shop") as settings``.
+
+        Args:
+            scope: Of whom: a tenant, a service; the first tokens of their keys.
+            max_stale_s: Raise when the copy was not compared with the server for this long.
+
+        Raises:
+            ConfigError: The application declares no settings in this bucket.
+            UsageError: Outside of the ``async with`` block of the client.
+        """
+        from jetspark.app.settings import Settings
+
+        spec = self.app.settings_specs.get(bucket)
+        if spec is None:
+            known = ", ".join(sorted(self.app.settings_specs)) or "none"
+            raise ConfigError(f"settings({bucket!r}): expected a bucket of settings of app {self.app.name!r}: {known}")
+        js = self.js
+        return Settings(spec, lambda: js.kv(bucket), scope=scope, max_stale_s=max_stale_s)
+
+    @property
+    def timers(self) -> Timers:
+        """Events that are published later: ``await orders.timers.set("reminder", event, after=3600)``.
+
+        Raises:
+            UsageError: Outside of the ``async with`` block.
+            ConfigError: The application was declared without timers.
+        """
+        if self.app.owns_stream and not self.app.has_timers:
+            raise ConfigError(f"app {self.app.name!r} has no timers: declare it with App(..., timers=True)")
+        return Timers(self.app.name, self.app.stream, self.js, self.encode)
+
     async def publish(
         self,
         event: Any,
@@ -97,6 +159,7 @@ class AppClient:
         causation_id: str | None = None,
         traceparent: str | None = None,
         expect: Expect | None = None,
+        cancels: str | None = None,
         timeout: float | None = None,
     ) -> PubAck:
         """Store an event in the application's stream, and return when the stream has it.
@@ -108,6 +171,7 @@ class AppClient:
             correlation_id, causation_id, traceparent: What led to it. Inside of a handler they are those of the event
                 that is being handled.
             expect: Store it only if this is true of the stream.
+            cancels: The name of a timer that ends with it, in one step; without such a timer nothing else happens.
 
         Raises:
             InvalidEvent: A field has a value its contract does not allow; nothing was sent.
@@ -124,10 +188,11 @@ class AppClient:
             causation_id=causation_id,
             traceparent=traceparent,
         )
+        ending = {} if cancels is None else cancelling(self.app.name, cancels)
         return await self.js.publish(
             encoded.subject,
             encoded.data,
-            headers=encoded.headers,
+            headers=encoded.headers | ending,
             expect=expect,
             timeout=timeout,
         )

@@ -16,7 +16,9 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
+from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
+from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
 from jetspark.app.topology.names import (
     check_app_name,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
     from jetspark.app.commands.declaring import CommandSpec
     from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.settings import Setting, SettingsSpec
 
 __all__ = ["Declarations"]
 
@@ -63,6 +66,7 @@ class Declarations:
         events: Sequence[type[Any]] = (),
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
+        timers: bool = False,
         version: str = "0.0.0",
     ) -> None:
         self.name = check_app_name(name)
@@ -71,6 +75,12 @@ class Declarations:
             raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
         self.stream = config.name
         self.subjects = tuple(subjects or config.subjects or ())
+        self.has_timers = timers
+        if timers:
+            if not self.subjects:
+                raise ConfigError("timers=True: expected subjects=; timers are kept in a stream of the app's own")
+            check_stream(config)
+            self.subjects = (*self.subjects, timer_subjects(self.name))
         self.stream_config = dataclasses.replace(config, subjects=list(self.subjects))
         self.source = source if source is not None else f"/{name}"
         if not self.source:
@@ -81,6 +91,9 @@ class Declarations:
         """By durable name."""
         self.lifespans: list[Lifespan] = []
         self.projections: dict[str, ProjectionSpec] = {}
+        self.entity_specs: dict[str, EntitySpec] = {}
+        self.settings_specs: dict[str, SettingsSpec] = {}
+        """By bucket."""
         self.commands: dict[str, CommandSpec] = {}
         if not _is_version(version):
             raise ConfigError(f"version={version!r}: expected three numbers, such as '1.4.0'")
@@ -97,6 +110,23 @@ class Declarations:
         """
         self._add(kind)
         return kind
+
+    def settings(self, bucket: KVConfig | str, **settings: Setting[Any]) -> SettingsSpec:
+        """Declare settings and flags, kept in a bucket, with their types and defaults.
+
+        ``app.settings("shop", currency=Setting(str, "USD"), new=Flag())``; programs read them with
+        ``client.settings("shop")``.
+
+        Raises:
+            ConfigError: The bucket has settings already, or one of them has no name or type that can be stored.
+        """
+        from jetspark.app.settings import SettingsSpec
+
+        spec = SettingsSpec(bucket, settings)
+        if spec.bucket.bucket in self.settings_specs:
+            raise ConfigError(f"settings of bucket {spec.bucket.bucket}: expected one declaration, with all of them")
+        self.settings_specs[spec.bucket.bucket] = spec
+        return spec
 
     @property
     def catalogue(self) -> Catalogue:
@@ -135,6 +165,35 @@ class Declarations:
                     f"subjects are {', '.join(self.subjects)}"
                 )
             self._catalogue.add(kind)
+
+    def entities(self, name: str, *, state: Any) -> EntitySpec:
+        """Declare a kind of entity: state in a bucket that is the truth, changed together with its events.
+
+        States and events are in one stream, which is that of a bucket: ``App(stream="KV_shop", ...)``. A client changes
+        them: ``async with client.entities("orders").change("o-1") as change``.
+
+        Args:
+            name: Of the kind, the first part of its keys in the bucket.
+            state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
+
+        Raises:
+            ConfigError: The stream is no bucket's or not the app's own, or the type or the name cannot be used.
+        """
+        if not self.owns_stream:
+            raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
+        spec = EntitySpec(name, state, self.stream)
+        if name in self.entity_specs:
+            raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
+        limit = self.stream_config.max_messages_per_subject
+        if limit is not None and limit > 0:
+            raise ConfigError(
+                f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
+            )
+        if not self.entity_specs:
+            self.subjects = (*self.subjects, state_subjects(self.stream))
+            self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
+        self.entity_specs[name] = spec
+        return spec
 
     @property
     def owns_stream(self) -> bool:
@@ -204,18 +263,26 @@ class Declarations:
         return AppClient(self, servers, options)
 
     def _all_buckets(self) -> list[KVConfig]:
-        """Those it declares, and those in which handlers make transactions, which need atomic batches."""
+        """Those it declares, and those in which handlers make transactions.
+
+        These need atomic batches, and keys with a TTL: the marks of events go away.
+        """
         found = {bucket.bucket: bucket for bucket in self.buckets}
+        found |= {name: spec.bucket for name, spec in self.settings_specs.items()}
+        needed = {"allow_atomic": True, "limit_marker_ttl_s": MARKER_TTL_S}
         for spec in self.handlers.values():
             if spec.idempotent == "transaction" and spec.bucket is not None:
                 bucket = found.get(spec.bucket, KVConfig(bucket=spec.bucket))
-                found[spec.bucket] = (
-                    bucket if bucket.allow_atomic is not None else dataclasses.replace(bucket, allow_atomic=True)
-                )
+                missing = {name: value for name, value in needed.items() if getattr(bucket, name) is None}
+                found[spec.bucket] = dataclasses.replace(bucket, **missing)  # type: ignore[arg-type]
         return list(found.values())
 
     def _main_defaults(self) -> dict[str, Any]:
         defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+        if self.has_timers:
+            defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
+        if self.entity_specs:
+            defaults |= {"allow_rollup": True, "max_messages_per_subject": MANY}
         age_s = self.stream_config.max_age_s
         if age_s and age_s < DUPLICATE_WINDOW_S:
             # As the server does for a new stream; for one that exists it refuses the age instead.

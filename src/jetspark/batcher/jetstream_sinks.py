@@ -190,7 +190,7 @@ class Ingest(Generic[T]):
                 yield Call(partial(check, publisher._connection, items))
                 first = publisher.accepted + 1
                 try:
-                    last = yield Call(partial(publisher.publish_many, items))
+                    last = yield Call(partial(publisher._publish_checked, items))
                 except JetSparkError as error:
                     raise _blame(publisher, first, error) from error.__cause__
             finally:

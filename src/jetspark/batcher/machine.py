@@ -187,6 +187,18 @@ class BatchMachine(Generic[T]):
             return None
         return self.poll(now)
 
+    def append(self, item: T) -> bool:
+        """:meth:`add` for most items: whether it was accepted without a look at the clock.
+
+        The batch has begun, and does not end with this item.
+        """
+        if self.room > 1 and self._waiting and self._max_bytes is None:
+            self._waiting.append(item)
+            self.enqueued += 1
+            self.room -= 1
+            return True
+        return False
+
     def add_many(self, items: Sequence[T], now: float) -> Flush[T] | None:
         """Accept all of them, for which there must be places: see :meth:`ask`. Poll again after a batch."""
         if self._max_bytes is not None:

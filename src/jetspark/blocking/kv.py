@@ -304,14 +304,16 @@ class Transaction(Block):
         self._check_inside()
         self._writes.put(key, value, None)
 
-    def create(self, key: str, value: bytes) -> None:
-        """Write a value where there is none.
+    def create(self, key: str, value: bytes, *, ttl: float | None = None) -> None:
+        """Write a value where there is none; with ``ttl`` it goes away after that many seconds.
 
         Raises:
             KeyExists: There is one already.
+            ConfigError: A ``ttl`` that the bucket does not allow; see :meth:`KeyValue.create`.
         """
         self._check_inside()
-        self._writes.put(key, value, self._context.run(self._bucket.vacant_revision(key)))
+        self._context.run(self._bucket.check_ttl(ttl))
+        self._writes.put(key, value, self._context.run(self._bucket.vacant_revision(key)), ttl)
 
     def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""

@@ -96,6 +96,10 @@ def redrive(
     rate: Annotated[float | None, typer.Option("--rate", help="Letters each second, at most.", min=0.001)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     resume: Annotated[str | None, typer.Option("--resume", help="Go on with a redrive that was interrupted.")] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of the letters.", min=0)
+    ] = 30.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only request them; the same as --wait 0.")] = False,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,6 +107,9 @@ def redrive(
 
     Letters that come later are not part of it. A key's letters are handled in order: those that wait behind another
     follow it by themselves. One redrive runs at a time. If this command is interrupted, --resume goes on.
+
+    It waits for the handlers, which run elsewhere, and says how many letters were handled, failed again, or still wait.
+    Interrupting it then stops nothing.
     """
     from jetspark.app.dead_letters.redriving import run_redrive
 
@@ -115,9 +122,19 @@ def redrive(
         app,
         servers,
         lambda js, declared: run_redrive(
-            js, declared, chosen, rate=rate, is_dry_run=dry_run, resume=resume, on_progress=report
+            js,
+            declared,
+            chosen,
+            rate=rate,
+            is_dry_run=dry_run,
+            resume=resume,
+            wait_s=0.0 if no_wait else wait,
+            on_progress=report,
         ),
     )
+    results = done.results
+    if results is not None and results.waiting and not results.handled and not results.failed and not as_json:
+        typer.echo(f"nothing was handled in {wait:g} s: `jetspark run {app}` runs the handlers")
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
 

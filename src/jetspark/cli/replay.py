@@ -1,4 +1,4 @@
-"""``jetspark replay``, ``rebuild``, ``verify`` and ``replays``: projections and their history."""
+"""``jetspark replay``, ``rebuild``, ``verify`` and ``replays``: projections, handlers, and their history."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_ap
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-    from jetspark.app import App
-    from jetspark.app.replay import ReplayRecord
+    from jetspark.app.replay import HandlerReplayRecord, ReplayRecord
     from jetspark.cli.replay_spark import SparkFold
 
 __all__ = ["list_replays", "rebuild_projection", "replay_projection", "verify_projection"]
@@ -38,7 +36,7 @@ Engine = Annotated[
 
 def replay_projection(
     app: AppName,
-    projection: Projection,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of a projection or a handler of the application.")],
     from_seq: Annotated[int | None, typer.Option("--from-seq", help="The first sequence of the stream.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", help="The last sequence of the stream.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Events stored at or after this time.")] = None,
@@ -46,17 +44,24 @@ def replay_projection(
     key: Annotated[list[str] | None, typer.Option("--key", help="Only events of this key; may be repeated.")] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="Only events on this subject, or filter.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Of a handler: carry out its effects, which are held back otherwise.")
+    ] = False,
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give the keys of a range of events those events that their state lacks. Live workers may go on.
+    """Give the keys of a range of events those events that their state lacks, or have a handler handle them again.
 
-    On state that is up to date nothing changes: a changed fold needs `jetspark rebuild`. Says first what it will read,
-    which keys, and whether all of it is still there. If it is interrupted, --resume goes on.
+    Live workers may go on. On state that is up to date nothing changes: a changed fold needs `jetspark rebuild`. Says
+    first what it will read, which keys, and whether all of it is still there. If it is interrupted, --resume goes on.
+
+    A handler is called with the events of the range, and its effects are held back and counted, unless --effects is
+    given. Its live consumer is not touched, and no dead letters are written. Exit code 3 if an event failed.
     """
     from jetspark.app.replay import ReplayRequest, plan_replay, run_replay
+    from jetspark.cli.replay_handler import replay_to_handler
 
     request = ReplayRequest(
         from_seq=from_seq,
@@ -68,8 +73,19 @@ def replay_projection(
     )
     if resume is not None and request != ReplayRequest():
         raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
+    if name in load_app(app).handlers:
+        with _bar(as_json) as tell:
+            done_events = replay_to_handler(
+                app, name, request, servers, dry_run=dry_run, effects=effects, rate=rate, resume=resume, tell=tell
+            )
+        typer.echo(json.dumps(done_events.to_dict(), indent=2) if as_json else str(done_events))
+        if getattr(done_events, "failed", 0):
+            raise typer.Exit(EXIT_DIFFERENCE)
+        return
+    if effects:
+        raise ConfigError("--effects: expected with a handler; a projection has none")
     if dry_run:
-        plan = with_server(app, servers, lambda js, it: plan_replay(js, it, projection, request, rate=rate))
+        plan = with_server(app, servers, lambda js, it: plan_replay(js, it, name, request, rate=rate))
         typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
     with _bar(as_json) as tell:
@@ -79,7 +95,7 @@ def replay_projection(
             lambda js, it: run_replay(
                 js,
                 it,
-                projection,
+                name,
                 request,
                 rate=rate,
                 resume=resume,
@@ -174,18 +190,14 @@ def verify_projection(
 
 def list_replays(
     app: AppName,
-    projection: Annotated[str, typer.Argument(metavar="[PROJECTION]", help="Only those of this projection.")] = "*",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only those of this projection or this handler.")] = "*",
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
     """List the replays, rebuilds and repairs of an application, oldest first."""
-    from jetspark.app.projections.buckets import open_records
-    from jetspark.app.replay import read_records
+    from jetspark.cli.replay_handler import read_all_records
 
-    async def read(js: JetStream, declared: App) -> list[ReplayRecord]:
-        return await read_records(await open_records(js, declared.name), projection)
-
-    records = with_server(app, servers, read)
+    records = with_server(app, servers, lambda js, declared: read_all_records(js, declared, name))
     if as_json:
         typer.echo(json.dumps([each.to_dict() for each in records], indent=2))
         return
@@ -217,7 +229,7 @@ def _spark(engine: str, app: str, servers: str | None, projection: str) -> Itera
 
 
 @contextmanager
-def _bar(as_json: bool) -> Iterator[Callable[[ReplayRecord], None]]:
+def _bar(as_json: bool) -> Iterator[Callable[[ReplayRecord | HandlerReplayRecord], None]]:
     """A progress bar in a terminal; elsewhere nothing: the record in the bucket has it."""
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
@@ -227,7 +239,7 @@ def _bar(as_json: bool) -> Iterator[Callable[[ReplayRecord], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("sequence", total=None)
 
-        def tell(record: ReplayRecord) -> None:
+        def tell(record: ReplayRecord | HandlerReplayRecord) -> None:
             last = max(record.last, record.at)
             text = f"{record.kind} {record.id}"
             progress.update(task, description=text, total=last, completed=record.at)

@@ -1,11 +1,13 @@
 """The NATS client protocol, incoming: chunks of bytes in, messages and control frames out.
 
-Theory of operation. A chunk holds some complete frames and perhaps the beginning of one more. Three readers share it.
+Theory of operation. A chunk holds some complete frames and perhaps the beginning of one more. Four readers share it.
 Each reads frames from the start of what the one before has left, and stops at the first frame it is not made for:
 
 * ``_read_run`` is for what a consumer of a stream gets, messages of one subscription, subject and size, which differ
   in payload and reply subject only; and for answers that come to an inbox in great numbers, which differ in payload and
   the last token of their subject. One regular expression, made for exactly these, finds them all in one C call.
+* ``_read_columns`` is for messages of one subscription with reply subjects, or with ever new subjects. A handful of C
+  calls cut them into columns: subjects, reply subjects, sizes, payloads.
 * ``_read_lines`` is for plain ``MSG`` frames whose payload has no line break: the chunk is cut at every CRLF by one
   C call, and the pieces are pairs of control line and payload. It stops at the first pair that is anything else (a
   payload of another length than announced, ``HMSG``, a control frame).
@@ -17,7 +19,7 @@ only ever about speed: the expression matches a frame whole, with the announced 
 or not at all, and what it does not match is left to the loops. So a wrong expectation costs next to nothing. A few
 messages with headers among them, such as statuses, are read one by one. It
 outlives a ``PING`` or an answer to some request; it ends when a loop has read a good part of a chunk, and when a
-subscription is removed.
+subscription is removed. Columns are expected after a chunk of such messages, until one has others.
 
 Messages go to the ``arrived`` list of their subscription and the subscription to ``touched``; everything else goes
 to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk.
@@ -33,8 +35,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -75,6 +78,12 @@ MIN_CHUNK_MESSAGES = 16
 # Whatever ends a run is read by itself, and the run goes on behind it: a status after each pull request, say. Each time
 # the rest of the chunk is copied, so this is for exceptions.
 MAX_INTERRUPTIONS = 8
+# Trying to read columns in vain takes half as long as reading lines; so it is tried less and less often.
+MAX_CHUNKS_WITHOUT_COLUMNS = 63
+
+
+# Not [^\r\n]: excluding one byte takes half the time of excluding two.
+_MSG_LINES = re.compile(rb"\r\nMSG ([^\r]+)\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,10 @@ class Route(Protocol):
     """Every message has a subject of its own, so that nothing about it is worth remembering."""
     message_class: type[CoreMessage] | None
     """What its messages are, if not what the connection's messages are."""
+    counted_messages: int
+    """How many of the messages with a reply subject came with a known size, and without headers."""
+    counted_bytes: int
+    """The size of those: subjects, reply subjects and data, as a server counts for a pull request."""
 
 
 class _Kind(NamedTuple):
@@ -131,6 +144,22 @@ class _Run:
     frames: re.Pattern[bytes]
     """Matches one message after the other without a gap, then all that is left. The groups are the part of the line
     that differs, payload, rest."""
+    uncounted_bytes: int
+    """Of each frame: what is neither subject, reply subject nor data."""
+
+
+class _Sizes(dict[bytes, int]):
+    """Payload sizes by how they are written; -1 for what is no size. Few of them make up most messages."""
+
+    def __missing__(self, text: bytes) -> int:
+        try:
+            size = _size(text)
+        except ValueError:
+            return -1
+        if len(self) >= MAX_KNOWN_LINES:
+            self.clear()
+        self[text] = size
+        return size
 
 
 class Parser:
@@ -159,6 +188,10 @@ class Parser:
         self._run: _Run | None = None
         self._last_kind: _Kind | None = None
         self._alike_messages = 0
+        self._known_sizes = _Sizes()
+        self._learned = 0
+        self._expects_columns = False
+        self._chunks_until_columns = self._next_wait = 0
 
     def forget_routes(self) -> None:
         """Must be called when a subscription id is removed from ``routes``."""
@@ -186,7 +219,9 @@ class Parser:
         self.chunk_bytes = len(tail) + len(data)
         run = self._run
         if run is not None and (tail + data[: len(run.kind.before)]).startswith(run.kind.before):
-            tail, data = b"", self._read_runs(run, tail + data)
+            tail, data = b"", self._read_many(partial(self._read_run, run), run.kind.before, tail + data)
+        elif self._expects_columns:
+            tail, data = b"", self._read_many(self._read_columns, b"MSG ", tail + data)
         if self._skip_chunks:
             self._skip_chunks -= 1
             position = 0
@@ -198,16 +233,16 @@ class Parser:
             if position < len(rest):
                 self._tail.append(rest[position:])
 
-    def _read_runs(self, run: _Run, data: bytes) -> bytes:
-        """Read messages of an expected run and the few with headers between them; returns what follows."""
-        data = self._read_run(run, data)
+    def _read_many(self, read: Callable[[bytes], bytes], beginning: bytes, data: bytes) -> bytes:
+        """Read expected messages and the few with headers between them; returns what follows."""
+        data = read(data)
         for _ in range(MAX_INTERRUPTIONS):
             if not data.startswith(b"HMSG "):
                 break
             position = self._read_frames(data, max_frames=1)
-            if not data.startswith(run.kind.before, position):
+            if not data.startswith(beginning, position):
                 return data[position:]
-            data = self._read_run(run, data[position:])
+            data = read(data[position:])
         return data
 
     def _read_run(self, run: _Run, data: bytes) -> bytes:
@@ -218,9 +253,13 @@ class Parser:
         rest = pieces[-2]
         if rest is not None:
             del pieces[-4:]
+        rest = rest or b""
         parts, payloads, kind = pieces[1::4], pieces[2::4], run.kind
         if payloads:
             route = kind.route
+            if kind.has_replies:
+                route.counted_messages += len(payloads)
+                route.counted_bytes += len(data) - len(rest) - len(payloads) * run.uncounted_bytes
             subjects: Iterable[str] = repeat(kind.subject)
             replies: Iterable[bytes | None] = parts
             if not kind.has_replies:
@@ -236,7 +275,72 @@ class Parser:
                 repeat(None),
                 repeat(self._client),
             )
-        return rest or b""
+        return rest
+
+    def _read_columns(self, data: bytes) -> bytes:
+        """Read messages of one subscription, whatever their subjects and sizes; returns what follows them."""
+        pieces = _MSG_LINES.split(b"\r\n" + data)  # b"", line, payload, line, ..., payload and what follows it
+        lines, payloads = pieces[1::2], pieces[2::2]
+        if pieces[0] or len(lines) < MIN_CHUNK_MESSAGES:
+            self._expects_columns = False
+            return data
+        raw_subjects, sid, replies, sizes = self._columns(lines)
+        # Up to the first that is not as long as announced: another frame than that of a plain message follows it.
+        lengths = list(map(len, payloads))
+        count = len(sizes) - 1 if lengths[:-1] == sizes[:-1] else _common(lengths, sizes)
+        if count < MIN_CHUNK_MESSAGES:
+            self._expects_columns = False
+            self._chunks_until_columns = self._next_wait = min(2 * self._next_wait + 1, MAX_CHUNKS_WITHOUT_COLUMNS)
+            return data
+        self._next_wait = 0
+        rest_bytes = -2
+        if payloads[count][sizes[count] :][:2] == b"\r\n" and sizes[count] >= 0:
+            rest_bytes = lengths[count] - sizes[count] - 2
+            payloads[count] = payloads[count][: sizes[count]]
+            count += 1
+        rest_bytes += sum([len(b"MSG \r\n\r\n") + len(line) for line in lines[count:]]) + sum(lengths[count:])
+        if raw_subjects[0] == raw_subjects[count - 1]:
+            self._learn(b"MSG " + lines[count - 1])
+        self._watch_for_run(b"MSG " + lines[0], b"MSG " + lines[count - 1], count)
+        self._deliver_columns(raw_subjects[:count], self._routes.get(sid), replies[:count], payloads[:count])
+        return data[len(data) - rest_bytes :] if rest_bytes else b""
+
+    def _columns(self, lines: list[bytes]) -> tuple[list[bytes], bytes, list[bytes], list[int]]:
+        """Subjects, subscription, reply subjects and sizes; nothing if some lines are not like the others."""
+        # No line has a CR in it: as a word of its own it shows where a line ends.
+        words = b" \r ".join(lines).split(b" ")
+        width = words.index(b"\r") + 1
+        sids = words[1::width]
+        if (
+            width not in (4, 5)
+            or len(words) != width * len(lines) - 1
+            or words[width - 1 :: width].count(b"\r") != len(lines) - 1
+            or sids.count(sids[0]) != len(lines)
+            or max(map(len, lines)) > MAX_LINE_BYTES - len(b"MSG ")
+        ):
+            return [], b"", [], []
+        replies = words[2::width] if width == 5 else []
+        return words[::width], sids[0], replies, list(map(self._known_sizes.__getitem__, words[width - 2 :: width]))
+
+    def _deliver_columns(
+        self, raw_subjects: list[bytes], route: Route | None, replies: list[bytes], payloads: list[bytes]
+    ) -> None:
+        if route is None:
+            return  # unsubscribed while this was under way
+        subjects = b" ".join(raw_subjects)  # one call decodes all of them
+        if replies:
+            route.counted_messages += len(payloads)
+            subject_bytes = len(subjects) - len(payloads) + 1
+            route.counted_bytes += subject_bytes + len(b"".join(replies)) + sum(map(len, payloads))
+        self.touched.append(route)
+        route.arrived += map(
+            route.message_class or self._message_class,
+            subjects.decode(errors="surrogateescape").split(" "),
+            payloads,
+            replies or repeat(None),
+            repeat(None),
+            repeat(self._client),
+        )
 
     def _watch_for_run(self, first_line: bytes, last_line: bytes, messages: int) -> None:
         """A chunk of ``messages`` messages was read without a run: is it time to expect one?"""
@@ -254,7 +358,15 @@ class Parser:
             # No space and no line break is in the part, or a match could begin in a line and end in a payload.
             line = rb"%b([!-\xff]{1,%d})%b\r\n" % (re.escape(kind.before), max_part_bytes, kind.after)
             frame = line + rb"(.{%b})\r\n" % kind.after.rpartition(b" ")[2]
-            self._run = _Run(kind, re.compile(frame + b"|(.+)", re.DOTALL))
+            subject_bytes = len(kind.subject.encode(errors="surrogateescape"))
+            uncounted_bytes = len(kind.before) + len(kind.after) + len(b"\r\n\r\n") - subject_bytes
+            self._run = _Run(kind, re.compile(frame + b"|(.+)", re.DOTALL), uncounted_bytes)
+
+    def _watch_for_columns(self, last_line: bytes, messages: int, learned: int) -> None:
+        """A chunk was read line by line, and ``learned`` lines of it were not known: are columns worth while?"""
+        if last_line.count(b" ") == 4 or 4 * learned > messages:
+            self._expects_columns = not self._chunks_until_columns
+            self._chunks_until_columns = max(self._chunks_until_columns - 1, 0)
 
     def _kind(self, line: bytes) -> _Kind | None:
         """What a run of such lines would have in common; None when it is no line of a run."""
@@ -283,6 +395,7 @@ class Parser:
         message_class, client = self._message_class, self._client
         route: Route | None = None
         last_size_text, last_size = b"", -1
+        learned_before = self._learned
         unread = iter(pieces)
         for line, payload in zip(unread, unread, strict=False):
             known = known_lines.get(line)
@@ -318,11 +431,13 @@ class Parser:
             whole = len(pieces) & ~1
             if whole >= 2 * MIN_CHUNK_MESSAGES:
                 self._watch_for_run(pieces[0], pieces[whole - 2], whole // 2)
+                self._watch_for_columns(pieces[whole - 2], whole // 2, self._learned - learned_before)
             unpaired = len(pieces[-1]) + 2 if len(pieces) > whole else 0
             return len(tail) + len(data) - len(rest) - unpaired
         read = len(pieces) - length_hint(unread) - 2
         if read >= 2 * MIN_CHUNK_MESSAGES and line.startswith(b"HMSG "):  # a status among messages that are alike
             self._watch_for_run(pieces[0], pieces[read - 2], read // 2)
+            self._watch_for_columns(pieces[read - 2], read // 2, self._learned - learned_before)
         else:
             self._skip_chunks = self._next_skip
             self._next_skip = min(self._next_skip * 2, MAX_SKIPPED_CHUNKS)
@@ -345,8 +460,9 @@ class Parser:
         destination = self._routes.get(sid)
         known = (self._subject(raw_subject), reply, size, destination)
         if destination is None or destination.is_inbox:
-            pass  # nothing that is likely to come again
-        elif reply is None:
+            return known  # nothing that is likely to come again
+        self._learned += 1
+        if reply is None:
             if len(self._known_lines) >= MAX_KNOWN_LINES:
                 self._known_lines.clear()
             self._known_lines[line] = known
@@ -538,6 +654,11 @@ def _size(text: bytes) -> int:
     if not text.isdigit() or len(text) > 9 or (size := int(text)) > MAX_MESSAGE_BYTES:
         raise ValueError(text)
     return size
+
+
+def _common(some: list[int], others: list[int]) -> int:
+    """How many numbers they have in common before the first that differs."""
+    return next((place for place, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), 0)
 
 
 def _show(data: bytes) -> str:

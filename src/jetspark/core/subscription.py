@@ -25,6 +25,8 @@ class SubscriptionState:
         "_pending_bytes_at_most",
         "answers_to",
         "arrived",
+        "counted_bytes",
+        "counted_messages",
         "dropped",
         "ends_with_session",
         "error",
@@ -78,6 +80,8 @@ class SubscriptionState:
         self.ends_with_session = ends_with_session
         """It is over when the next session begins: what it waits for was asked in one before, and will not come."""
         self.arrived: list[CoreMessage] = []
+        self.counted_messages = self.counted_bytes = 0
+        """What the parser knows of the sizes of ``arrived`` and ``pending``; a reader that looks sets both to 0."""
         self.pending: deque[CoreMessage] = deque()
         self._pending_bytes_at_most = 0
         self.received = 0
@@ -100,6 +104,7 @@ class SubscriptionState:
         arrived, pending = self.arrived, self.pending
         if self.is_finished:
             arrived.clear()
+            self.counted_messages = 0
             return 0
         if self.max_messages:
             # The server counts too; but after a reconnect both counted from different beginnings.

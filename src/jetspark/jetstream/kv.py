@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from jetspark.core.headers import Headers
+from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import matches
 from jetspark.errors import (
@@ -393,7 +393,7 @@ class Bucket:
 
     def put(self, key: str, value: bytes, expect: Expect | None = None, ttl_s: float | None = None) -> Requests[int]:
         headers = publish_headers(None, None, expect, ttl_s)
-        yield from self._check_ttl(ttl_s)
+        yield from self.check_ttl(ttl_s)
         ack = yield from publish(self.write_subject(key), value, headers)
         return ack.sequence
 
@@ -453,13 +453,13 @@ class Bucket:
         """Delete or purge; with ``revision`` only if that is the last one."""
         expect = None if revision is None else _expected(revision)
         headers = publish_headers(marker_headers(operation), None, expect, ttl_s)
-        yield from self._check_ttl(ttl_s)
+        yield from self.check_ttl(ttl_s)
         try:
             yield from publish(self.write_subject(key), b"", headers)
         except WrongLastSequence:
             raise Conflict(self.name, (key,)) from None
 
-    def _check_ttl(self, ttl_s: float | None) -> Requests[None]:
+    def check_ttl(self, ttl_s: float | None) -> Requests[None]:
         if ttl_s is None:
             return
         yield from self._api.require(MESSAGE_TTL)
@@ -494,7 +494,7 @@ class KeyWrite:
 
     subject: str
     value: bytes
-    headers: Mapping[str, str] | None
+    headers: HeadersLike | None
     expect: Expect | None
 
 
@@ -510,10 +510,13 @@ class Writes:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._writes: dict[str, tuple[bytes, Operation, int | None]] = {}
+        self._ttls_s: dict[str, float] = {}
         self._guards: dict[str, int] = {}
 
-    def put(self, key: str, value: bytes, revision: int | None) -> None:
+    def put(self, key: str, value: bytes, revision: int | None, ttl_s: float | None = None) -> None:
         self._add(key, value, "put", revision)
+        if ttl_s is not None:
+            self._ttls_s[key] = ttl_s
 
     def update(self, key: str, value: bytes, revision: int) -> None:
         """Unlike ``put``, never without a revision."""
@@ -569,7 +572,8 @@ class Writes:
             elif key in riders:
                 expect = self._guard(riders[key])
             headers = None if operation == "put" else marker_headers(operation)
-            result.append(KeyWrite(bucket.write_subject(key), value, headers, expect))
+            with_ttl = publish_headers(headers, None, None, self._ttls_s.get(key))
+            result.append(KeyWrite(bucket.write_subject(key), value, with_ttl, expect))
         last = result[-1]
         # Only the first message of a key may remove what was before.
         repeated = last.headers if operation != "purge" else marker_headers("delete")

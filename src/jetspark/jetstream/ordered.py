@@ -294,7 +294,7 @@ class OrderedReader:
             int(one[2]) == first
             and int(other[2]) == first + len(replies) - 1
             and len(one[1]) == len(other[1])
-            and all(map(lt, replies, replies[1:]))
+            and all(map(lt, replies, itertools.islice(replies, 1, None)))
         ):
             return count
         sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies]
@@ -359,7 +359,7 @@ class OrderedPuller(Puller[M]):
         self.is_idle = False
         """The server said that it has nothing to send, and nothing came since."""
 
-    def absorb(self, arrived: list[M], now: float) -> None:
+    def absorb(self, arrived: list[M], now: float, counted: tuple[int, int] = (0, 0)) -> None:
         if self.is_lost:
             return
         self.is_idle = False
@@ -368,7 +368,7 @@ class OrderedPuller(Puller[M]):
             self._reader.came([size_bytes(each) for each in arrived if each.raw_reply is not None])
         self._last_reply = next((each.raw_reply for each in reversed(arrived) if each.raw_reply), self._last_reply)
         self._has_heard = self._has_heard or bool(self._last_reply)
-        super().absorb(arrived, now)
+        super().absorb(arrived, now, counted)
 
     def _up_to_a_skip(self, arrived: list[M]) -> list[M]:
         """What came before the status after which a message of the listing may be missing."""
@@ -465,10 +465,17 @@ class OrderedFlow(Flow[M]):
         return step
 
     def take(self, count: int) -> list[M]:
-        """What of the next ``count`` buffered messages is to be handed out: nothing, if one is missing before them."""
+        """What of the next ``count`` buffered messages is to be handed out: nothing, if one is missing before them.
+
+        Nothing may be added to the buffer meanwhile.
+        """
         puller = self._puller
         buffer = puller.buffer
-        messages = [buffer.popleft() for _ in range(count)]  # another thread may be adding to it
+        if count == len(buffer):
+            messages = list(buffer)
+            buffer.clear()
+        else:
+            messages = [buffer.popleft() for _ in range(count)]
         accepted, looked_at = self._reader.accept(messages)
         if looked_at < count:
             buffer.extendleft(reversed(messages[looked_at:]))

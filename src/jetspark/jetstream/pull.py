@@ -322,26 +322,30 @@ class Puller(Generic[M]):
         """Take everything that has arrived in the inbox; True when a reader has to look."""
         arrived = cast("list[M]", list(inbox.pending))
         inbox.pending.clear()
+        counted, inbox.counted_messages, inbox.counted_bytes = (inbox.counted_messages, inbox.counted_bytes), 0, 0
         if arrived:
-            self.absorb(arrived, now)
+            self.absorb(arrived, now, counted)
         else:
             self.has_news = True  # another session, or the end
         if inbox.is_finished and self.error is None:
             self.error = inbox.error or ConnectionClosed("the consumer's subscription is over")
         return self.wants_wake()
 
-    def absorb(self, arrived: list[M], now: float) -> None:
-        """Take over what the subscription received."""
+    def absorb(self, arrived: list[M], now: float, counted: tuple[int, int] = (0, 0)) -> None:
+        """Take over what the subscription received; ``counted`` is how many messages the parser knows the size of."""
         self._heard_at = now
-        messages = arrived
-        # Every message of a stream has a reply subject, no status has.
-        statuses = [each for each in arrived if each.raw_reply is None]
+        counted_messages, counted_bytes = counted
+        messages, statuses = arrived, list[M]()
+        if counted_messages != len(arrived):
+            # Every message of a stream has a reply subject, no status has.
+            statuses = [each for each in arrived if each.raw_reply is None]
         if statuses:
             messages = [each for each in arrived if each.raw_reply is not None]
         if messages:
             self.buffer.extend(messages)
             if self._owed_bytes:
-                self._owed_bytes -= _size_of_all(messages)
+                is_counted = counted_messages == len(messages)
+                self._owed_bytes -= counted_bytes if is_counted else _size_of_all(messages)
             self._set_owed(self.owed - len(messages))
             self._calm()
             if self._groups:

@@ -43,6 +43,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import TypedDict
 
 from jetspark.codes import Code
@@ -283,8 +284,8 @@ class FastPublisherMachine:
 
     # ---- accepting ---------------------------------------------------------------------------------------------
 
-    def accept(self, items: Sequence[Item], now: float) -> None:
-        """Take messages, for which there must be room.
+    def accept(self, items: Sequence[Item], now: float, *, are_checked: bool = False) -> None:
+        """Take messages, for which there must be room; ``are_checked`` if each is known to be fit to be sent.
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: One of them can never be sent. Those before it are taken.
@@ -295,7 +296,10 @@ class FastPublisherMachine:
         self.check()
         kept: list[Item] = []
         try:
-            self._check(items, kept)
+            if are_checked and self._id_head is None and sum(map(len, items)) == 2 * len(items):
+                kept.extend(items)
+            else:
+                self._check(items, kept)
         finally:
             self._begin_patience(now)
             if self._linger_until is not None:
@@ -647,10 +651,16 @@ class FastPublisherMachine:
             self._batch = None
 
 
+_block_of: Callable[[Item], bytes] = itemgetter(2)
+
+
 def _kept_bytes(items: list[Item]) -> int:
     """What kept messages count for in ``max_pending_bytes``."""
     size = KEPT_OVERHEAD_BYTES * len(items) + sum(map(len, map(data_of, items)))
-    if sum(map(len, items)) > 2 * len(items):  # some have headers
+    width = sum(map(len, items))
+    if width == 3 * len(items):
+        size += sum(map(len, map(_block_of, items)))
+    elif width > 2 * len(items):  # some have headers
         size += sum(len(item[2]) for item in items if len(item) == 3 and isinstance(item[2], bytes))
     return size
 

@@ -11,7 +11,7 @@ from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
 from jetspark.errors import InvalidSubject
 
-__all__ = ["CHUNK_BYTES", "CHUNK_MESSAGES", "Item", "are_plain", "data_of", "take"]
+__all__ = ["CHUNK_BYTES", "CHUNK_MESSAGES", "Item", "are_plain", "data_of", "some_of", "take"]
 
 Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | None]
 """Subject, data, and headers if there are any; bytes are a header block that is encoded already, and sent unchecked."""
@@ -36,6 +36,16 @@ def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes:
             return  # not a message; making a frame of it raises
         if max_bytes <= 0:
             return
+
+
+def some_of(items: list[Item], at: int, max_messages: int, max_bytes: int) -> list[Item]:
+    """Those that :func:`take` would take, from the place ``at`` on, of messages that are known to be messages."""
+    chunk = items[at : at + max_messages]
+    if sum(map(len, map(data_of, chunk))) <= max_bytes:
+        return chunk
+    fitting: list[Item] = []
+    take(iter(chunk), fitting, max_messages, max_bytes)
+    return fitting
 
 
 def are_plain(machine: Connection, items: Sequence[Item]) -> bool:

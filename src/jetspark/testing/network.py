@@ -41,7 +41,7 @@ from jetspark.core.headers import Headers, decode, encode
 from jetspark.core.subjects import matches
 from jetspark.testing.model import Delivery, ModelServer
 
-__all__ = ["Front", "Network", "Publication", "Timer", "VirtualClock", "Wire"]
+__all__ = ["Front", "Network", "NetworkTimer", "Publication", "VirtualClock", "Wire"]
 
 # Of the cluster the front is: as many as a replicated stream mostly has replicas.
 NODES = 3
@@ -50,7 +50,7 @@ NODES = 3
 BEGINNING = 1000.0
 
 
-class Timer:
+class NetworkTimer:
     """Something that is to happen; ``cancel`` and it will not."""
 
     __slots__ = ("_call",)
@@ -71,7 +71,7 @@ class VirtualClock:
 
     def __init__(self, now: float = BEGINNING) -> None:
         self.now = now
-        self._queue: list[tuple[float, int, Timer]] = []
+        self._queue: list[tuple[float, int, NetworkTimer]] = []
         self._last = 0
 
     @property
@@ -86,14 +86,14 @@ class VirtualClock:
         """When it does; only while ``has_more``."""
         return self._queue[0][0]
 
-    def at(self, when: float, call: Callable[[], None]) -> Timer:
+    def at(self, when: float, call: Callable[[], None]) -> NetworkTimer:
         """Have ``call`` called at a time; one that has passed is now, after all that is due already."""
-        timer, now = Timer(call), self.now
+        timer, now = NetworkTimer(call), self.now
         self._last += 1
         heapq.heappush(self._queue, (when if when > now else now, self._last, timer))
         return timer
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+    def after(self, seconds: float, call: Callable[[], None]) -> NetworkTimer:
         return self.at(self.now + seconds, call)
 
     def step(self, until: float) -> bool:

@@ -26,7 +26,7 @@ from jetspark.core.lifecycle import Converse, Delay, Dial, Hangup, Step, establi
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
-from jetspark.testing.network import Network, Timer, VirtualClock, Wire
+from jetspark.testing.network import Network, NetworkTimer, VirtualClock, Wire
 
 __all__ = ["Fault", "FaultPlan", "Faults", "SimulatedLink"]
 
@@ -54,8 +54,8 @@ class SimulatedLink:
         self.wire: Wire | None = None
         self._steps: Generator[Step, Any, None] | None = None
         self._converse: Converse | None = None
-        self._give_up: Timer | None = None
-        self._timer: Timer | None = None
+        self._give_up: NetworkTimer | None = None
+        self._timer: NetworkTimer | None = None
         self._is_flush_scheduled = False
         self._waiting_for_room: list[Callable[[], None]] = []
         self._has_been_up = False

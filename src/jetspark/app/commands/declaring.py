@@ -65,18 +65,18 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
 
     def reads(self) -> Sequence[str]:
         """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision."""
-        raise NotImplementedError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
+        raise ConfigError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
 
     def decide(self, past: Past) -> Any:
         """The events to store, as a list, or a :class:`Decision` with a reply; raise ``Refused(reason)`` to say no.
 
         It must be pure: no clock, no I/O, no chance. It may run several times, and only the last time counts.
         """
-        raise NotImplementedError(f"{type(self).__name__}: write `def decide(self, past)`, which returns events")
+        raise ConfigError(f"{type(self).__name__}: write `def decide(self, past)`, which returns events")
 
     def snapshot_key(self) -> Any:
         """With ``snapshot=``: the key of the projection whose state ``past.state`` is."""
-        raise NotImplementedError(f"{type(self).__name__}: write `def snapshot_key(self)`: a key of the projection")
+        raise ConfigError(f"{type(self).__name__}: write `def snapshot_key(self)`: a key of the projection")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,8 @@ RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
 JSON = "application/json"
 _Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 _NO_DATA = msgspec.Raw()
+_NEXT = "Nats-Schedule-Next"
+_NEXT_BYTES = _NEXT.encode()
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
@@ -240,8 +242,18 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
     envelope, contract, event = read_event(subject, data, headers, catalogue)
+    if headers and (_NEXT_BYTES in headers if isinstance(headers, bytes) else _NEXT in headers):
+        envelope = _of_this_time(envelope, headers)
     key = contract.key_of(event)
     return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
+
+
+def _of_this_time(envelope: Envelope, headers: RawHeaders) -> Envelope:
+    """A timer that fires again and again publishes the same bytes each time; what is done with them must not be."""
+    following = header_of(headers, _NEXT)
+    if following is None or following == "purge":
+        return envelope
+    return msgspec.structs.replace(envelope, id=derived_id(envelope.id, following, 0), time=None)
 
 
 def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:

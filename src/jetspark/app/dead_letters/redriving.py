@@ -3,14 +3,18 @@
 A redrive is a record in the handlers' bucket. It freezes the last letter that is part of it before it begins, notes
 each letter when it is requested, and is removed at the end; so one that was interrupted can be resumed, and a second
 one is refused meanwhile. A request is stored at most once for each failure of a letter, so repeating one is harmless.
+
+What became of the letters is read from the dead-letter stream: each change of a letter is a new message of its subject.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +26,25 @@ from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound, Messa
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
+    from jetspark.aio.stream import Stream
     from jetspark.app.application import App
 
-__all__ = ["LetterFilter", "RedriveProgress", "discard_letters", "read_letter", "read_letters", "run_redrive"]
+__all__ = [
+    "LetterFilter",
+    "LetterOutcomes",
+    "RedriveProgress",
+    "RedriveResults",
+    "discard_letters",
+    "read_letter",
+    "read_letters",
+    "run_redrive",
+]
 
 RECORD = "redrive"
 # The record is written this often, so an interrupted redrive repeats at most this many requests, without effect.
 NOTE_EVERY = 50
+# How often a redrive that waits looks what became of its letters.
+LOOK_EVERY_S = 0.25
 _FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
 
 
@@ -77,6 +93,20 @@ class LetterFilter:
 
 
 @dataclass(slots=True, kw_only=True)
+class RedriveResults:
+    """What became of letters that were requested, and of those that follow them."""
+
+    handled: int = 0
+    failed: int = 0
+    """Handled again, and failed again."""
+    waiting: int = 0
+    """Not handled yet, or behind one that failed again."""
+
+    def __str__(self) -> str:
+        return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
+
+
+@dataclass(slots=True, kw_only=True)
 class RedriveProgress:
     """How far a redrive has come."""
 
@@ -91,11 +121,15 @@ class RedriveProgress:
     """Letters that follow another of their key by themselves."""
     is_dry_run: bool = False
     is_done: bool = False
+    """Everything is requested."""
+    results: RedriveResults | None = None
+    """What became of the letters; None if nobody waited for it."""
 
     def __str__(self) -> str:
         verb = "would be redriven" if self.is_dry_run else "requested"
         state = "done" if self.is_done else f"at letter {self.last}"
-        return f"redrive {self.id}: {self.requested} {verb}, {self.behind} follow, up to letter {self.up_to}, {state}"
+        text = f"redrive {self.id}: {self.requested} {verb}, {self.behind} follow, up to letter {self.up_to}, {state}"
+        return text if self.results is None else f"{text}: {self.results}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -107,6 +141,7 @@ class RedriveProgress:
             "behind": self.behind,
             "dry_run": self.is_dry_run,
             "done": self.is_done,
+            **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
         }
 
     @classmethod
@@ -156,9 +191,16 @@ async def run_redrive(
     rate: float | None = None,
     is_dry_run: bool = False,
     resume: str | None = None,
+    wait_s: float = 0.0,
     on_progress: Callable[[RedriveProgress], None] = lambda progress: None,
 ) -> RedriveProgress:
     """Have the handlers handle letters again.
+
+    Args:
+        rate: Requests each second, at most.
+        resume: The id of a redrive that was interrupted.
+        wait_s: How long to wait, at most, for what becomes of the letters that this call requests and of those behind
+            them; ``results`` says it then. 0 waits for nothing.
 
     Raises:
         UsageError: Another redrive is under way.
@@ -175,7 +217,9 @@ async def run_redrive(
         progress, revision = await _begin(records, chosen, stream.cached_info.state.last_sequence)
     on_progress(progress)
     began = time.monotonic()
-    for stored in await read_letters(js, app, progress.chosen):
+    outcomes = LetterOutcomes()
+    letters = await read_letters(js, app, LetterFilter(handler=progress.chosen.handler))
+    for stored in filter(progress.chosen.accepts, letters):
         if not progress.last < stored.revision <= progress.up_to:
             continue
         if stored.letter.status == "behind":
@@ -184,6 +228,7 @@ async def run_redrive(
             if not is_dry_run:
                 store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
                 await store.request(stored)
+                outcomes.request(stored)
             progress.requested += 1
             if rate is not None and not is_dry_run:
                 await asyncio.sleep(max(0.0, began + progress.requested / rate - time.monotonic()))
@@ -194,8 +239,79 @@ async def run_redrive(
     progress.is_done = True
     if not is_dry_run:
         await records.purge(RECORD, revision=revision)
+        if wait_s > 0:
+            for stored in letters:
+                outcomes.follow(stored, progress.up_to)
+            progress.results = outcomes.results
+            await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
     on_progress(progress)
     return progress
+
+
+class LetterOutcomes:
+    """Which letters of a redrive have ended, and how. Pure."""
+
+    def __init__(self) -> None:
+        self.results = RedriveResults()
+        self._left: dict[str, tuple[str, str | None]] = {}
+        """Subjects of the letters that have not ended, and whose they are: handler and key."""
+        self._redrives: dict[str, int] = {}
+        self._lanes: set[tuple[str, str | None]] = set()
+        self._stuck: set[tuple[str, str | None]] = set()
+        """Keys that wait for a letter that failed again."""
+
+    def request(self, stored: StoredLetter) -> None:
+        """It was requested."""
+        self._watch(stored)
+        if stored.letter.key is not None:
+            self._lanes.add((stored.letter.handler, stored.letter.key))
+
+    def follow(self, stored: StoredLetter, up_to: int) -> None:
+        """It is there, and is watched if it follows one that was requested, whether it was chosen or not."""
+        is_behind = stored.letter.status == "behind" and stored.revision <= up_to
+        if is_behind and (stored.letter.handler, stored.letter.key) in self._lanes:
+            self._watch(stored)
+
+    def note(self, stored: StoredLetter) -> None:
+        """A letter was written anew."""
+        letter, subject = stored.letter, stored.subject
+        if subject not in self._left:
+            return
+        if letter.status == "closed":
+            self.results.handled += 1
+        elif letter.status == "open" and letter.redrives > self._redrives[subject]:
+            self.results.failed += 1
+            self._stuck.add(self._left[subject])
+        else:
+            return
+        del self._left[subject]
+        self.results.waiting = len(self._left)
+
+    @property
+    def are_known(self) -> bool:
+        """Nothing is left but what waits for somebody to redrive another letter first."""
+        return all(lane[1] is not None and lane in self._stuck for lane in self._left.values())
+
+    def _watch(self, stored: StoredLetter) -> None:
+        self._left[stored.subject] = (stored.letter.handler, stored.letter.key)
+        self._redrives[stored.subject] = stored.letter.redrives
+        self.results.waiting = len(self._left)
+
+
+async def _wait(
+    stream: Stream, subject: str, outcomes: LetterOutcomes, progress: RedriveProgress, wait_s: float
+) -> None:
+    """Follow what is written to letters, until all have ended or the time is over."""
+    loop, seen = asyncio.get_running_loop(), progress.up_to
+    give_up_at = loop.time() + wait_s
+    while True:
+        async for message in stream.get_messages(seen + 1, subject=subject):
+            seen = message.sequence
+            with suppress(ProtocolError):  # somebody else's message
+                outcomes.note(StoredLetter.of(message))
+        if outcomes.are_known or loop.time() >= give_up_at:
+            return
+        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
 
 
 async def discard_letters(js: JetStream, app: App, chosen: LetterFilter) -> int:

@@ -12,7 +12,9 @@ import dataclasses
 import datetime
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jetspark.aio.jetstream import JetStream
@@ -68,8 +70,12 @@ __all__ = ["HandlerStore", "StoredLetter", "microseconds"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# A record of attempts outlives every redelivery it could be read for.
-ATTEMPTS_TTL_S = 86400.0
+# A record of attempts is read at the next delivery, which has to wait for a worker: they may be away for a weekend.
+ATTEMPTS_TTL_S = 7 * 86400.0
+# Letters kept in memory between two steps of an event: at most as many as handlers run, as a rule.
+READ_LETTERS = 64
+# Notes that are written side by side when much is given back.
+NOTES_AT_ONCE = 100
 # How long a deleted record's mark stays in the bucket.
 MARK_TTL_S = 3600.0
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
@@ -108,6 +114,8 @@ class HandlerStore:
         """Key of a record -> key of its events."""
         self._waiting: dict[str, list[tuple[int, str]]] = {}
         """Letters of keys that go on, by the sequences of their events; some may be closed by now."""
+        self._read: OrderedDict[str, StoredLetter] = OrderedDict()
+        """Letters that were read a moment ago, by subject. What is done with one says which revision it means."""
         self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
             FindLetter: self._find_letter,
             WriteLetter: self._write_letter,
@@ -158,9 +166,13 @@ class HandlerStore:
 
     async def letter(self, subject: str) -> StoredLetter | None:
         try:
-            return StoredLetter.of(await self.letters.get_message(last_for=subject, direct=False))
+            stored = StoredLetter.of(await self.letters.get_message(last_for=subject, direct=False))
         except MessageNotFound:
             return None
+        self._read[subject] = stored
+        if len(self._read) > READ_LETTERS:
+            self._read.popitem(last=False)
+        return stored
 
     async def close(self, stored: StoredLetter, how: str) -> bool:
         """Replace a letter by a mark, if nobody else has changed it."""
@@ -225,8 +237,17 @@ class HandlerStore:
         return is_stored
 
     async def _close_letter(self, step: CloseLetter) -> bool:
-        stored = await self.letter(self._letter_subject(step.item))
-        return stored is not None and stored.revision == step.revision and await self.close(stored, "done")
+        subject = self._letter_subject(step.item)
+        # Nothing is lost with one that is not the last any more: the server refuses to close it.
+        stored = self._read.pop(subject, None)
+        if stored is None or stored.revision != step.revision:
+            stored = await self.letter(subject)
+        if stored is None or stored.revision != step.revision or not await self.close(stored, "done"):
+            return False
+        waiting = self._waiting.get(step.item.key or "")
+        if waiting and waiting[0] == (step.item.sequence, subject):
+            waiting.pop(0)
+        return True
 
     async def _next_letter(self, step: NextLetter) -> LetterRef | None:
         # Listed once for many: a key may have thousands of letters, and they are asked for one by one.
@@ -249,7 +270,10 @@ class HandlerStore:
         self._waiting.clear()
 
     async def _request_redrive(self, step: RequestRedrive) -> None:
-        stored = await self.letter(step.letter.subject)
+        subject, stored = step.letter.subject, self._read.get(step.letter.subject)
+        # A request for one that was closed meanwhile is found to be needless by who gets it.
+        if stored is None or stored.revision != step.letter.revision:
+            stored = await self.letter(subject)
         if stored is not None and stored.letter.status != "closed":
             await self.request(stored)
 
@@ -361,6 +385,21 @@ class HandlerStore:
                 return
             except (KeyNotFound, Conflict):
                 continue  # another process has it too, or had
+
+    async def note_not_begun(self, items: Sequence[WorkItem]) -> None:
+        """Note of those that have not begun here that they have not, before they are given back.
+
+        An event that was delivered before and has no record is taken for one whose worker died while it ran.
+        """
+        unbegun = [item for item in items if item.attempts == item.carried]
+        for start in range(0, len(unbegun), NOTES_AT_ONCE):
+            await asyncio.gather(*(self._note_not_begun(item) for item in unbegun[start : start + NOTES_AT_ONCE]))
+
+    async def _note_not_begun(self, item: WorkItem) -> None:
+        # One that was delivered before may have begun then. If there is a record, it knows better.
+        value = json.dumps({"attempts": item.carried + (item.delivered > 1), "cause": None}).encode()
+        with suppress(KeyExists):
+            await self.records.create(self._attempts_key(item), value, ttl=ATTEMPTS_TTL_S)
 
     async def _drop_attempts(self, step: DropAttempts) -> None:
         await self.records.purge(self._attempts_key(step.item), ttl=MARK_TTL_S)

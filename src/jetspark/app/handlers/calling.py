@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jetspark.app.dead_letters.store import HandlerStore
     from jetspark.app.handlers.lanes import WorkItem
 
-__all__ = ["HandlerCalls"]
+__all__ = ["HandlerCalls", "returned_events"]
 
 # A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
 LEASE_MARGIN_S = 1.0
@@ -32,6 +32,8 @@ MAX_LOST_RACES = 20
 
 class HandlerCalls:
     """The handler's function with everything it is given besides its events."""
+
+    is_replay = False
 
     def __init__(
         self,
@@ -50,7 +52,9 @@ class HandlerCalls:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         self._effects: KeyValue | None = None
         """The bucket of the handler's transactions, when it has been looked up."""
-        self._once = OnceRecords(store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S)
+        self._once = OnceRecords(
+            store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S, remember_s=spec.remember_s
+        )
 
     async def call(self, item: WorkItem) -> BaseException | None:
         """Run the handler's own code; returns what it raised."""
@@ -69,10 +73,12 @@ class HandlerCalls:
             context = self._context(item, decoded) if self._wants_context else None
             result = await self._function(decoded.event, **self._named(context))
             if result is not None:
-                await _publish(context or self._context(item, decoded), result)
+                context = context or self._context(item, decoded)
+                for event in returned_events(result):
+                    await context.publish(event)
             return None
         except asyncio.CancelledError:
-            if not item.is_timed_out:
+            if not _is_time_out(task, item):
                 raise
             return HandlerTimeout(self._spec.name, self._spec.timeout)
         except Exception as error:
@@ -96,7 +102,7 @@ class HandlerCalls:
                 await self._function(events, **self._arguments)
             return None
         except asyncio.CancelledError:
-            if not items[0].is_timed_out:
+            if not _is_time_out(task, items[0]):
                 raise
             return HandlerTimeout(self._spec.name, self._spec.timeout)
         except Exception as error:
@@ -112,19 +118,25 @@ class HandlerCalls:
             assert self._spec.bucket is not None
             self._effects = await self._js.kv(self._spec.bucket)
         for lost in range(MAX_LOST_RACES):
-            transaction = EffectTransaction(self._effects, self._spec.name, decoded.id)
-            if await transaction.is_done():
-                return
+            transaction = EffectTransaction(
+                self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s
+            )
             context = self._context(item, decoded)
-            context._tx = transaction
-            result = await self._function(decoded.event, **self._named(context))
-            if result is not None:
-                await _publish(context, result)
-            try:
-                return await transaction.commit()
-            except Conflict:
-                if lost == MAX_LOST_RACES - 1:
-                    raise
+            events = await transaction.committed()
+            if events is None:
+                context._tx = transaction
+                result = await self._function(decoded.event, **self._named(context))
+                try:
+                    events = await transaction.commit([context.encode(event) for event in returned_events(result)])
+                except Conflict:
+                    if lost == MAX_LOST_RACES - 1:
+                        raise
+                    continue
+            # After the commit: what a try returned that lost its race never happened. If this worker dies here, the
+            # next attempt finds them with the mark.
+            for encoded in events:
+                await context.send(encoded)
+            return
 
     def _named(self, context: Context | None) -> dict[str, Any]:
         if context is None:
@@ -134,6 +146,7 @@ class HandlerCalls:
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
         return Context(
             decoded,
+            app=self._app.name,
             handler=self._spec.name,
             source=self._app.source,
             stream=self._app.stream,
@@ -146,9 +159,17 @@ class HandlerCalls:
             once=self._once,
             clock=self._clock,
             log=self._log,
+            is_replay=self.is_replay,
         )
 
 
-async def _publish(context: Context, result: Any) -> None:
-    for event in result if isinstance(result, list | tuple) else [result]:
-        await context.publish(event)
+def _is_time_out(task: asyncio.Task[Any], item: WorkItem) -> bool:
+    """Whether a cancellation is the time-out alone: who ends the worker at that moment must be heard, too."""
+    return item.is_timed_out and task.cancelling() <= 1
+
+
+def returned_events(result: Any) -> list[Any]:
+    """What a handler has returned: nothing, an event, or several."""
+    if result is None:
+        return []
+    return list(result) if isinstance(result, list | tuple) else [result]

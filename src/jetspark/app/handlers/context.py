@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jetspark.app.contracts.envelope import Decoded, derived_id, encode
+from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
+from jetspark.app.timers import Seconds, Timers, cancelling
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
 
@@ -31,6 +32,7 @@ class Context:
     """
 
     __slots__ = (
+        "_app",
         "_clock",
         "_count",
         "_handler",
@@ -38,10 +40,12 @@ class Context:
         "_js",
         "_once",
         "_source",
+        "_timers",
         "_tx",
         "attempt",
         "decoded",
         "delivered",
+        "is_replay",
         "key",
         "log",
         "redrives",
@@ -53,6 +57,7 @@ class Context:
         self,
         decoded: Decoded,
         *,
+        app: str,
         handler: str,
         source: str,
         stream: str,
@@ -65,6 +70,7 @@ class Context:
         once: OnceRecords | None,
         clock: Callable[[], datetime.datetime],
         log: logging.Logger,
+        is_replay: bool = False,
     ) -> None:
         self.decoded = decoded
         """The event with its envelope."""
@@ -77,10 +83,13 @@ class Context:
         self.delivered = delivered
         self.redrives = redrives
         """How often it was taken out of the dead letters."""
-        self._handler, self._source = handler, source
+        self.is_replay = is_replay
+        """Whether the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
+        self._app, self._handler, self._source = app, handler, source
         self._js, self._once, self._clock = js, once, clock
         self._count = 0
         self._ids = 0
+        self._timers = 0
         self._tx: EffectTransaction | None = None
         self.log = logging.LoggerAdapter(
             log,
@@ -122,36 +131,90 @@ class Context:
         """A key for an effect outside, the same for each attempt: give it to a service that knows such keys."""
         return derived_id(self.decoded.id, f"{self._handler}:once:{name}", 0)
 
-    async def publish(self, event: Any) -> PubAck:
+    async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
         """Publish an event that this one led to.
 
         Its id follows from this event and from the number of the call, so a retry publishes nothing new within the
-        stream's duplicate window, and the same id beyond it.
+        stream's duplicate window, and the same id beyond it. It is published now, whatever becomes of this attempt: in
+        a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
+
+        Args:
+            cancels: The name of a timer that ends with it, in one step.
 
         Raises:
             InvalidEvent: A field breaks the contract; nothing was published.
         """
+        encoded = self.encode(event)
+        if cancels is not None:
+            encoded.headers.update(cancelling(self._app, cancels))
+        return await self.send(encoded)
+
+    def encode(self, event: Any) -> Encoded:
+        """The message that :meth:`publish` would send; it counts as published."""
         self._count += 1
+        return self._encode(event, derived_id(self.decoded.id, self._handler, self._count))
+
+    async def schedule(
+        self, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None, name: str | None = None
+    ) -> str:
+        """Have an event that this one led to published later; returns the name of its timer.
+
+        A handler that runs again sets nothing new within the stream's duplicate window: neither another timer, nor one
+        that has fired.
+
+        Args:
+            at: When, with a time zone.
+            after: Seconds from now, or a ``timedelta``.
+            name: Of the timer, by which it can be cancelled; one of the same name is replaced. If not given it follows
+                from this event and the number of the call.
+
+        Raises:
+            ConfigError: The application has no timers (``App(timers=True)``), or a time that is none.
+            InvalidEvent: A field breaks the contract.
+        """
+        self._timers += 1
+        id = derived_id(self.decoded.id, f"{self._handler}:timer", self._timers)
+
+        def encode_one(event: Any, time: datetime.datetime | None) -> Encoded:
+            return self._encode(event, id, time)
+
+        timers = Timers(self._app, self.stream, self._js, encode_one, self._clock)
+        await timers.set(name or id, event, at=at, after=after, set_id=id)
+        return name or id
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of the application, whoever set them."""
+        return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)
+
+    def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
         cause = self.decoded
-        encoded = encode(
+        return encode(
             event,
-            id=derived_id(cause.id, self._handler, self._count),
+            id=id,
             source=self._source,
             # The cause's own time where it has one: a retry must write the same bytes.
-            time=cause.time or self.now(),
+            time=time or cause.time or self.now(),
             correlation_id=cause.correlation_id,
             causation_id=cause.id,
             traceparent=cause.traceparent,
         )
+
+    def _encode_new(self, event: Any, time: datetime.datetime | None) -> Encoded:
+        return self._encode(event, self.new_id(), time)
+
+    async def send(self, encoded: Encoded) -> PubAck:
+        """Publish what :meth:`encode` made."""
         return await self._js.publish(encoded.subject, encoded.data, headers=encoded.headers)
 
     async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Call ``function`` and record its result; when the event is handled again, return the recorded result.
 
         The effect is claimed, done, and recorded, in this order. Once it is recorded it is never done again while the
-        record lives (a week). A crash between the effect and its record repeats it, and so does a server that is away
-        until the handler's time is over. It has the same idempotency key then: a function with a parameter
-        ``idempotency_key`` gets it. A function that raises is called again by the next attempt.
+        record lives (``remember_s``, a week unless the handler says otherwise). A crash between the effect and its
+        record repeats it, and so does a server that is away until the handler's time is over. It has the same
+        idempotency key then: a function with a parameter ``idempotency_key`` gets it. A function that raises is called
+        again by the next attempt.
 
         Args:
             name: Of the effect, unique in the handler.

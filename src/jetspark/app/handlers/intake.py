@@ -24,7 +24,7 @@ from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.handlers.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
-from jetspark.app.handlers.settling import WriteAttempts, bury_lost
+from jetspark.app.handlers.settling import bury_lost
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     ConfigError,
@@ -128,10 +128,10 @@ class Intake:
                 # All at once: while one is given back, a runner could take the next.
                 for item in items:
                     self._let_go(item)
-            for item in items:
-                if not item.message.is_answered:
-                    await self._note_not_begun(item)
-                    await item.message.nak()
+            left = [item for item in items if not item.message.is_answered]
+            await self._worker.store.note_not_begun(left)
+            for item in left:
+                await item.message.nak()
             for sequence in list(self.expected):
                 self._machine.lanes.gone(sequence)
             self.expected.clear()
@@ -141,11 +141,6 @@ class Intake:
             await self._worker.client.flush()
         except JetSparkError as error:  # disconnected: they come after their ack_wait
             self._log.warning("giving back: %s", error)
-
-    async def _note_not_begun(self, item: WorkItem) -> None:
-        """Where one attempt is all there is: else the next delivery counts this one, which may have begun."""
-        if self._spec.retry.attempts == 1 and item.attempts == 0 and item.source == "stream":
-            await self._worker.store.perform(WriteAttempts(item, None))
 
     def _let_go(self, item: WorkItem) -> None:
         if item.source != "stream":
@@ -193,7 +188,7 @@ class Intake:
             found = await consumer.fetch(1, timeout=wait_s, max_bytes=credit.bytes, group=group)
             if self.partition is not None and self._loop.time() - began > wait_s + self._spec.ack_wait_s / 2:
                 # This process was stopped meanwhile: what came may be with another reader by now.
-                await self._return(found)
+                await self._return(found, side)
                 return []
             return found
         except ConfigError:  # the next message is larger than what is left
@@ -203,11 +198,23 @@ class Intake:
                 return []
             return await consumer.fetch(1, timeout=wait_s, group=group)
 
-    async def _return(self, found: Sequence[JetStreamMessage]) -> None:
+    async def _return(self, found: Sequence[JetStreamMessage], side: Side = "stream") -> None:
+        """Give back what came, and was not received."""
         self._tenure = None
-        for message in found:
-            with suppress(JetSparkError):
+        with suppress(JetSparkError):
+            if self._worker.is_connected:
+                await self._worker.store.note_not_begun([self._unread(message, side) for message in found])
+            for message in found:
                 await message.nak()
+
+    def _unread(self, message: JetStreamMessage, side: Side) -> WorkItem:
+        """What has to be known of a message to count its attempts."""
+        original = None if side == "stream" else DeadEvent.of(message.headers, message.data)
+        attempts = 0 if original is None else original.attempts
+        delivered = message.metadata.delivered
+        item = WorkItem(None, 0, message, delivered=delivered, attempts=attempts, partition=self.partition)
+        item.original = original
+        return item
 
     async def _check_tenure(self, found: list[JetStreamMessage]) -> None:
         """Look up what others have if this reader may have missed something, before anything of ``found`` is run."""

@@ -44,6 +44,7 @@ class WorkItem:
         "is_timed_out",
         "key",
         "lane",
+        "letter",
         "message",
         "original",
         "partition",
@@ -87,6 +88,8 @@ class WorkItem:
         # The retry stream may have several messages of one event, one after the other.
         self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
         self.lane: Lane | None = None
+        self.letter: Any = None
+        """Of a redrive: the letter it was found to be, before it ran."""
         self.touched_at = self.heard_at = 0.0
         """When the server was last told that it is worked on; when it was told and there was a connection."""
         self.partition = partition

@@ -209,6 +209,7 @@ class HandlerMachine:
 
     def restart_clock(self, item: WorkItem, now: float) -> None:
         """The handler's own code begins now: what came before took time that is not its own."""
+        item.is_timed_out = False  # by a deadline that passed while there was nothing to cancel
         self._deadlines.pop(item, None)  # to the end of the order, which is that of the deadlines
         self._deadlines[item] = now + self.limits.timeout_s
 

@@ -6,7 +6,8 @@
                                                  idempotency key; so does a server that is away until the handler's
                                                  time is over.
 ``ctx.tx``            keys of one bucket         exactly once: effects and the mark that the event is done are one
-                                                 atomic batch.
+                                                 atomic batch. The mark has the events that the handler returned: they
+                                                 are published after the commit, by the next attempt if this one dies.
 ====================  =========================  =================================================================
 """
 
@@ -26,6 +27,7 @@ import msgspec
 
 from jetspark.aio.kv import KeyValue
 from jetspark.app.clock import seconds_now
+from jetspark.app.contracts.envelope import Encoded
 from jetspark.app.handlers.retry import RetryIn
 from jetspark.app.topology.names import escape_token
 from jetspark.core.backoff import Backoff
@@ -34,24 +36,28 @@ from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, Key
 if TYPE_CHECKING:
     from jetspark.app.handlers.context import Context
 
-__all__ = ["EffectTransaction", "OnceRecords"]
+__all__ = ["EffectTransaction", "OnceRecords", "once_key"]
 
 T = TypeVar("T")
 
-# No event is delivered or redriven as the same attempt after this time; a redrive of an older one repeats its effects.
-RECORD_TTL_S = 7 * 86400.0
 # A record that is not answered is written again after these waits, until the handler's time is over.
 RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
+
+
+def once_key(handler: str, event_id: str, name: str) -> str:
+    """Where the record of an effect is."""
+    return f"once.{handler}.{escape_token(event_id)}.{escape_token(name)}"
 
 
 class OnceRecords:
     """The recorded effects of one handler.
 
-    ``lease_s`` is how long a claim keeps others away: a worker that lives is cancelled by its time-out before.
+    ``lease_s`` is how long a claim keeps others away: a worker that lives is cancelled by its time-out before. After
+    ``remember_s`` a record goes away, and an event that comes again has its effects repeated.
     """
 
-    def __init__(self, records: KeyValue, handler: str, *, lease_s: float) -> None:
-        self._records, self._handler, self._lease_s = records, handler, lease_s
+    def __init__(self, records: KeyValue, handler: str, *, lease_s: float, remember_s: float) -> None:
+        self._records, self._handler, self._lease_s, self._ttl_s = records, handler, lease_s, remember_s
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
     async def run(
@@ -62,7 +68,7 @@ class OnceRecords:
         arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> T:
-        key = f"once.{self._handler}.{escape_token(context.event_id)}.{escape_token(name)}"
+        key = once_key(self._handler, context.event_id, name)
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
             result: T = claimed.result
@@ -71,13 +77,19 @@ class OnceRecords:
             named = {**named, "idempotency_key": context.idempotency_key(name)}
         try:
             value = await function(*arguments, **named)
-            record = self._done(name, value)
         except BaseException:
             # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
             # the effect failed, which decides whether there is a next attempt.
             with suppress(JetSparkError):
-                await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=RECORD_TTL_S)
+                await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=self._ttl_s)
             raise
+        # From here on the effect is done, and must not be done again, even if nobody can be told its result.
+        try:
+            record = b'{"state":"done","result":' + msgspec.json.encode(value) + b"}"
+        except Exception as error:
+            unusable = _unusable(name, value, error)
+            await self._record(key, json.dumps({"state": "unusable", "reason": str(unusable)}).encode(), claimed)
+            raise unusable from error
         await self._record(key, record, claimed)
         return value
 
@@ -86,7 +98,7 @@ class OnceRecords:
         failures = 0
         while True:
             try:
-                await self._records.update(key, record, revision=revision, ttl=RECORD_TTL_S)
+                await self._records.update(key, record, revision=revision, ttl=self._ttl_s)
                 return
             except Conflict:
                 # After a failure it may be our own, whose answer was lost. If not, another worker has claimed it since.
@@ -104,12 +116,13 @@ class OnceRecords:
 
         Raises:
             RetryIn: Somebody else has claimed it.
+            ConfigError: It was done, and its result could not be recorded.
         """
         while True:
             now = seconds_now()
             claim = json.dumps({"state": "claimed", "owner": self._owner, "until": now + self._lease_s}).encode()
             try:
-                return await self._records.create(key, claim, ttl=RECORD_TTL_S)
+                return await self._records.create(key, claim, ttl=self._ttl_s)
             except KeyExists:
                 pass
             try:
@@ -117,21 +130,14 @@ class OnceRecords:
                 record = json.loads(entry.value)
                 if record["state"] == "done":
                     return _Recorded(record["result"])
+                if record["state"] == "unusable":
+                    raise ConfigError(record["reason"])
                 # A claim of our own is of an attempt that was cancelled: a worker has an event once at a time.
                 if record["state"] == "claimed" and record["owner"] != self._owner and record["until"] > now:
                     raise RetryIn(record["until"] - now, f"another worker has claimed {key!r}")
-                return await self._records.update(key, claim, revision=entry.revision, ttl=RECORD_TTL_S)
+                return await self._records.update(key, claim, revision=entry.revision, ttl=self._ttl_s)
             except (KeyNotFound, Conflict):
                 continue  # somebody was faster: look again
-
-    def _done(self, name: str, value: Any) -> bytes:
-        try:
-            result = msgspec.json.encode(value)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"once({name!r}): its result of type {type(value).__name__} is nothing that JSON can hold: {error}"
-            ) from error
-        return b'{"state":"done","result":' + result + b"}"
 
 
 class _Recorded:
@@ -139,26 +145,39 @@ class _Recorded:
         self.result = result
 
 
+def _unusable(name: str, value: Any, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"once({name!r}): its result of type {type(value).__name__} is nothing that JSON can hold: {error}. The effect "
+        "is done and not repeated; to have it done again, give the effect another name"
+    )
+
+
+class _Mark(msgspec.Struct, omit_defaults=True):
+    """That an event's effects are there, and what they led to."""
+
+    events: list[Encoded] = []
+
+
 class EffectTransaction:
     """Reads and writes of one bucket that happen together with the mark that the event is done, or not at all.
 
     What was read must not have changed at the commit; if it has, the handler is run again. Marks are keys
-    ``_done.<handler>.<event id>`` of the same bucket, and stay.
+    ``_done.<handler>.<event id>`` of the same bucket, and go away after ``remember_s``.
     """
 
-    def __init__(self, bucket: KeyValue, handler: str, event_id: str) -> None:
-        self._bucket = bucket
+    def __init__(self, bucket: KeyValue, handler: str, event_id: str, *, remember_s: float) -> None:
+        self._bucket, self._ttl_s = bucket, remember_s
         self._mark = f"_done.{handler}.{escape_token(event_id)}"
         self._read: dict[str, int] = {}
         self._writes: dict[str, bytes | None] = {}
 
-    async def is_done(self) -> bool:
-        """Whether the event's effects are there."""
+    async def committed(self) -> list[Encoded] | None:
+        """The events that follow from the effects, if these are there; None if they are not."""
         try:
-            await self._bucket.get(self._mark)
+            entry = await self._bucket.get(self._mark)
         except KeyNotFound:
-            return False
-        return True
+            return None
+        return msgspec.json.decode(entry.value, type=_Mark).events
 
     async def get(self, key: str) -> bytes | None:
         """The value of a key, or None; what was put here counts."""
@@ -178,8 +197,15 @@ class EffectTransaction:
     async def delete(self, key: str) -> None:
         self._writes[key] = None
 
-    async def commit(self) -> None:
-        """Write everything and the mark; nothing when another worker has written the mark meanwhile.
+    @property
+    def write_count(self) -> int:
+        """Keys that it puts or deletes."""
+        return len(self._writes)
+
+    async def commit(self, events: list[Encoded]) -> list[Encoded]:
+        """Write everything and the mark with ``events``; nothing when another worker has written the mark meanwhile.
+
+        Returns the events to publish: these, or those that the other worker's try led to.
 
         Raises:
             Conflict: A key that was read has changed; nothing was written.
@@ -187,7 +213,7 @@ class EffectTransaction:
         """
         try:
             async with self._bucket.transaction() as tx:
-                await tx.create(self._mark, b"{}")
+                await tx.create(self._mark, msgspec.json.encode(_Mark(events)), ttl=self._ttl_s)
                 for key, value in self._writes.items():
                     revision = self._read.get(key)
                     if value is None:
@@ -202,8 +228,11 @@ class EffectTransaction:
                     if key not in self._writes:
                         await tx.expect(key, revision=revision)
         except Conflict:
-            if not await self.is_done():
+            others = await self.committed()
+            if others is None:
                 raise
+            return others
+        return events
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

@@ -288,6 +288,7 @@ def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "finis
             return "finished"
         if letter.redrives != item.redrives - 1 or (yield FindRetry(item)):
             return "elsewhere"
+        item.letter = letter
         return "run"
     if letter is not None or (yield FindRetry(item)):
         return "elsewhere"
@@ -308,7 +309,7 @@ def _count_attempts(item: WorkItem) -> SettlingSteps[AttemptsRecord]:
 
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
-    if item.redrives:
+    if item.redrives and (item.letter is None or not (yield CloseLetter(item, item.letter.revision))):
         letter = yield FindLetter(item)
         if letter is not None and letter.status != "closed":
             yield CloseLetter(item, letter.revision)

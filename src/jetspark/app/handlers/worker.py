@@ -47,6 +47,8 @@ __all__ = ["HandlerWorker"]
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
 # How long an orderly end waits for the server, besides the time that handlers have to finish.
 GIVE_BACK_S = 5.0
+# A handler that is cancelled has this time to close what it has opened.
+CANCEL_AGAIN_S = 5.0
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
 
@@ -89,6 +91,7 @@ class HandlerWorker:
         self.records = RecordWatch(store, self.machine, members)
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
         self._intake: Intake | None = None
+        self._runners: list[asyncio.Task[None]] = []
         self._idle: deque[asyncio.Future[None]] = deque()
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -114,10 +117,10 @@ class HandlerWorker:
                 self._intake = Intake(self, stream, consumer, retries, None)
                 await self._intake.start(tasks)
             if self.spec.batch is not None:
-                runners = [tasks.create_task(self._run_batches(self.spec.batch))]
+                self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
             else:
-                runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
-            await asyncio.wait(runners)
+                self._runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
+            await asyncio.wait(self._runners)
             for task in watchers:
                 task.cancel()
             if self._readers is not None:
@@ -138,9 +141,11 @@ class HandlerWorker:
             await self._within_bound(self._readers.leave())
         self.wake_idle(len(self._idle))
         done, _ = await asyncio.wait([runners], timeout=timeout)
-        if not done:
-            runners.cancel()
-            await asyncio.wait([runners])
+        while not done:
+            # Again and again: a handler may take a cancellation for an error of its own, which has to be settled then.
+            for task in (runners, *self._runners):
+                task.cancel()
+            done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
         if self._timer is not None:
             self._timer.cancel()
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
@@ -169,6 +174,10 @@ class HandlerWorker:
         return max(1, len(self.intakes))
 
     @property
+    def is_connected(self) -> bool:
+        return self._connection.is_connected
+
+    @property
     def sessions(self) -> int:
         """How often there was a connection."""
         return self._connection.sessions
@@ -176,6 +185,8 @@ class HandlerWorker:
     async def make_room(self) -> None:
         """Wait until something is settled; give back what only waits for events that there is no room for."""
         surplus = self.machine.surplus(self._loop.time())
+        with suppress(JetSparkError):
+            await self.store.note_not_begun(surplus)
         for item in surplus:
             if item.source != "stream":
                 self.room.count_retry(item, -1)

@@ -25,7 +25,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import DELETE
 
-__all__ = ["Invariant", "ProjectionSpec"]
+__all__ = ["Invariant", "ProjectionSpec", "make_spec"]
 
 Invariant: TypeAlias = Callable[[Any], object]
 """Takes a state; returns False, or raises, if it must not be."""
@@ -47,6 +47,9 @@ class StateTooLarge(Exception):
 
 class ProjectionSpec:
     """One projection as it was declared; see ``App.projection``."""
+
+    apply_arguments: typing.ClassVar[tuple[str, ...]] = ("state", "event")
+    """What ``apply`` takes; one more is the key."""
 
     def __init__(
         self,
@@ -85,8 +88,8 @@ class ProjectionSpec:
         self.kind = kind
         self._fold = kind()
         self._key_of = _method(name, self._fold, "key", "event")
-        self._apply = _method(name, self._fold, "apply", "state", "event")
-        self._wants_key = len(inspect.signature(self._apply).parameters) > 2
+        self._apply = _method(name, self._fold, "apply", *self.apply_arguments)
+        self._wants_key = len(inspect.signature(self._apply).parameters) > len(self.apply_arguments)
         self._decode = msgspec.json.Decoder(_state_type(kind)).decode
 
     def keys_of(self, event: Any) -> tuple[str, ...]:
@@ -122,25 +125,49 @@ class ProjectionSpec:
         Raises:
             Exception: Whatever ``apply`` or an invariant raises; the state is as it was.
         """
+        return self._fold_state(key, value, event)
+
+    def _fold_state(self, key: str, value: bytes | None, event: Any, *more: Any) -> bytes | None:
         state = None if value is None else self._decode(value)
-        new = self._apply(state, event, key) if self._wants_key else self._apply(state, event)
+        new = self._apply(state, event, *more, key) if self._wants_key else self._apply(state, event, *more)
         if new is DELETE:
             return None
         if new is None:
             if value is not None:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
-        encoded = _encode(new)
-        if len(encoded) > self.max_state_bytes:
-            raise StateTooLarge(f"the state has {len(encoded)} bytes, and at most {self.max_state_bytes} can be stored")
+        encoded = self._checked(_encode(new))
         for invariant in self.invariants:
             if invariant(new) is False:
                 raise BrokenInvariant(f"{getattr(invariant, '__name__', invariant)} is not true of {encoded[:200]!r}")
         return encoded
 
+    def _checked(self, encoded: bytes) -> bytes:
+        if len(encoded) > self.max_state_bytes:
+            raise StateTooLarge(f"the state has {len(encoded)} bytes, and at most {self.max_state_bytes} can be stored")
+        return encoded
+
     def decode_state(self, value: bytes) -> Any:
-        """A state as ``apply`` gets it."""
+        """A state as ``apply`` gets it; None for a value that has no state of its own, as with lookups."""
         return self._decode(value)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was declared with, besides its name and its class."""
+        return {
+            "events": self.events,
+            "bucket": self.bucket,
+            "version": self.version,
+            "invariants": self.invariants,
+            "window": self.window,
+        }
+
+    def renewed(self) -> ProjectionSpec:
+        """The same projection, with a new object of its class."""
+        return make_spec(self.name, self.kind, self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_spec, (self.name, self.kind, self.options)
 
     @property
     def bucket_config(self) -> KVConfig:
@@ -149,6 +176,15 @@ class ProjectionSpec:
 
     def __repr__(self) -> str:
         return f"<Projection {self.name} version {self.version}: bucket {self.bucket.bucket}>"
+
+
+def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> ProjectionSpec:
+    """A projection of its parts; one with lookups, if there are any."""
+    if not options.get("lookups"):
+        return ProjectionSpec(name, kind, **{each: value for each, value in options.items() if each != "lookups"})
+    from jetspark.app.projections.lookups import LookupSpec
+
+    return LookupSpec(name, kind, **options)
 
 
 def _method(name: str, fold: object, method: str, *parameters: str) -> Callable[..., Any]:

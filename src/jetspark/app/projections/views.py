@@ -372,7 +372,7 @@ class ViewReplica:
         if state is None:
             state = self._view._entry(name, current).state
             self._states[name] = (current, state)
-        return state
+        return default if state is None else state
 
     def __len__(self) -> int:
         return sum(current.value is not None for current, _ in self._states.values())

@@ -1,6 +1,13 @@
-"""Replaying, rebuilding and verifying projections; see ``docs/replay.md``."""
+"""Replaying, rebuilding and verifying projections, and replaying handlers; see ``docs/replay.md``."""
 
 from jetspark.app.replay.contents import Difference
+from jetspark.app.replay.handlers import (
+    HandlerReplayPlan,
+    HandlerReplayRecord,
+    plan_handler_replay,
+    read_handler_records,
+    replay_handler,
+)
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.rebuilding import RebuildOutcome, rebuild
 from jetspark.app.replay.records import ReplayRecord, read_records
@@ -10,15 +17,20 @@ from jetspark.app.replay.verifying import Verification, verify
 __all__ = [
     "Difference",
     "Extent",
+    "HandlerReplayPlan",
+    "HandlerReplayRecord",
     "RebuildOutcome",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRequest",
     "Verification",
+    "plan_handler_replay",
     "plan_replay",
+    "read_handler_records",
     "read_records",
     "rebuild",
     "repair_keys",
+    "replay_handler",
     "run_replay",
     "verify",
 ]

@@ -87,7 +87,7 @@ def check_replay(
             raise NotReplayable(spec.name, step.event, listed[step.event], reason)
     time.sleep(TICK_S)
     _compare(spec, listed, whole, _fold(spec, listed), "a second run, a moment later,")
-    _compare(spec, listed, whole, _fold(_copy(spec), listed), "a new object of the class")
+    _compare(spec, listed, whole, _fold(spec.renewed(), listed), "a new object of the class")
     _compare(spec, listed, whole, _fold(spec, listed, is_renewed=True), "a new object of the class for each event")
     last = {step.key: step.content for step in whole}
     rng = random.Random(seed)
@@ -96,17 +96,6 @@ def check_replay(
     if other_process:
         _compare_child(spec, listed, whole)
     return {key: spec.decode_state(each.value) for key, each in last.items() if each.value is not None}
-
-
-def _copy(spec: ProjectionSpec) -> ProjectionSpec:
-    return ProjectionSpec(
-        spec.name,
-        spec.kind,
-        events=spec.events,
-        bucket=spec.bucket,
-        version=spec.version,
-        invariants=spec.invariants,
-    )
 
 
 def _check_encoding(app: App, spec: ProjectionSpec, events: Sequence[Any]) -> None:
@@ -130,7 +119,7 @@ def _fold(spec: ProjectionSpec, events: Sequence[Any], *, is_renewed: bool = Fal
     steps = []
     for index, event in enumerate(events):
         if is_renewed:
-            spec = _copy(spec)
+            spec = spec.renewed()
         before = repr(event)
         for key in _keys(spec, index, event):
             state = states.setdefault(key, KeyState(spec, key, NOTHING))
@@ -205,9 +194,8 @@ def _compare_cuts(
 def _compare_child(spec: ProjectionSpec, events: Sequence[Any], whole: list[_Step]) -> None:
     if spec.kind.__module__ == "__main__":
         return
-    fields = {"events": spec.events, "bucket": spec.bucket.bucket, "version": spec.version}
     try:
-        work = pickle.dumps((sys.path, spec.name, spec.kind, fields, spec.invariants, list(events)))
+        work = pickle.dumps((sys.path, spec, list(events)))
     except (pickle.PicklingError, AttributeError, TypeError):
         return
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"}
@@ -220,5 +208,5 @@ def _compare_child(spec: ProjectionSpec, events: Sequence[Any], whole: list[_Ste
 
 def run_child(source: Any, target: Any) -> None:
     """In the other process."""
-    _, name, kind, fields, invariants, events = pickle.load(source)
-    target.write(pickle.dumps(_fold(ProjectionSpec(name, kind, **fields, invariants=invariants), events)))
+    _, spec, events = pickle.load(source)
+    target.write(pickle.dumps(_fold(spec, events)))

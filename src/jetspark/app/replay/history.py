@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -28,7 +28,7 @@ from jetspark.state.scan import Head, Range, RangeScan, head_of
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["Events", "History", "MemoryFold", "OnEvents", "ReadingRate", "spec_of", "told_nobody"]
+__all__ = ["Events", "History", "MemoryFold", "OnEvents", "ReadingRate", "StreamHistory", "spec_of", "told_nobody"]
 
 # How long reading goes on while nothing comes: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
@@ -77,16 +77,15 @@ class ReadingRate:
         await asyncio.sleep(max(0.0, self._began + self._passed / self._rate - clock.now()))
 
 
-class History:
-    """The stream of a projection, from its beginning."""
+class StreamHistory:
+    """A stream, from its beginning."""
 
-    def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
-        self._js, self._stream = js, app.stream
-        self.router = Router([spec], app.catalogue)
-        filters = self.router.filters
+    def __init__(self, js: JetStream, stream: str, filters: Sequence[str]) -> None:
+        self._js, self._stream = js, stream
+        self.filters = tuple(filters)
         # The server takes none that overlap; then everything is read, and sorted out here.
         is_overlapping = any(overlaps(one, other) for one, other in combinations(filters, 2))
-        self._filters = () if is_overlapping else tuple(filters)
+        self._server_filters = () if is_overlapping else self.filters
 
     async def info(self) -> StreamInfo:
         """The stream as it is now."""
@@ -97,10 +96,10 @@ class History:
         return (await self.info()).state.last_sequence
 
     async def last_event(self) -> int:
-        """The sequence of the last message that may be an event of the projection; 0 if there is none."""
+        """The sequence of the last message on one of the filters; 0 if there is none."""
         stream = await self._js.stream(self._stream)
         found = [0]
-        for subject in self.router.filters:
+        for subject in self.filters:
             with suppress(MessageNotFound):
                 found.append((await stream.get_message(last_for=subject, direct=False)).sequence)
         return max(found)
@@ -126,19 +125,19 @@ class History:
         return await self.extent(ReplayRequest(to_seq=last or None))
 
     async def between(self, extent: Extent, first: int, last: int) -> Extent:
-        """Other sequences of the same stream.
+        """Other sequences of the same stream, from the first that it ever had.
 
         Raises:
             DataLoss: Some of them are gone.
         """
-        found = Extent(stream=extent.stream, created=extent.created, first=first, last=last)
-        check_is_whole(found, head_of(await self.info()))
+        info = await self.info()
+        begin = max(first, first_ever(info.config))
+        found = Extent(stream=extent.stream, created=extent.created, first=begin, last=last)
+        check_is_whole(found, head_of(info))
         return found
 
-    async def read(
-        self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None
-    ) -> AsyncGenerator[Events, None]:
-        """The events of a range, in portions.
+    async def messages(self, extent: Extent, pace: ReadingRate | None = None) -> AsyncGenerator[list[Recorded], None]:
+        """The messages of a range, in portions.
 
         Raises:
             DataLoss: Some of it went away while it was read.
@@ -146,7 +145,7 @@ class History:
         """
         if extent.is_empty:
             return
-        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._filters)
+        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters)
         scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
         size = None if pace is None else pace.portion
         async with aclosing(ProcedureRunner(self._js).pieces(scan)) as pieces:
@@ -155,20 +154,15 @@ class History:
                     portion = piece[begin : begin + (size or len(piece))]
                     if pace is not None:
                         await pace.let(len(portion))
-                    yield self._route(portion, subject)
+                    yield [_recorded(message) for message in portion]
                     await asyncio.sleep(0)  # decoding takes a while, and others have work to do
 
-    def _route(self, messages: list[Any], subject: str | None) -> Events:
-        recorded = [_recorded(message) for message in messages]
-        wanted = recorded if subject is None else [each for each in recorded if matches(subject, each.subject)]
-        if not self._filters:
-            mine = self.router.filters
-            wanted = [each for each in wanted if any(matches(filter_, each.subject) for filter_ in mine)]
-        [name] = self.router.specs
-        rows: list[KeyRow] = []
-        failed = self.router.sort(wanted, {name: rows})
-        failures = [failure for _, found in failed for failure in found]
-        return Events(rows, failures, len(messages), recorded[-1].sequence if recorded else 0)
+    def wanted(self, messages: list[Recorded], subject: str | None) -> list[Recorded]:
+        """Those on the filters, and on a subject, if one is given."""
+        found = messages if subject is None else [each for each in messages if matches(subject, each.subject)]
+        if self._server_filters:
+            return found
+        return [each for each in found if any(matches(filter_, each.subject) for filter_ in self.filters)]
 
     async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
         """Of the first message stored at or after a moment; the next sequence where there is none."""
@@ -179,6 +173,34 @@ class History:
         except MessageNotFound:
             return head.next
         return min(head.next, found.sequence)
+
+
+class History(StreamHistory):
+    """The stream of a projection, from its beginning."""
+
+    def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
+        self.router = Router([spec], app.catalogue)
+        super().__init__(js, app.stream, self.router.filters)
+
+    async def read(
+        self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None
+    ) -> AsyncGenerator[Events, None]:
+        """The events of a range, in portions.
+
+        Raises:
+            DataLoss: Some of it went away while it was read.
+            StreamRecreated: The stream is another one by now.
+        """
+        async with aclosing(self.messages(extent, pace)) as portions:
+            async for portion in portions:
+                yield self._route(portion, subject)
+
+    def _route(self, messages: list[Recorded], subject: str | None) -> Events:
+        [name] = self.router.specs
+        rows: list[KeyRow] = []
+        failed = self.router.sort(self.wanted(messages, subject), {name: rows})
+        failures = [failure for _, found in failed for failure in found]
+        return Events(rows, failures, len(messages), messages[-1].sequence if messages else 0)
 
 
 class MemoryFold:
@@ -248,7 +270,8 @@ class MemoryFold:
         end = max([last, *(further or {}).values()])
         if end <= self.reached:
             return
-        part = await history.between(extent, max(self.reached + 1, extent.first), end)
+        # Not from the beginning of the extent: a key may lack events before it, and would never get them.
+        part = await history.between(extent, self.reached + 1, end)
         async with aclosing(history.read(part, pace=pace)) as portions:
             async for events in portions:
                 self.take(events, last, further)

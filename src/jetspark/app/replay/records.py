@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from jetspark.aio import clock
 from jetspark.app.clock import seconds_now, utc_now
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["RecordKeeper", "ReplayKind", "ReplayRecord", "begin_record", "noting", "read_records"]
+__all__ = [
+    "NoteKeeper",
+    "RecordKeeper",
+    "ReplayKind",
+    "ReplayRecord",
+    "begin_record",
+    "new_id",
+    "noting",
+    "read_records",
+]
 
 # How long the record is tried while nobody answers: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
@@ -67,6 +76,11 @@ class ReplayRecord:
     noted: str = ""
 
     @property
+    def key(self) -> str:
+        """Under which the bucket has it."""
+        return record_key(self.projection, self.id)
+
+    @property
     def extent(self) -> Extent:
         return Extent(stream=self.stream, created=self.created, first=self.first, last=self.last)
 
@@ -100,36 +114,32 @@ class ReplayRecord:
         return f"{what}: {read}: {changed}{parked}, {self.status}"
 
 
-class RecordKeeper:
-    """Keeps one record up to date."""
+class KeptRecord(Protocol):
+    """What a keeper has to know of a record."""
 
-    def __init__(self, records: KeyValue, record: ReplayRecord, revision: int) -> None:
+    id: str
+    kind: Any
+    noted: str
+
+    @property
+    def key(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=KeptRecord)
+
+
+class NoteKeeper(Generic[R]):
+    """Keeps one record up to date, for as long as no other process has resumed it."""
+
+    def __init__(self, records: KeyValue, record: R, revision: int) -> None:
         self.records, self.record, self._revision = records, record, revision
 
     @classmethod
-    async def resume(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
-        """Go on with a replay that was interrupted, also with one that another process began.
-
-        Raises:
-            ConfigError: There is none, it is done, or another version of the projection has begun it.
-        """
-        try:
-            entry = await records.get(record_key(spec.name, id))
-        except KeyNotFound:
-            raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
-        record = ReplayRecord.decode(entry.value)
-        if record.kind != kind:
-            raise ConfigError(f"resume {id!r}: it is a {record.kind}, expected a {kind}")
-        if record.version != spec.version:
-            raise ConfigError(
-                f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
-                f"{spec.version}: begin a new one, or run the version that began it"
-            )
-        if record.is_done:
-            raise ConfigError(f"resume {id!r}: it is {record.status} already")
-        keeper = cls(records, record, entry.revision)
-        await keeper.note(status="running")
-        return keeper
+    async def begin(cls, records: KeyValue, record: R) -> Self:
+        """Write a new record."""
+        return cls(records, record, await records.create(record.key, json.dumps(record.to_dict()).encode()))
 
     async def note(self, **changes: Any) -> None:
         """Write what is known now.
@@ -157,7 +167,7 @@ class RecordKeeper:
                 return
 
     async def _write(self, value: bytes) -> int:
-        key = record_key(self.record.projection, self.record.id)
+        key = self.record.key
         try:
             return await self.records.update(key, value, revision=self._revision)
         except Conflict:
@@ -168,12 +178,41 @@ class RecordKeeper:
             return entry.revision
 
 
+class RecordKeeper(NoteKeeper[ReplayRecord]):
+    """Keeps the record of one replay of a projection."""
+
+    @classmethod
+    async def resume(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
+        """Go on with a replay that was interrupted, also with one that another process began.
+
+        Raises:
+            ConfigError: There is none, it is done, or another version of the projection has begun it.
+        """
+        try:
+            entry = await records.get(record_key(spec.name, id))
+        except KeyNotFound:
+            raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
+        record = ReplayRecord.decode(entry.value)
+        if record.kind != kind:
+            raise ConfigError(f"resume {id!r}: it is a {record.kind}, expected a {kind}")
+        if record.version != spec.version:
+            raise ConfigError(
+                f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
+                f"{spec.version}: begin a new one, or run the version that began it"
+            )
+        if record.is_done:
+            raise ConfigError(f"resume {id!r}: it is {record.status} already")
+        keeper = cls(records, record, entry.revision)
+        await keeper.note(status="running")
+        return keeper
+
+
 async def begin_record(
     records: KeyValue, spec: ProjectionSpec, kind: ReplayKind, bucket: str, request: ReplayRequest, extent: Extent
 ) -> RecordKeeper:
     """Write the record of something that begins now."""
     record = ReplayRecord(
-        id=f"r{int(seconds_now() * 1000):x}",
+        id=new_id(),
         kind=kind,
         projection=spec.name,
         version=spec.version,
@@ -185,11 +224,10 @@ async def begin_record(
         last=extent.last,
         began=utc_now().isoformat(),
     )
-    revision = await records.create(record_key(record.projection, record.id), json.dumps(record.to_dict()).encode())
-    return RecordKeeper(records, record, revision)
+    return await RecordKeeper.begin(records, record)
 
 
-async def noting(keeper: RecordKeeper, work: Awaitable[None]) -> ReplayRecord:
+async def noting(keeper: NoteKeeper[R], work: Awaitable[None]) -> R:
     """Do the work; if it fails for good, the record says why."""
     try:
         await work
@@ -198,6 +236,11 @@ async def noting(keeper: RecordKeeper, work: Awaitable[None]) -> ReplayRecord:
             await keeper.note(status=f"failed: {error}")
         raise
     return keeper.record
+
+
+def new_id() -> str:
+    """Of a replay: later ones sort behind earlier ones."""
+    return f"r{int(seconds_now() * 1000):x}"
 
 
 def record_key(projection: str, id: str) -> str:

@@ -16,6 +16,7 @@ from jetspark.app.application import App, HandlerFunction, HandlerSpec
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
+from jetspark.app.handlers.calling import returned_events
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
@@ -60,8 +61,10 @@ class HandlerRun:
     """What the handler raised."""
     published: list[Any] = field(default_factory=list)
     """Events that it published or returned, in order. An attempt that fails later has published them all the same."""
+    scheduled: list[Any] = field(default_factory=list)
+    """Events that it has set timers for with ``ctx.schedule``."""
     messages: list[Encoded] = field(default_factory=list)
-    """The same as messages, with their ids."""
+    """Both as messages, with their ids."""
     effects: list[EffectCall] = field(default_factory=list)
     state: dict[str, bytes] = field(default_factory=dict)
     """Of ``idempotent="transaction"``: its bucket afterwards."""
@@ -154,16 +157,20 @@ class _SingleRun:
     ) -> None:
         self.result = HandlerRun()
         self._spec, self._source, self._now, self._attempt = spec, source, now, attempt
-        self._stream = app.stream if app is not None else "TEST"
+        self._app_name, self._stream = (app.name, app.stream) if app is not None else ("test", "TEST")
         self._recorded = recorded
         self._bucket = MemoryBucket(state)
-        self._log = logging.Logger(f"jetspark.app.{app.name if app is not None else 'test'}.{spec.name}", logging.DEBUG)
+        self._log = logging.Logger(f"jetspark.app.{self._app_name}.{spec.name}", logging.DEBUG)
         self._log.parent = logging.getLogger(self._log.name)
         self._log.addHandler(_Collect(self.result.logged))
 
     async def mark_done(self, decoded: Decoded) -> None:
         """As an attempt before has done."""
-        await EffectTransaction(self._bucket.as_kv(), self._spec.name, decoded.id).commit()
+        await self._transaction(decoded).commit([])
+
+    def _transaction(self, decoded: Decoded) -> EffectTransaction:
+        spec = self._spec
+        return EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id, remember_s=spec.remember_s)
 
     async def handle(self, decoded: Decoded, arguments: dict[str, Any]) -> None:
         spec = self._spec
@@ -178,16 +185,15 @@ class _SingleRun:
     async def _call(self, spec: HandlerSpec, context: _WatchedContext, decoded: Decoded, named: dict[str, Any]) -> None:
         transaction = None
         if spec.idempotent == "transaction":
-            transaction = EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id)
-            if await transaction.is_done():
+            transaction = self._transaction(decoded)
+            if await transaction.committed() is not None:
                 return
             context.begin(transaction)
-        returned = await spec.function(decoded.event, **named)
-        if returned is not None:
-            for event in returned if isinstance(returned, list | tuple) else [returned]:
-                await context.publish(event)
+        returned = returned_events(await spec.function(decoded.event, **named))
         if transaction is not None:
-            await transaction.commit()
+            await transaction.commit([])
+        for event in returned:
+            await context.publish(event)
 
     async def conclude(self, work: Awaitable[Any]) -> None:
         spec, result = self._spec, self.result
@@ -207,11 +213,12 @@ class _SingleRun:
                 for name, value in self._recorded.items()
             }
         )
-        once = _WatchedOnce(records.as_kv(), self._spec.name, lease_s=LEASE_S)
+        once = _WatchedOnce(records.as_kv(), self._spec.name, lease_s=LEASE_S, remember_s=self._spec.remember_s)
         once.calls = self.result.effects
         return _WatchedContext(
-            self.result.published,
+            self.result,
             decoded,
+            app=self._app_name,
             handler=self._spec.name,
             source=self._source,
             stream=self._stream,
@@ -240,17 +247,22 @@ def _outcome(
 
 
 class _WatchedContext(Context):
-    def __init__(self, published: list[Any], decoded: Decoded, **options: Any) -> None:
+    def __init__(self, result: HandlerRun, decoded: Decoded, **options: Any) -> None:
         super().__init__(decoded, **options)
-        self._published = published
+        self._result = result
 
     def begin(self, transaction: EffectTransaction) -> None:
         self._tx = transaction
 
-    async def publish(self, event: Any) -> PubAck:
-        ack = await super().publish(event)
-        self._published.append(event)
+    async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
+        ack = await super().publish(event, cancels=cancels)
+        self._result.published.append(event)
         return ack
+
+    async def schedule(self, event: Any, **options: Any) -> str:
+        name = await super().schedule(event, **options)
+        self._result.scheduled.append(event)
+        return name
 
 
 class _Publisher:
@@ -259,8 +271,9 @@ class _Publisher:
     def __init__(self, stream: str, run: HandlerRun) -> None:
         self._stream, self._run = stream, run
 
-    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str]) -> PubAck:
-        self._run.messages.append(Encoded(subject, data, headers))
+    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str], msg_id: str | None = None) -> PubAck:
+        own = {} if msg_id is None else {"Nats-Msg-Id": msg_id}
+        self._run.messages.append(Encoded(subject, data, headers | own))
         return PubAck(stream=self._stream, sequence=1 + len(self._run.messages))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client, connect
@@ -35,6 +35,7 @@ from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behi
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
 from jetspark.app.topology.declared import ConsumerPlace
 from jetspark.app.topology.provisioning import apply_topology
+from jetspark.core.subjects import matches
 from jetspark.errors import ConfigError, ContractViolation, NetworkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.server import NatsServer
@@ -44,6 +45,7 @@ from jetspark.testing.virtual_loop import VirtualProcess
 __all__ = ["TestApp"]
 
 E = TypeVar("E")
+T = TypeVar("T")
 
 # Workers that have to do nothing for this long have nothing to do.
 QUIET_S = 0.25
@@ -62,6 +64,9 @@ class TestApp:
         seed: Of the network's delays and of everything random: the same seed is the same course of events.
         dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
             lifespans do not run then.
+        partitions: Read each partition of a handler for itself, as on a server. On the model a handler with partitions
+            is run as one without, unless this is set: whoever reads a partition has to say so every few seconds, which
+            makes time expensive. An hour without an event costs some seconds then.
     """
 
     __test__ = False  # pytest takes it for tests otherwise
@@ -73,10 +78,11 @@ class TestApp:
         server: str | NatsServer | None = None,
         seed: int = 0,
         dependencies: Iterable[Any] | None = None,
+        partitions: bool = False,
     ) -> None:
         if dependencies is not None:
             app = with_dependencies(app, dependencies)
-        self.app = app if server is not None else without_partitions(app)
+        self.app = app if server is not None or partitions else without_partitions(app)
         self._virtual = VirtualStage(seed) if server is None else None
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
@@ -119,6 +125,14 @@ class TestApp:
         """Publish bytes that need not be an event, as ``JetStream.publish`` does."""
         return await self._stage.run(self._client.js.publish(subject, data, **options))
 
+    async def do(self, act: Callable[[AppClient], Awaitable[T]]) -> T:
+        """Do something with a client of the app: ``await test.do(lambda orders: orders.timers.cancel("x"))``."""
+
+        async def done() -> T:
+            return await act(self._client)
+
+        return await self._stage.run(done())
+
     async def settled(self, timeout: float | None = None) -> None:
         """Return when handlers have nothing to do: every event is handled, given up, or waits for a later time.
 
@@ -157,9 +171,11 @@ class TestApp:
 
     def published(self, kind: type[E]) -> list[E]:
         """The events of a type in the application's stream, in its order."""
-        catalogue = self.app.catalogue
-        found = []
+        catalogue, found = self.app.catalogue, []
+        subjects = [contract.subject.filter for contract in catalogue if issubclass(contract.kind, kind)]
         for message in self._stage.drive(self._stage.messages(self._client.js, self.app.stream)):
+            if not any(matches(each, message.subject) for each in subjects):
+                continue  # a timer is in the stream, too, with the event that it will publish
             with contextlib.suppress(ContractViolation):
                 event = decode(message.subject, message.data, message.headers, catalogue).event
                 if isinstance(event, kind):

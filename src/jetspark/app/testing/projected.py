@@ -37,7 +37,7 @@ async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpe
             states[unescape(key)] = spec.decode_state(message.data)
         else:
             states.pop(unescape(key), None)
-    return states
+    return {key: state for key, state in states.items() if state is not None}
 
 
 async def is_behind(js: JetStream, app: App) -> bool:

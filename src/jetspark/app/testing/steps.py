@@ -45,7 +45,7 @@ STEPS = (
     "InProgress",
 )
 _ACKS = {b"": "Acknowledge", b"+ACK": "Acknowledge", b"+WPI": "InProgress"}
-_EFFECTS = {"claimed": "ClaimEffect", "done": "RecordEffect"}
+_EFFECTS = {"claimed": "ClaimEffect", "done": "RecordEffect", "unusable": "RecordEffect"}
 
 
 class SeenStep(NamedTuple):

@@ -61,6 +61,8 @@ class Batcher(Generic[T]):
             ConfigError: The item is larger than ``max_batch_bytes``.
         """
         machine = self._machine
+        if machine.append(item):
+            return
         if machine.room <= 0 or self._now is None:
             await self._ask(1, timeout)
         assert self._now is not None

@@ -111,11 +111,12 @@ class Batcher(Generic[T]):
         with self._lock:
             try:  # costs nothing, which a second context manager would
                 machine = self._machine
-                if machine.room <= 0:
-                    self._ask(1, timeout)
-                flush = machine.add(item, self._now())
-                if flush is not None or machine.has_new_deadline:
-                    self._advance(flush)
+                if not machine.append(item):
+                    if machine.room <= 0:
+                        self._ask(1, timeout)
+                    flush = machine.add(item, self._now())
+                    if flush is not None or machine.has_new_deadline:
+                        self._advance(flush)
             except BaseException:
                 self._mend()
                 raise

@@ -16,7 +16,7 @@ As nats-server 2.15.1 does it, and other than one may expect:
 
 - ``max_ack_pending`` holds back new messages only, never redeliveries; a nak with a delay keeps its place in it.
 - ``max_deliver`` is looked at when a message is about to be delivered once more, so one that is used up stays pending
-  until somebody pulls.
+  until somebody pulls. Only where it is 1, the end of the ``ack_wait`` is the end.
 - After an expired ``ack_wait`` redeliveries go by sequence; a nak goes to the end of those that wait.
 - A request that waits while its consumer is paused is served when the pause runs out. When somebody ends the pause, it
   is not, before something else happens: a publish, another request, an answer.
@@ -137,6 +137,8 @@ class ModelConsumer:
         self.name, self.stream, self.config, self.created_at = name, stream, config, created_at
         self._store, self._has_interest, self._new_pin = store, has_interest, new_pin
         self.waiting: deque[PullRequest] = deque()
+        self.has_news = False
+        """A message was stored that it wants; any other one wakes no request."""
         self.pending: dict[int, _Pending] = {}
         self.deliveries: dict[int, int] = {}
         """How often a message was delivered again."""
@@ -188,7 +190,7 @@ class ModelConsumer:
         match config.deliver_policy:
             case "last":
                 last = max((store.last_of(each) for each in self._filters), default=store.last_sequence)
-                return last or max(store.last_sequence, 1)
+                return max(last, store.first_sequence)
             case "new":
                 return store.last_sequence + 1
             case "by_start_sequence":
@@ -199,7 +201,7 @@ class ModelConsumer:
             case "last_per_subject":
                 self._last_of_subject = store.last_of_each(self._filters)
                 self._skip_to = store.last_sequence
-                return min(self._last_of_subject, default=max(store.last_sequence, 1))
+                return max(min(self._last_of_subject, default=store.last_sequence), store.first_sequence)
         return store.first_sequence
 
     # ---- the stream --------------------------------------------------------------------------------------------
@@ -215,6 +217,7 @@ class ModelConsumer:
     def on_stored(self, message: ModelMessage) -> None:
         if self.matches(message):
             self.num_pending += 1
+            self.has_news = True
 
     def on_removed(self, message: ModelMessage) -> None:
         if message.sequence >= self.next_sequence:
@@ -223,6 +226,8 @@ class ModelConsumer:
         elif (known := self.pending.get(message.sequence)) is not None:
             # What is gone counts as acknowledged, and with ``all`` everything before it too.
             self._acknowledge(message.sequence, known.consumer_sequence, self.last_used_at)
+        else:
+            self.deliveries.pop(message.sequence, None)  # of one that was given up after max_deliver
 
     def on_purged(self) -> None:
         """The stream was emptied: what comes next is the first that is stored from now on."""
@@ -334,9 +339,7 @@ class ModelConsumer:
                 continue
             count = self.deliveries.get(sequence, 0) + 2
             if self._max_deliver and count > self._max_deliver:
-                self.pending.pop(sequence)
-                if count == self._max_deliver + 1:
-                    said.append(self._advise("MAX_DELIVERIES", "max_deliver", sequence, count - 1))
+                said += self._give_up(sequence, count - 1)
                 continue
             self.deliveries[sequence] = count - 1
             return message
@@ -349,6 +352,12 @@ class ModelConsumer:
                 return message
         self._scanned = self._store.last_sequence + 1
         return None
+
+    def _give_up(self, sequence: int, count: int) -> list[Delivery]:
+        """Deliver a message no more; told once, whatever is done to ``max_deliver`` later."""
+        self.pending.pop(sequence)
+        self.deliveries[sequence] = count
+        return [self._advise("MAX_DELIVERIES", "max_deliver", sequence, count)] if count == self._max_deliver else []
 
     def _is_blocked(self) -> bool:
         """Looked at before the stream is: even where there is nothing to hold back."""
@@ -436,13 +445,14 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
-        # Requests that wait are looked at when something has changed: not for an answer to what is settled already.
+        # Requests that wait are looked at when something has changed. An answer to what is settled changes nothing, and
+        # after a nak with a delay there is nothing before its end.
         has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
         elif word == b"-NAK":
             said += self._on_nak(sequence, count, rest, now)
-            has_changed = bool(said)
+            has_changed = sequence in self.redeliveries
         elif data == b"+WPI":
             if (known := self.pending.get(sequence)) is not None:
                 known.since = now
@@ -456,12 +466,11 @@ class ModelConsumer:
 
     def _acknowledge(self, sequence: int, consumer_sequence: int, now: float) -> bool:
         if self.config.ack_policy == "all":
-            known = [each for each in self.pending if each <= sequence]
-            if not known and sequence <= self.ack_floor[1]:
+            if consumer_sequence <= self.ack_floor[0] or sequence <= self.ack_floor[1]:
                 return False
-            for each in known:
+            for each in [each for each in self.pending if each <= sequence]:
                 self._drop(each)
-            self.ack_floor = (max(self.ack_floor[0], consumer_sequence), max(self.ack_floor[1], sequence))
+            self.ack_floor = (consumer_sequence, sequence)
         else:
             if sequence not in self.pending:
                 self.deliveries.pop(sequence, None)  # of one that was given up after max_deliver
@@ -492,9 +501,10 @@ class ModelConsumer:
             return []
         delay_s = _delay_in(rest)
         if delay_s:
-            known.since = now + delay_s - self._wait_of(sequence)
-            if sequence in self.redeliveries:  # it was to come again at once, and is now to wait
+            # The last word counts: one that is queued after an earlier nak or an expired ack_wait waits again.
+            if sequence in self.redeliveries:
                 self.redeliveries.remove(sequence)
+            known.since = now + delay_s - self._wait_of(sequence)
         elif sequence not in self.redeliveries:
             self.redeliveries.append(sequence)
         return [self._advise("MSG_NAKED", "nak", sequence, count)]
@@ -529,9 +539,15 @@ class ModelConsumer:
 
     def on_time(self, now: float) -> list[Delivery]:
         late = self._expired(now)
-        self.redeliveries.extend(late)
         said: list[Delivery] = []
         is_awake = bool(late)
+        for sequence in late:
+            # Counted as the server does here: a second delivery is the first one.
+            count = max(self.deliveries.get(sequence, 0), 1)
+            if self._max_deliver and count >= self._max_deliver:
+                said += self._give_up(sequence, count)
+            else:
+                self.redeliveries.append(sequence)
         if self.pin_id and self.config.priority_timeout_s and self._pin_until <= now:
             self.unpin()
             is_awake = True
@@ -603,7 +619,8 @@ class ModelConsumer:
             "delivered": delivered,
             "ack_floor": floor,
             "num_ack_pending": len(self.pending),
-            "num_redelivered": len(self.deliveries),
+            # Where nothing is delivered again, the server does not show what was given up.
+            "num_redelivered": 0 if self._max_deliver == 1 else len(self.deliveries),
             "num_waiting": len(self.waiting),
             "num_pending": self.num_pending,
         }

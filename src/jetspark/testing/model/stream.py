@@ -125,7 +125,13 @@ class ModelStream:
 
     def serve(self, now: float) -> list[Delivery]:
         """Deliver what was stored."""
-        return [each for consumer in self.consumers.values() if consumer.waiting for each in consumer.serve(now)]
+        said: list[Delivery] = []
+        for consumer in self.consumers.values():
+            if consumer.has_news:
+                consumer.has_news = False
+                if consumer.waiting:
+                    said += consumer.serve(now)
+        return said
 
     def restart(self) -> None:
         for consumer in self.consumers.values():

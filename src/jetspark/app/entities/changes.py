@@ -1,0 +1,118 @@
+"""One change of an entity: its new state, and the events and timers that go with it. Pure.
+
+A change is stored whole or not at all. What makes that so is one message, the state: it is stored only if the entity is
+still as it was read, and all other messages are in its batch. It carries the id of the change and of those before it:
+whoever does not know whether a change was stored can look, also when others have followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jetspark.app.contracts.envelope import Encoded
+from jetspark.errors import UsageError
+
+__all__ = ["MAX_MESSAGES", "EntityMessage", "PendingChange", "next_group", "recent_changes"]
+
+CHANGES_HEADER = "JetSpark-Changes"
+RECENT = 16
+"""Changes that a state remembers, itself included."""
+MAX_MESSAGES = 1000
+"""In one atomic batch, as the server allows by default."""
+_ROLLUP = {"Nats-Rollup": "sub"}
+
+
+@dataclass(frozen=True, slots=True)
+class EntityMessage:
+    """A message of a change; ``revision`` is that of the entity as it was read, on the message with its state."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingChange:
+    """A change on its way into the stream."""
+
+    id: str
+    subject: str
+    """Of the state."""
+    revision: int
+    state: bytes | None
+    """None: the entity is deleted."""
+    recent: tuple[str, ...] = ()
+    """Ids of the changes that have led to what was read, the last one first; none if somebody else wrote it."""
+    events: Sequence[Encoded] = ()
+    timers: Sequence[Encoded] = ()
+    cancels: Sequence[dict[str, str]] = ()
+    """Headers that end a timer; each goes onto another message."""
+
+    def __post_init__(self) -> None:
+        count = 1 + len(self.events) + len(self.timers)
+        if count > MAX_MESSAGES:
+            raise UsageError(
+                f"a change of {count} messages: expected {MAX_MESSAGES} or fewer, which are stored at once"
+            )
+        if len(self.cancels) > 1 + len(self.events):
+            raise UsageError(
+                f"a change that cancels {len(self.cancels)} timers and emits {len(self.events)} events: expected one "
+                "event less than timers or more, since a message ends one timer. Cancel the others afterwards"
+            )
+
+    def messages(self) -> Iterator[EntityMessage]:
+        """In the order in which they are stored."""
+        cancels = list(self.cancels)
+        recent = ",".join([self.id, *self.recent][:RECENT])
+        headers = {CHANGES_HEADER: recent, **_ROLLUP, **(cancels.pop() if cancels else {})}
+        if self.state is None:
+            headers["KV-Operation"] = "PURGE"
+        yield EntityMessage(self.subject, self.state or b"", headers, self.revision)
+        for event in self.events:
+            ending = cancels.pop() if cancels else {}
+            yield EntityMessage(event.subject, event.data, event.headers | ending)
+        for timer in self.timers:
+            yield EntityMessage(timer.subject, timer.data, timer.headers)
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self.events) + len(self.timers)
+
+    def was_stored(self, revision: int, recent: Sequence[str]) -> bool | None:
+        """Whether this change led to the state of a later revision, which remembers ``recent``; None: it cannot tell.
+
+        Only for a change that can no longer be stored: the revision is not the one that was read.
+        """
+        if self.id in recent:
+            return True
+        if revision == self.revision:
+            return False
+        # All changes since what was read are in the list, if that itself is.
+        is_whole = self.recent[0] in recent if self.recent else self.revision == 0 and 0 < len(recent) < RECENT
+        return False if is_whole else None
+
+
+def recent_changes(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What a state remembers of the changes that led to it; nothing if it was written by another program."""
+    text = headers.get(CHANGES_HEADER)
+    return tuple(text.split(",")) if text else ()
+
+
+def next_group(waiting: Sequence[PendingChange], most: int = MAX_MESSAGES) -> list[PendingChange]:
+    """The changes that are stored together next: in their order, one for each entity, as many as fit."""
+    group: list[PendingChange] = []
+    subjects: set[str] = set()
+    count = 0
+    for change in waiting:
+        mine = {message.subject for message in change.messages() if message.revision is not None} | {
+            timer.subject for timer in change.timers
+        }
+        if mine & subjects or count + change.count > most:
+            # What is behind it may concern the same entity: order is kept.
+            break
+        group.append(change)
+        subjects |= mine
+        count += change.count
+    return group

@@ -1,0 +1,205 @@
+"""Stores changes with asyncio: those that come at the same time together, in one atomic batch.
+
+A batch takes a server with one replica as long as a hundred of them would, so while one is under way the changes that
+come meanwhile wait, and are the next. If one of a group is refused, because somebody else was faster for instance,
+nothing of the group is stored: it is cut in two, and in two again, until the one at fault is alone. That takes at most
+``2 n - 1`` batches.
+
+A change that nobody has answered is sent again. It carries its guard, so only one of the two can be stored; and its id,
+by which it is known if it was (:meth:`PendingChange.was_stored`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TypeAlias
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.stream import Stream
+from jetspark.app.entities.changes import EntityMessage, PendingChange, next_group, recent_changes
+from jetspark.core.backoff import Backoff
+from jetspark.errors import (
+    Conflict,
+    ConnectionClosed,
+    DuplicateMessageId,
+    JetSparkError,
+    MessageNotFound,
+    NetworkError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.publishing import Expect
+
+__all__ = ["Committer"]
+
+PAUSE = Backoff(first_s=0.05, max_s=1.0)
+ATTEMPTS = 10
+"""How often a change is sent that nobody answers, or that the server cannot take for the moment."""
+
+_Waiting: TypeAlias = tuple[PendingChange, "asyncio.Future[int]"]
+
+
+class _Refusal(Exception):
+    """The server does not store this; ``doubt`` is why an attempt before may have been stored."""
+
+    def __init__(self, error: JetSparkError, doubt: NetworkError | None) -> None:
+        super().__init__(error)
+        self.error, self.doubt = error, doubt
+
+
+class Committer:
+    """The changes of one program on their way into one stream."""
+
+    def __init__(self, js: JetStream, stream: str) -> None:
+        self._js, self._stream_name = js, stream
+        self._stream: Stream | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.batches = self.changes = 0
+        """How many batches, or messages alone, have stored how many changes."""
+
+    async def commit(self, change: PendingChange) -> int:
+        """Store a change; returns the entity's new revision.
+
+        Cancelled, the change may be stored or not.
+
+        Raises:
+            Conflict: The entity was changed by somebody else; nothing was stored.
+            ServerError: The server refused it; nothing was stored.
+            NetworkError: Nobody knows.
+        """
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if change.count == 1:
+            # A message alone is no batch, and costs the server next to nothing.
+            await self._store([(change, done)])
+            return await done
+        self._waiting.append((change, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        return await done
+
+    async def close(self) -> None:
+        """Store nothing more. Whoever waits is told."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        while self._waiting:
+            _fail(self._waiting.popleft()[1], ConnectionClosed("the client was closed before the change was stored"))
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                group = next_group([change for change, _ in self._waiting])
+                taken = [self._waiting.popleft() for _ in group]
+                try:
+                    await self._store(taken)
+                finally:
+                    for _, done in taken:
+                        _fail(
+                            done, ConnectionClosed("the client was closed: nobody knows whether the change is stored")
+                        )
+        finally:
+            self._task = None
+
+    async def _store(self, group: list[_Waiting], doubt: NetworkError | None = None) -> None:
+        """Settle every change of a group, one way or the other."""
+        try:
+            revisions = await self._send([change for change, _ in group], doubt)
+        except _Refusal as refusal:
+            if len(group) > 1:
+                middle = len(group) // 2
+                await self._store(group[:middle], refusal.doubt)
+                await self._store(group[middle:], refusal.doubt)
+            else:
+                await self._settle_refusal(*group[0], refusal)
+        except JetSparkError as error:
+            for _, done in group:
+                _fail(done, error)
+        else:
+            self.batches += 1
+            self.changes += len(group)
+            for (_, done), revision in zip(group, revisions, strict=True):
+                if not done.done():
+                    done.set_result(revision)
+
+    async def _settle_refusal(self, change: PendingChange, done: asyncio.Future[int], refusal: _Refusal) -> None:
+        error, doubt = refusal.error, refusal.doubt
+        if not isinstance(error, WrongLastSequence | DuplicateMessageId):
+            _fail(done, doubt or error)
+            return
+        try:
+            revision, recent = await self._current(change.subject)
+        except JetSparkError as failed:
+            _fail(done, doubt or failed)
+            return
+        _, bucket, key = change.subject.split(".", 2)
+        stored = change.was_stored(revision, recent) if doubt is not None else False
+        if stored and not done.done():
+            # Of what came after it nothing is known here but that it is later.
+            done.set_result(revision)
+        elif stored is None:
+            assert doubt is not None
+            _fail(done, doubt)
+        elif revision == change.revision and isinstance(error, DuplicateMessageId):
+            _fail(done, error)  # nobody was faster: an event has the id of one that is stored
+        else:
+            _fail(done, Conflict(bucket, (key,)))
+
+    async def _current(self, subject: str) -> tuple[int, tuple[str, ...]]:
+        """Revision and last changes of what is stored, by the word of the leader."""
+        if self._stream is None:
+            self._stream = await self._js.stream(self._stream_name)
+        try:
+            message = await self._stream.get_message(last_for=subject, direct=False)
+        except MessageNotFound:
+            return 0, ()
+        return message.sequence, recent_changes(message.headers)
+
+    async def _send(self, changes: list[PendingChange], doubt: NetworkError | None) -> list[int]:
+        """Store all of them, and return their revisions. What nobody answers is sent again.
+
+        Raises:
+            _Refusal: The server does not store these.
+            NetworkError: No attempt was answered.
+        """
+        failures = 0
+        messages = [list(change.messages()) for change in changes]
+        while True:
+            try:
+                return await self._send_once(messages)
+            except ConnectionClosed:
+                raise
+            except NetworkError as error:
+                doubt = error
+                failures += 1
+                if failures == ATTEMPTS:
+                    raise
+            except JetSparkError as error:
+                failures += 1
+                if failures == ATTEMPTS or not error.may_pass:
+                    raise _Refusal(error, doubt) from error
+            await asyncio.sleep(PAUSE.wait_s(failures))
+
+    async def _send_once(self, messages: list[list[EntityMessage]]) -> list[int]:
+        flat = [message for of_change in messages for message in of_change]
+        if len(flat) == 1:
+            [one] = flat
+            ack = await self._js.publish(one.subject, one.data, headers=one.headers, expect=_guard(one))
+            return [ack.sequence]
+        async with self._js.atomic_batch(ack_first=False) as batch:
+            for message in flat:
+                await batch.add(message.subject, message.data, headers=message.headers, expect=_guard(message))
+        first, revisions = batch.ack.sequence - len(flat) + 1, []
+        for of_change in messages:
+            revisions.append(first)
+            first += len(of_change)
+        return revisions
+
+
+def _guard(message: EntityMessage) -> Expect | None:
+    return None if message.revision is None else Expect(last_subject_sequence=message.revision)
+
+
+def _fail(done: asyncio.Future[int], error: JetSparkError) -> None:
+    if not done.done():
+        done.set_exception(error)

@@ -1,0 +1,179 @@
+"""Entities from a program's side: read one, change it, and everything that goes with the change, at once."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from jetspark.app.entities.changes import PendingChange, recent_changes
+from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.declaring import EntitySpec
+from jetspark.app.timers import Seconds, When, cancelling, timer_message
+from jetspark.core.numbers import whole
+from jetspark.errors import ConfigError, Conflict, MessageNotFound, UsageError
+
+if TYPE_CHECKING:
+    from jetspark.aio.stream import Stream
+    from jetspark.app.client import AppClient
+
+__all__ = ["Entities", "EntityChange"]
+
+TRIES = 20
+
+
+class Entities:
+    """The entities of one kind: ``client.entities("orders")``."""
+
+    def __init__(self, client: AppClient, spec: EntitySpec, committer: Committer) -> None:
+        self._client, self._spec, self._committer = client, spec, committer
+        self._stream: Stream | None = None
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    async def get(self, key: str) -> Any:
+        """The state of an entity, by the word of the leader; None if there is none."""
+        state, _, _ = await self._read(key)
+        return state
+
+    def change(self, key: str) -> EntityChange:
+        """Change an entity: ``async with orders.change("o-1") as change``.
+
+        Entering reads it; leaving stores its new state, if it is still as it was read, together with the events and
+        timers, or nothing. Leaving by an exception stores nothing.
+        """
+        return EntityChange(self, self._client, self._spec, key)
+
+    async def modify(self, key: str, decide: Callable[[EntityChange], Any], *, tries: int = TRIES) -> EntityChange:
+        """Change an entity by a function of the change, which is called again on the new state if others were faster.
+
+        Args:
+            decide: Gets the change, and says what it is; may be async. It runs once for each try, and only the last
+                one counts.
+            tries: How often, at most.
+
+        Raises:
+            Conflict: Others were faster each time; nothing was stored.
+        """
+        whole("tries", tries)
+        for number in range(tries):
+            try:
+                async with self.change(key) as change:
+                    decided = decide(change)
+                    if isinstance(decided, Awaitable):
+                        await decided
+            except Conflict:
+                if number == tries - 1:
+                    raise
+                continue
+            return change
+        raise AssertionError
+
+    async def _read(self, key: str) -> tuple[Any, int, tuple[str, ...]]:
+        """State, revision, and the changes that have led to it."""
+        if self._stream is None:
+            self._stream = await self._client.js.stream(self._client.app.stream)
+        try:
+            found = await self._stream.get_message(last_for=self._spec.subject_of(key), direct=False)
+        except MessageNotFound:
+            return None, 0, ()
+        is_gone = "KV-Operation" in found.headers or "Nats-Marker-Reason" in found.headers
+        state = None if is_gone else self._spec.decode(found.data)
+        return state, found.sequence, recent_changes(found.headers)
+
+    async def _commit(self, change: PendingChange) -> int:
+        return await self._committer.commit(change)
+
+
+class EntityChange:
+    """What is to become of one entity; see :meth:`Entities.change`."""
+
+    def __init__(self, entities: Entities, client: AppClient, spec: EntitySpec, key: str) -> None:
+        self._entities, self._client, self._spec = entities, client, spec
+        self._subject, self.key = spec.subject_of(key), key
+        self.state: Any = None
+        """As it was read; None if there is none. Changing the object itself changes nothing: see :meth:`set`."""
+        self.revision = 0
+        """The one that was read; after the block, the one that was stored."""
+        self._recent: tuple[str, ...] = ()
+        self._new: bytes | None = None
+        self._is_set = False
+        self._events: list[Any] = []
+        self._timers: list[tuple[str, Any, When]] = []
+        self._cancels: list[str] = []
+        self._place = "before"
+
+    async def __aenter__(self) -> Self:
+        if self._place != "before":
+            raise UsageError("a change is used once: call entities.change(key) again")
+        self.state, self.revision, self._recent = await self._entities._read(self.key)
+        self._place = "inside"
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._place = "after"
+        if error is None and (self._is_set or self._events or self._timers or self._cancels):
+            self.revision = await self._entities._commit(self._pending())
+
+    def set(self, state: Any) -> None:
+        """Give the entity a new state.
+
+        Raises:
+            InvalidEvent: It is no state of this kind of entity.
+        """
+        self._check()
+        self._new, self._is_set = self._spec.encode(state), True
+
+    def delete(self) -> None:
+        """End the entity. Its key may be used anew."""
+        self._check()
+        self._new, self._is_set = None, True
+
+    def emit(self, event: Any) -> None:
+        """Have an event published with the change."""
+        self._check()
+        self._client.app.register(type(event))
+        self._events.append(event)
+
+    def set_timer(
+        self, name: str, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None
+    ) -> None:
+        """Set a timer with the change; see :meth:`Timers.set`. It needs ``App(timers=True)``."""
+        self._check()
+        self._check_timers()
+        self._timers.append((name, event, When.of(self._client.now(), at=at, after=after)))
+
+    def cancel_timer(self, name: str) -> None:
+        """End a timer with the change, if it is set."""
+        self._check()
+        self._check_timers()
+        self._cancels.append(name)
+
+    def _check(self) -> None:
+        if self._place != "inside":
+            raise UsageError("a change is made inside of its block: async with entities.change(key) as change:")
+
+    def _check_timers(self) -> None:
+        if not self._client.app.has_timers:
+            raise ConfigError(f"app {self._client.app.name!r} has no timers: declare it with App(..., timers=True)")
+
+    def _pending(self) -> PendingChange:
+        client, app = self._client, self._client.app.name
+        if not self._is_set:
+            # Written as it was: the guard is on this message.
+            self._new = None if self.state is None else self._spec.encode(self.state)
+        return PendingChange(
+            id=client.new_id(),
+            subject=self._subject,
+            revision=self.revision,
+            state=self._new,
+            recent=self._recent,
+            events=[client.encode(event) for event in self._events],
+            timers=[
+                timer_message(app, name, when, client.encode(event, time=when.due))
+                for name, event, when in self._timers
+            ],
+            cancels=[cancelling(app, name) for name in self._cancels],
+        )

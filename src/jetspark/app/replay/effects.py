@@ -1,0 +1,137 @@
+"""Calling a handler in a replay: with its effects, or with all of them held back and counted.
+
+What a handler does through its context can be held back, and is:
+
+* an event that it publishes, schedules or returns is encoded, so its contract is checked, and counted; nothing is
+  published;
+* of ``ctx.once``, a result that was recorded is returned. Where none is, the function is not called, and the handler
+  ends there: nobody knows what it would have returned, and so what the handler would have done with it;
+* a transaction reads its bucket as it is now; what it would write is counted.
+
+What a handler does by itself, with an object of the lifespan for instance, cannot be held back: it has to ask
+``ctx.is_replay``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from jetspark.app.handlers.calling import HandlerCalls, returned_events
+from jetspark.app.handlers.context import Context
+from jetspark.app.handlers.once import EffectTransaction, OnceRecords, once_key
+from jetspark.errors import KeyNotFound
+from jetspark.jetstream.info import PubAck
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.contracts.envelope import Decoded
+    from jetspark.app.handlers.lanes import WorkItem
+
+__all__ = ["EffectHeldBack", "EffectReplayCalls", "HeldBack", "HeldBackCalls"]
+
+T = TypeVar("T")
+
+
+class EffectHeldBack(BaseException):
+    """An effect whose result is not known was not carried out. No ``except Exception`` of a handler catches it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class HeldBack:
+    """What one call of a handler would have done, and did not."""
+
+    def __init__(self) -> None:
+        self.published: Counter[str] = Counter()
+        """Events, by type."""
+        self.effects: Counter[str] = Counter()
+        """Effects of ``ctx.once`` that are not recorded, by name."""
+        self.recorded: Counter[str] = Counter()
+        """Effects of ``ctx.once`` whose recorded result was returned."""
+        self.writes = 0
+        """Keys that transactions would have written."""
+
+
+class EffectReplayCalls(HandlerCalls):
+    """Calls with all effects; what is recorded as done is not done again."""
+
+    is_replay = True
+
+
+class HeldBackCalls(HandlerCalls):
+    """Calls without effects."""
+
+    is_replay = True
+
+    def __init__(self, *arguments: Any, records: KeyValue, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._records = records
+        self.held_back: dict[int, HeldBack] = {}
+        """By the sequence of the event."""
+
+    def _context(self, item: WorkItem, decoded: Decoded) -> Context:
+        held_back = self.held_back.setdefault(item.sequence, HeldBack())
+        context = super()._context(item, decoded)
+        context._js = cast("JetStream", _HeldBackPublisher(self._app.stream, held_back))
+        context._once = _RecordedOnly(self._records, self._spec.name, held_back)
+        return context
+
+    async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
+        if self._effects is None:
+            assert self._spec.bucket is not None
+            self._effects = await self._js.kv(self._spec.bucket)
+        context = self._context(item, decoded)
+        transaction = context._tx = EffectTransaction(
+            self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s
+        )
+        result = await self._function(decoded.event, **self._named(context))
+        for event in returned_events(result):
+            await context.publish(event)
+        self.held_back[item.sequence].writes += transaction.write_count
+
+
+class _HeldBackPublisher:
+    """As much of a ``JetStream`` as a context publishes with."""
+
+    def __init__(self, stream: str, held_back: HeldBack) -> None:
+        self._stream, self._held_back = stream, held_back
+
+    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str], msg_id: str | None = None) -> PubAck:
+        self._held_back.published[json.loads(data)["type"]] += 1
+        return PubAck(stream=self._stream, sequence=0)
+
+    async def stream(self, name: str) -> None:
+        """Of ``ctx.timers``, for all but setting one."""
+        raise EffectHeldBack("timers")
+
+
+class _RecordedOnly(OnceRecords):
+    """Returns what is recorded, and does nothing."""
+
+    def __init__(self, records: KeyValue, handler: str, held_back: HeldBack) -> None:
+        super().__init__(records, handler, lease_s=1.0, remember_s=1.0)  # it claims nothing, and records nothing
+        self._held_back = held_back
+
+    async def run(
+        self,
+        context: Context,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> T:
+        try:
+            record = json.loads((await self._records.get(once_key(self._handler, context.event_id, name))).value)
+        except KeyNotFound:
+            record = {}
+        if record.get("state") == "done":
+            self._held_back.recorded[name] += 1
+            return cast("T", record["result"])
+        self._held_back.effects[name] += 1
+        raise EffectHeldBack(name)

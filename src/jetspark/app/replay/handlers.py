@@ -1,0 +1,534 @@
+"""Replaying events to a handler, beside its live worker.
+
+The events of a range are read by a durable consumer of its own, ``<durable>--replay-<id>``; that of the live worker is
+not touched. The effects of the handler are held back (:mod:`jetspark.app.replay.effects`) unless they are asked for;
+those that are recorded as done are not done again either way. No dead letter is written, no key is parked, and nothing
+waits in the retry stream: what failed is in the record.
+
+Events of one key run one after the other. A portion of events is handled, then the record notes it, then it is
+acknowledged; so a replay that was killed handles the last portion again, and counts every event once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from jetspark.aio import clock
+from jetspark.app.clock import utc_now
+from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.envelope import decode
+from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.context import Dependencies, open_lifespans
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
+from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
+from jetspark.app.replay.history import ReadingRate, StreamHistory
+from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.app.replay.records import NoteKeeper, new_id, noting
+from jetspark.app.topology.declared import OWNER
+from jetspark.app.topology.names import handler_bucket
+from jetspark.core.subjects import matches
+from jetspark.errors import (
+    ConfigError,
+    ConsumerNotFound,
+    ContractViolation,
+    DataLoss,
+    JetSparkError,
+    KeyNotFound,
+    ProtocolError,
+    StreamRecreated,
+)
+from jetspark.jetstream.config import ConsumerConfig
+from jetspark.state.patience import Attempts
+from jetspark.state.scan import head_of
+
+if TYPE_CHECKING:
+    from jetspark.aio.consumer import Consumer
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+    from jetspark.aio.stream_message import JetStreamMessage
+    from jetspark.app.application import App, HandlerSpec
+
+__all__ = ["HandlerReplayPlan", "HandlerReplayRecord", "plan_handler_replay", "read_handler_records", "replay_handler"]
+
+T = TypeVar("T")
+
+# Events that are handled between two notes.
+PORTION = 200
+# A record names this many failures, and counts the others.
+MAX_NAMED = 100
+# The server removes a consumer that nobody has used for this long; the record has all that a resumed replay needs.
+CONSUMER_LIFE_S = 86400.0
+# Nobody else reads the consumer, and a redelivery is known by its sequence.
+ACK_WAIT_S = 3600.0
+FETCH_S = 1.0
+# How long reading goes on while the server does not answer: it covers a restart and the election of a leader.
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerReplayRecord:
+    """One replay of a handler: a key of the bucket ``<app>_handlers``, ``replay.<handler>.<id>``, which stays."""
+
+    id: str
+    handler: str
+    request: ReplayRequest
+    effects: bool
+    """Whether effects are carried out."""
+    stream: str
+    created: str
+    first: int
+    last: int
+    """The end that was frozen when it began."""
+    kind: Literal["handler"] = "handler"
+    at: int = 0
+    """Events up to this sequence were handled."""
+    events: int = 0
+    done: int = 0
+    skipped: int = 0
+    stopped: int = 0
+    """Calls that ended at an effect which was held back, and whose result nobody knows."""
+    failed: int = 0
+    published: dict[str, int] = field(default_factory=dict)
+    """Without effects: events that would have been published, by type."""
+    held_back: dict[str, int] = field(default_factory=dict)
+    """Without effects: effects of ``ctx.once`` that were not carried out, by name."""
+    recorded: dict[str, int] = field(default_factory=dict)
+    """Without effects: effects of ``ctx.once`` whose recorded result was returned, by name."""
+    writes: int = 0
+    """Without effects: keys that transactions would have written."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """The first hundred: sequence, key and error."""
+    status: str = "running"
+    began: str = ""
+    noted: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"replay.{self.handler}.{self.id}"
+
+    @property
+    def consumer(self) -> str:
+        return f"{self.handler}--replay-{self.id}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
+
+    @classmethod
+    def decode(cls, value: bytes) -> HandlerReplayRecord:
+        """
+        Raises:
+            ProtocolError: It is no such record.
+        """
+        try:
+            fields = json.loads(value)
+            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
+
+    def __str__(self) -> str:
+        how = "with effects" if self.effects else "without effects"
+        lines = [
+            f"replay {self.id} of handler {self.handler} {how}: {self.events} events, at {self.at} of {self.first} to "
+            f"{self.last}: {self.done} done, {self.skipped} skipped, {self.failed} failed, {self.status}"
+        ]
+        if self.stopped:
+            lines.append(f"{self.stopped} ended at an effect whose result is not recorded: {_counted(self.held_back)}")
+        if self.recorded:
+            lines.append(f"recorded effects that were not repeated: {_counted(self.recorded)}")
+        if self.published:
+            lines.append(f"would have published: {_counted(self.published)}")
+        if self.writes:
+            lines.append(f"would have written {self.writes} keys")
+        lines += [f"failed: sequence {each['sequence']}, key {each['key']}: {each['error']}" for each in self.failures]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerReplayPlan:
+    """What a replay of a handler will read."""
+
+    handler: str
+    extent: Extent
+    events: dict[str, int] = field(default_factory=dict)
+    """By type."""
+    keys: int = 0
+    unreadable: int = 0
+    deleted: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "handler": self.handler,
+            "stream": self.extent.stream,
+            "first": self.extent.first,
+            "last": self.extent.last,
+            "events": sum(self.events.values()),
+            "types": self.events,
+            "keys": self.keys,
+            "unreadable": self.unreadable,
+            "deleted": self.deleted,
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"replay of handler {self.handler}",
+            f"reads {self.extent}: all of it is there",
+            f"{sum(self.events.values())} events of {self.keys} keys ({_counted(self.events) or 'none'})",
+        ]
+        if self.unreadable:
+            lines.append(f"{self.unreadable} messages are no events, and would fail")
+        if self.deleted:
+            lines.append(f"{self.deleted} messages were deleted from the middle of the stream: no replay sees them")
+        return "\n".join(lines)
+
+
+async def plan_handler_replay(
+    js: JetStream, app: App, handler: str, request: ReplayRequest, *, rate: float | None = None
+) -> HandlerReplayPlan:
+    """What a replay of a handler would read; the handler is not called.
+
+    Raises:
+        DataLoss: Some of the range is gone.
+    """
+    spec = handler_of(app, handler)
+    history = StreamHistory(js, app.stream, _filters(spec))
+    extent = await history.extent(request)
+    plan = HandlerReplayPlan(handler=spec.name, extent=extent)
+    plan.deleted = (await history.info()).state.deleted_count
+    types: Counter[str] = Counter()
+    keys = set()
+    intake = _Decoding(app, spec, request)
+    async with aclosing(history.messages(extent, ReadingRate(rate))) as portions:
+        async for portion in portions:
+            for message in history.wanted(portion, request.subject):
+                event, key = intake.decode(message.subject, message.data, message.headers)
+                if isinstance(event, Exception):
+                    plan.unreadable += not request.keys
+                elif event.contract.kind in spec.events and intake.wants(key):
+                    types[event.type] += 1
+                    keys.add(key)
+    plan.events, plan.keys = dict(sorted(types.items())), len(keys)
+    return plan
+
+
+async def replay_handler(
+    js: JetStream,
+    app: App,
+    handler: str,
+    request: ReplayRequest | None = None,
+    *,
+    effects: bool = False,
+    rate: float | None = None,
+    resume: str | None = None,
+    on_progress: Callable[[HandlerReplayRecord], Any] = lambda record: None,
+) -> HandlerReplayRecord:
+    """Call a handler with events of the past; the live worker goes on, and its consumer is not touched.
+
+    Args:
+        effects: Carry out what the handler does; effects that are recorded as done are not done again. Without,
+            effects are held back and counted.
+        rate: Events handled each second, at most; the handler's own rate, if it has one and none is given.
+        resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
+        on_progress: Is told how far it is, now and then, and at the end.
+
+    Raises:
+        DataLoss: Some of the range is gone, or went away before it was read.
+        StreamRecreated: The stream is another one than that of the replay that is resumed.
+        ConfigError: There is no such handler, or replay to resume; or it is a batch handler, and without effects.
+        UsageError: Another process has resumed this replay.
+    """
+    spec = handler_of(app, handler)
+    if spec.batch is not None:
+        raise ConfigError(
+            f"handler {spec.name!r}: a batch handler has no context, so nobody can hold its effects back or tell "
+            "it that this is a replay: call its function with the events"
+        )
+    records = await js.kv(handler_bucket(app.name))
+    history = StreamHistory(js, app.stream, _filters(spec))
+    if resume is None:
+        request = request or ReplayRequest()
+        keeper = await _begin(records, spec, request, effects, await history.extent(request))
+    else:
+        keeper = await _resume(records, spec, resume, effects, history)
+    async with open_lifespans(app.lifespans) as dependencies:
+        store = await HandlerStore.open(js, app.name, spec.name)
+        replay = _HandlerReplay(js, app, spec, store, dependencies, keeper, history, on_progress)
+        return await noting(keeper, replay.run(ReadingRate(rate if rate is not None else spec.rate)))
+
+
+async def read_handler_records(records: KeyValue, handler: str = "*") -> list[HandlerReplayRecord]:
+    """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``."""
+    keys = [key async for key in records.keys(f"replay.{handler}.*")]
+    found = [HandlerReplayRecord.decode((await records.get(key)).value) for key in keys]
+    return sorted(found, key=lambda record: (record.began, record.id))
+
+
+def handler_of(app: App, handler: str) -> HandlerSpec:
+    """
+    Raises:
+        ConfigError: There is no such handler.
+    """
+    found = app.handlers.get(handler)
+    if found is None:
+        known = ", ".join(sorted(app.handlers)) or "none"
+        raise ConfigError(f"handler {handler!r}: app {app.name!r} has none of this name; it has {known}")
+    return found
+
+
+# ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+async def _begin(
+    records: KeyValue, spec: HandlerSpec, request: ReplayRequest, effects: bool, extent: Extent
+) -> NoteKeeper[HandlerReplayRecord]:
+    record = HandlerReplayRecord(
+        id=new_id(),
+        handler=spec.name,
+        request=request,
+        effects=effects,
+        stream=extent.stream,
+        created=extent.created,
+        first=extent.first,
+        last=extent.last,
+        at=extent.first - 1,
+        began=utc_now().isoformat(),
+    )
+    return await NoteKeeper.begin(records, record)
+
+
+async def _resume(
+    records: KeyValue, spec: HandlerSpec, id: str, effects: bool, history: StreamHistory
+) -> NoteKeeper[HandlerReplayRecord]:
+    try:
+        entry = await records.get(f"replay.{spec.name}.{id}")
+    except KeyNotFound:
+        raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
+    record = HandlerReplayRecord.decode(entry.value)
+    if record.status == "done":
+        raise ConfigError(f"resume {id!r}: it is done already")
+    if record.effects != effects:
+        wanted = "with effects: give --effects again" if record.effects else "without effects: leave --effects out"
+        raise ConfigError(f"resume {id!r}: it was begun {wanted}")
+    head = head_of(await history.info())
+    if head.created != record.created:
+        raise StreamRecreated(record.stream, record.created, head.created)
+    extent = Extent(stream=record.stream, created=record.created, first=record.first, last=record.last)
+    await history.between(extent, record.at + 1, record.last)
+    keeper = NoteKeeper(records, record, entry.revision)
+    await keeper.note(status="running")
+    return keeper
+
+
+class _Decoding:
+    """What a message is to a handler."""
+
+    def __init__(self, app: App, spec: HandlerSpec, request: ReplayRequest) -> None:
+        self._catalogue, self._spec, self._keys = app.catalogue, spec, frozenset(request.keys)
+
+    def wants(self, key: str | None) -> bool:
+        return not self._keys or key in self._keys
+
+    def decode(self, subject: str, data: bytes, headers: Any) -> tuple[Any, str | None]:
+        """The event, or why it is none; and its key."""
+        try:
+            decoded = decode(subject, data, headers, self._catalogue)
+        except ContractViolation as error:
+            return error, None
+        key = self._spec.key
+        if key is None:
+            return decoded, decoded.key
+        return decoded, str(getattr(decoded.event, key) if isinstance(key, str) else key(decoded.event))
+
+
+class _HandlerReplay:
+    """One replay on its way."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        app: App,
+        spec: HandlerSpec,
+        store: HandlerStore,
+        dependencies: Dependencies,
+        keeper: NoteKeeper[HandlerReplayRecord],
+        history: StreamHistory,
+        on_progress: Callable[[HandlerReplayRecord], Any],
+    ) -> None:
+        self._js, self._app, self._spec, self._keeper, self._history = js, app, spec, keeper, history
+        self._on_progress = on_progress
+        self._record = keeper.record
+        self._decoding = _Decoding(app, spec, self._record.request)
+        log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}.replay")
+        self._calls: HeldBackCalls | EffectReplayCalls
+        if self._record.effects:
+            self._calls = EffectReplayCalls(app, spec, store, dependencies, utc_now, log)
+        else:
+            self._calls = HeldBackCalls(app, spec, store, dependencies, utc_now, log, records=store.records)
+        self._slots = asyncio.Semaphore(spec.concurrency)
+        self._rng = random.SystemRandom()
+
+    async def run(self, pace: ReadingRate) -> None:
+        record = self._record
+        stream = await self._js.stream(self._app.stream)
+        # What a process before was given and has not noted is delivered anew: from the note on.
+        with suppress(ConsumerNotFound):
+            await stream.delete_consumer(record.consumer)
+        if record.at < record.last:
+            consumer = await stream.create_consumer(self._config())
+            size = min(PORTION, pace.portion or PORTION)
+            while record.at < record.last:
+                await self._portion(await _patiently(lambda: self._fetch(consumer, size)), consumer, pace)
+            with suppress(ConsumerNotFound):
+                await stream.delete_consumer(record.consumer)
+        await self._keeper.note(status="done", at=record.last)
+        self._on_progress(record)
+
+    def _config(self) -> ConsumerConfig:
+        filters = list(_filters(self._spec))
+        one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
+        return ConsumerConfig(
+            durable_name=self._record.consumer,
+            description=f"A replay of handler {self._spec.name}.",
+            start_sequence=self._record.at + 1,
+            ack_policy="all",
+            ack_wait_s=ACK_WAIT_S,
+            max_ack_pending=2 * PORTION,
+            inactive_threshold_s=CONSUMER_LIFE_S,
+            metadata={OWNER: self._app.name, "jetspark-replay": self._record.id},
+            **one,
+        )
+
+    async def _fetch(self, consumer: Consumer, size: int) -> list[JetStreamMessage]:
+        try:
+            return await consumer.fetch(size, timeout=FETCH_S, max_bytes=self._spec.max_bytes)
+        except ConfigError:  # the next message is larger than that
+            return await consumer.fetch(1, timeout=FETCH_S)
+
+    async def _portion(self, messages: Sequence[JetStreamMessage], consumer: Consumer, pace: ReadingRate) -> None:
+        record = self._record
+        if not messages:
+            if not (await _patiently(consumer.info)).pending:
+                record.at = record.last
+            return
+        first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
+        head = head_of(await _patiently(self._history.info))
+        if record.at + 1 < head.first <= first and record.at + 1 < first:
+            # Nobody can tell whether what was between them was for this handler.
+            raise DataLoss(record.stream, record.at + 1, head.first, "it was removed before it was read")
+        lanes: dict[Any, list[WorkItem]] = {}
+        for message in messages:
+            item = self._item(message)
+            if item is not None:
+                lanes.setdefault(item.sequence if item.key is None or not self._spec.in_order else item.key, []).append(
+                    item
+                )
+        async with asyncio.TaskGroup() as tasks:
+            for items in lanes.values():
+                tasks.create_task(self._run_lane(items, pace))
+        await self._keeper.note(at=min(max(last, record.at), record.last))
+        await messages[-1].ack()
+        self._on_progress(record)
+
+    def _item(self, message: JetStreamMessage) -> WorkItem | None:
+        record, sequence = self._record, message.metadata.stream_sequence
+        if not record.at < sequence <= record.last:
+            return None  # handled before, or behind the range
+        if record.request.subject is not None and not matches(record.request.subject, message.subject):
+            return None
+        event, key = self._decoding.decode(message.subject, message.data, message.raw_headers)
+        return WorkItem(key, sequence, message, event) if self._decoding.wants(key) else None
+
+    async def _run_lane(self, items: Sequence[WorkItem], pace: ReadingRate) -> None:
+        async with self._slots:
+            for item in items:
+                await pace.let(1)
+                await self._handle(item)
+
+    async def _handle(self, item: WorkItem) -> None:
+        record = self._record
+        while True:
+            item.attempts += 1
+            error = await self._call(item)
+            # Without effects an event is tried once: the report says what a live worker would have met.
+            decided = None if error is None else decide(self._spec.retry, item.attempts, error, self._rng.random())
+            if not record.effects or not isinstance(decided, WaitHere):
+                break
+            await asyncio.sleep(decided.seconds)
+        record.events += 1
+        if error is None:
+            record.done += 1
+        elif isinstance(error, Skip):
+            record.skipped += 1
+        elif isinstance(error, EffectHeldBack):
+            record.stopped += 1
+        else:
+            record.failed += 1
+            if len(record.failures) < MAX_NAMED:
+                what = f"{type(error).__name__}: {error}"
+                record.failures.append({"sequence": item.sequence, "key": item.key, "error": what[:300]})
+        self._count(item)
+
+    async def _call(self, item: WorkItem) -> BaseException | None:
+        try:
+            async with asyncio.timeout(self._spec.timeout):
+                return await self._calls.call(item)
+        except TimeoutError:
+            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except EffectHeldBack as held_back:
+            return held_back
+        except BaseExceptionGroup as group:  # of a handler that does several things at a time
+            held_back_too, others = group.split(EffectHeldBack)
+            if held_back_too is None or others is not None:
+                raise
+            return _first_of(held_back_too)
+
+    def _count(self, item: WorkItem) -> None:
+        if not isinstance(self._calls, HeldBackCalls):
+            return
+        found = self._calls.held_back.pop(item.sequence, None)
+        if found is None:
+            return
+        record = self._record
+        for total, some in (
+            (record.published, found.published),
+            (record.held_back, found.effects),
+            (record.recorded, found.recorded),
+        ):
+            for name, count in some.items():
+                total[name] = total.get(name, 0) + count
+        record.writes += found.writes
+
+
+def _filters(spec: HandlerSpec) -> list[str]:
+    return list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while the server does not answer, for a minute."""
+    attempts = Attempts(PATIENCE_S)
+    while True:
+        try:
+            return await ask()
+        except JetSparkError as error:
+            wait_s = attempts.wait_s(clock.now()) if error.may_pass else None
+            if wait_s is None:
+                raise
+            await asyncio.sleep(wait_s)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

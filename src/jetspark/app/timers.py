@@ -1,0 +1,312 @@
+"""Timers: events that the server publishes later, once or again and again.
+
+A timer is a message of its own in the application's stream, on the subject ``timers.<app>.<name>``: it holds the event,
+and says when and where the server is to store it. So a timer survives every restart, needs no process that waits, and
+its event comes to handlers and projections like any other. A timer of the same name replaces the one before it.
+
+It is never dropped by age (``Nats-TTL: never``). What a stream drops by a limit of messages or bytes it would drop with
+the timers among it, so an application with timers cannot have such a limit: :func:`check_stream`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jetspark.app.clock import utc_now
+from jetspark.app.contracts.tokens import unescape
+from jetspark.app.topology.names import escape_token
+from jetspark.codes import Code
+from jetspark.errors import ConfigError, MessageNotFound, ServerError
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.stream import Stream
+    from jetspark.app.contracts.envelope import Encoded
+    from jetspark.jetstream.config import StreamConfig
+    from jetspark.jetstream.info import StoredMessage
+
+__all__ = [
+    "Seconds",
+    "Timer",
+    "Timers",
+    "When",
+    "cancelling",
+    "check_stream",
+    "timer_message",
+    "timer_subject",
+    "timer_subjects",
+]
+
+Seconds: TypeAlias = float | datetime.timedelta
+
+_WORDS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
+_MANY_YEARS_S = 100 * 366 * 86_400
+_is_zone = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*").fullmatch
+
+
+def timer_subjects(app: str) -> str:
+    """Where the timers of an application are."""
+    return f"timers.{app}.>"
+
+
+def timer_subject(app: str, name: str) -> str:
+    """Where one timer is. Different names have different subjects."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"timer name={name!r}: expected a text that is not empty, such as 'payment of o-1'")
+    return f"timers.{app}.{escape_token(name)}"
+
+
+def cancelling(app: str, name: str) -> dict[str, str]:
+    """Headers of a message with which a timer ends: the server does both, or neither."""
+    return {"Nats-Scheduler": timer_subject(app, name), "Nats-Schedule-Next": "purge"}
+
+
+def check_stream(config: StreamConfig) -> None:
+    """
+    Raises:
+        ConfigError: The stream would drop timers, or the server allows none in it.
+    """
+    limits = {"max_messages": config.max_messages, "max_bytes": config.max_bytes}
+    for field, limit in limits.items():
+        if limit is not None and limit > 0:
+            raise ConfigError(
+                f"timers=True with {field}={limit}: at its limit the stream drops timers in silence. Limit its age "
+                "instead, which timers are exempt from"
+            )
+    if config.retention not in (None, "limits"):
+        raise ConfigError(
+            f"timers=True with retention={config.retention!r}: a stream that forgets what was acknowledged forgets "
+            "timers. Expected retention='limits'"
+        )
+    for field, why in {"mirror": "a mirror", "sources": "a stream with sources"}.items():
+        if getattr(config, field):
+            raise ConfigError(f"timers=True with {field}: the server allows no schedules in {why}")
+    if config.discard == "new":
+        raise ConfigError("timers=True with discard='new': the server allows no schedules in such a stream")
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When a timer fires, as the server is told."""
+
+    schedule: str
+    due: datetime.datetime | None = None
+    """Of one that fires once."""
+    time_zone: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        now: datetime.datetime,
+        *,
+        at: datetime.datetime | None = None,
+        after: Seconds | None = None,
+        every: Seconds | None = None,
+        cron: str | None = None,
+        time_zone: str | None = None,
+    ) -> When:
+        """
+        Raises:
+            ConfigError: Not exactly one of ``at``, ``after``, ``every`` and ``cron``, or a value that is none.
+        """
+        given = {"at": at, "after": after, "every": every, "cron": cron}
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            raise ConfigError(f"timer with {' and '.join(named) or 'no time'}: expected one of at, after, every, cron")
+        if time_zone is not None and cron is None:
+            raise ConfigError(f"time_zone={time_zone!r}: expected cron= with it; other times do not depend on a zone")
+        if cron is not None:
+            return cls(_cron(cron), None, None if time_zone is None else _zone(time_zone))
+        if every is not None:
+            return cls(f"@every {_whole_seconds(every)}s")
+        due = _moment(at) if after is None else now + datetime.timedelta(seconds=_seconds("after", after))
+        return cls(f"@at {due.astimezone(datetime.UTC).isoformat().replace('+00:00', 'Z')}", due)
+
+    def headers(self, target: str) -> dict[str, str]:
+        """What makes a message a timer that publishes to ``target``."""
+        fields = {"Nats-Schedule": self.schedule, "Nats-Schedule-Target": target, "Nats-TTL": "never"}
+        return fields if self.time_zone is None else {**fields, "Nats-Schedule-Time-Zone": self.time_zone}
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer that is set."""
+
+    name: str
+    """Of a name of more than 120 characters, its hash."""
+    schedule: str
+    """In the server's words: ``@at <time>``, ``@every <duration>``, or cron."""
+    target: str
+    """The subject its event is published to."""
+    data: bytes
+    """The event, with its envelope."""
+    set_at: datetime.datetime
+
+    @property
+    def due(self) -> datetime.datetime | None:
+        """When it fires; None for one that fires again and again."""
+        kind, _, time = self.schedule.partition(" ")
+        return datetime.datetime.fromisoformat(time) if kind == "@at" else None
+
+
+class Timers:
+    """The timers of an application: ``orders.timers`` of a client, ``ctx.timers`` of a handler."""
+
+    def __init__(
+        self,
+        app: str,
+        stream: str,
+        js: JetStream,
+        encode: Callable[..., Encoded],
+        clock: Callable[[], datetime.datetime] = utc_now,
+    ) -> None:
+        self._app, self._stream_name, self._js, self._encode, self._clock = app, stream, js, encode, clock
+        self._stream: Stream | None = None
+
+    async def set(
+        self,
+        name: str,
+        event: Any,
+        *,
+        at: datetime.datetime | None = None,
+        after: Seconds | None = None,
+        every: Seconds | None = None,
+        cron: str | None = None,
+        time_zone: str | None = None,
+        set_id: str | None = None,
+    ) -> datetime.datetime | None:
+        """Have an event published later; returns when, if that is once. A timer of the same name is replaced.
+
+        The server's clock decides, and a timer fires at most a moment late and never early. One that was due while the
+        server was away fires when it is back: ``every`` and ``cron`` once, whatever they missed.
+
+        Args:
+            name: Of the timer, unique in the application.
+            event: What is published, with the due time as its time. Of a timer that fires again and again each event
+                has an id of its own, and no time but that of the stream.
+            at: When, with a time zone. The past is at once.
+            after: Seconds from now, or a ``timedelta``.
+            every: Whole seconds between two events, 1 or more.
+            cron: Six fields, seconds first (``"0 30 9 * * MON-FRI"``), or ``@hourly``, ``@daily`` and so on.
+            time_zone: Of ``cron``, such as ``"Europe/Berlin"``; UTC if not given.
+            set_id: Within the stream's duplicate window, setting it a second time with the same id does nothing: also
+                when it has fired meanwhile.
+
+        Raises:
+            ConfigError: A time that is none, or the stream of the application has no timers (``App(timers=True)``).
+            InvalidEvent: A field of the event breaks its contract.
+        """
+        when = When.of(self._clock(), at=at, after=after, every=every, cron=cron, time_zone=time_zone)
+        encoded = self._encode(event, time=when.due)
+        await self._store(name, when, encoded, set_id)
+        return when.due
+
+    async def _store(self, name: str, when: When, encoded: Encoded, set_id: str | None) -> None:
+        message = timer_message(self._app, name, when, encoded)
+        try:
+            await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=set_id)
+        except ServerError as error:
+            raise self._explained(error, name, when) or error from error
+
+    def _explained(self, error: ServerError, name: str, when: When) -> ConfigError | None:
+        if error.err_code in (Code.SCHEDULES_DISABLED, Code.TTL_DISABLED):
+            return ConfigError(
+                f"timer {name!r}: stream {self._stream_name} has no timers: declare them with App(..., timers=True), "
+                "and apply the app"
+            )
+        if error.err_code == Code.SCHEDULE_PATTERN_INVALID:
+            return ConfigError(f"timer {name!r}: the server does not understand the schedule {when.schedule!r}")
+        if error.err_code == Code.SCHEDULE_TIME_ZONE_INVALID:
+            return ConfigError(f"timer {name!r}: the server does not know the time zone {when.time_zone!r}")
+        return None
+
+    async def cancel(self, name: str) -> bool:
+        """End a timer; False if there is none: it was never set, or has fired.
+
+        What it has published is in the stream. To end it together with what makes it needless, publish that with
+        ``cancels=name``.
+        """
+        return await (await self._opened()).purge(subject=timer_subject(self._app, name)) > 0
+
+    async def get(self, name: str) -> Timer | None:
+        """The timer of a name, if it is set."""
+        try:
+            return _timer(
+                await (await self._opened()).get_message(last_for=timer_subject(self._app, name), direct=False)
+            )
+        except MessageNotFound:
+            return None
+
+    async def list(self) -> AsyncIterator[Timer]:
+        """Every timer that is set, by the time of setting."""
+        stream, after = await self._opened(), 0
+        while True:
+            try:
+                found = await stream.get_message(after + 1, next_for=timer_subjects(self._app))
+            except MessageNotFound:
+                return
+            after = found.sequence
+            yield _timer(found)
+
+    async def _opened(self) -> Stream:
+        if self._stream is None:
+            self._stream = await self._js.stream(self._stream_name)
+        return self._stream
+
+
+def timer_message(app: str, name: str, when: When, event: Encoded) -> Encoded:
+    """The message that is a timer, made of the one that it is to publish."""
+    # The event's id is in its envelope. The stream would take the header for an id of the timer.
+    own = {key: value for key, value in event.headers.items() if key != "Nats-Msg-Id"}
+    return event._replace(subject=timer_subject(app, name), headers=own | when.headers(event.subject))
+
+
+def _timer(message: StoredMessage) -> Timer:
+    fields, name = message.headers, message.subject.rpartition(".")[2]
+    return Timer(
+        name if name.startswith("=sha256=") else unescape(name),
+        fields.get("Nats-Schedule") or "",
+        fields.get("Nats-Schedule-Target") or "",
+        message.data,
+        message.timestamp,
+    )
+
+
+def _seconds(name: str, value: Seconds) -> float:
+    found = value.total_seconds() if isinstance(value, datetime.timedelta) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= _MANY_YEARS_S:
+        raise ConfigError(f"{name}={value!r}: expected seconds, 0 or more, or a timedelta")
+    return found
+
+
+def _whole_seconds(every: Seconds) -> int:
+    found = _seconds("every", every)
+    if found < 1 or not math.isclose(found, round(found)):
+        raise ConfigError(f"every={every!r}: expected whole seconds, 1 or more; the server repeats nothing faster")
+    return round(found)
+
+
+def _moment(at: Any) -> datetime.datetime:
+    if not isinstance(at, datetime.datetime) or at.tzinfo is None:
+        raise ConfigError(f"at={at!r}: expected a time with a zone, such as datetime.now(UTC) + timedelta(hours=1)")
+    return at
+
+
+def _cron(cron: str) -> str:
+    fields = cron.split() if isinstance(cron, str) else []
+    if cron in _WORDS or (len(fields) == 6 and not fields[0].startswith("@")):
+        return " ".join(fields)
+    raise ConfigError(
+        f"cron={cron!r}: expected six fields, seconds first, such as '0 30 9 * * MON-FRI', or {', '.join(_WORDS)}"
+    )
+
+
+def _zone(time_zone: str) -> str:
+    if not isinstance(time_zone, str) or not _is_zone(time_zone):
+        raise ConfigError(f"time_zone={time_zone!r}: expected a name such as 'Europe/Berlin'")
+    return time_zone

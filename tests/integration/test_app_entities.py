@@ -1,0 +1,212 @@
+"""Entities on a real server: state, events and timers of a change are stored together, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import nats
+import pytest
+
+from jetspark.app import App, Event
+from jetspark.app.client import AppClient
+from jetspark.errors import (
+    ConfigError,
+    Conflict,
+    DuplicateMessageId,
+    InvalidEvent,
+    JetSparkError,
+    NetworkError,
+    UsageError,
+)
+from jetspark.server import NatsServer
+
+
+class Account(msgspec.Struct, frozen=True):
+    cents: int
+
+
+class Moved(Event, type="account.moved", key="account", subject="accounts.{account}.moved"):
+    account: str
+    cents: int
+    balance: int
+
+    def event_id(self) -> str | None:
+        return "the one" if self.account == "twice" else None
+
+
+class Overdrawn(Event, type="account.overdrawn", key="account", subject="accounts.{account}.overdrawn"):
+    account: str
+
+
+def bank() -> App:
+    app = App("bank", stream="KV_bank", subjects=["accounts.>"], events=[Moved, Overdrawn], timers=True)
+    app.entities("accounts", state=Account)
+    return app
+
+
+async def move(client: AppClient, account: str, cents: int) -> None:
+    def decide(change: Any) -> None:
+        balance = (change.state.cents if change.state else 0) + cents
+        change.set(Account(balance))
+        change.emit(Moved(account=account, cents=cents, balance=balance))
+
+    await client.entities("accounts").modify(account, decide, tries=200)
+
+
+async def count(client: AppClient, filter: str) -> int:
+    info = await (await client.js.stream("KV_bank")).info(subjects_filter=filter)
+    return sum((info.state.subjects or {}).values())
+
+
+async def test_a_change_stores_state_events_and_timers_together(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+        async with accounts.change("a") as change:
+            assert change.state is None
+            change.set(Account(-5))
+            change.emit(Moved(account="a", cents=-5, balance=-5))
+            change.set_timer("overdrawn a", Overdrawn(account="a"), after=3600)
+        assert await accounts.get("a") == Account(-5)
+        assert await client.timers.get("overdrawn a") is not None
+        first = change.revision
+        async with accounts.change("a") as change:
+            assert (change.state, change.revision) == (Account(-5), first)
+            change.set(Account(5))
+            change.emit(Moved(account="a", cents=10, balance=5))
+            change.cancel_timer("overdrawn a")
+        assert await client.timers.get("overdrawn a") is None
+        assert (await accounts.get("a"), await count(client, "accounts.>")) == (Account(5), 2)
+        async with accounts.change("a") as change:
+            change.delete()
+        assert await accounts.get("a") is None
+        async with accounts.change("a") as change:
+            assert change.state is None
+            change.set(Account(1))
+        assert await accounts.get("a") == Account(1)
+
+
+async def test_what_was_overtaken_or_left_by_an_exception_stores_nothing(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, app.connect(nats_url) as other:
+        accounts = client.entities("accounts")
+
+        async def be_overtaken() -> None:
+            async with accounts.change("a") as change:
+                change.set(Account(1))
+                change.emit(Moved(account="a", cents=1, balance=1))
+                change.set_timer("x", Overdrawn(account="a"), after=3600)
+                await move(other, "a", 7)
+
+        with pytest.raises(Conflict, match=r"accounts\.a"):
+            await be_overtaken()
+        assert await accounts.get("a") == Account(7)
+
+        async def fail() -> None:
+            async with accounts.change("a") as change:
+                change.set(Account(1))
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            await fail()
+        with pytest.raises(InvalidEvent):
+            async with accounts.change("a") as change:
+                change.set("text")
+        async with accounts.change("a"):
+            pass  # nothing to store
+        assert (await accounts.get("a"), await count(client, "accounts.>"), await count(client, "timers.>")) == (
+            Account(7),
+            1,
+            0,
+        )
+        with pytest.raises(UsageError, match="inside of its block"):
+            change.set(Account(2))
+        with pytest.raises(ConfigError, match="expected one of those of app 'bank': accounts"):
+            client.entities("orders")
+
+
+async def test_other_clients_read_the_bucket(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        await move(client, "a", 5)
+        theirs = await nats.connect(nats_url)
+        bucket = await theirs.jetstream().key_value("bank")
+        entry = await bucket.get("accounts.a")
+        assert entry.value == b'{"cents":5}'
+        # And write it, if they must: their state is what the next change finds.
+        await bucket.put("accounts.a", b'{"cents":50}')
+        await move(client, "a", 5)
+        assert await client.entities("accounts").get("a") == Account(55)
+        await theirs.close()
+
+
+async def test_an_event_whose_id_is_taken_is_an_error_and_no_conflict(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        await move(client, "twice", 1)
+        with pytest.raises(DuplicateMessageId):
+            await move(client, "twice", 1)
+        assert await client.entities("accounts").get("twice") == Account(1)
+
+
+async def test_changes_at_the_same_time_share_batches(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        await asyncio.gather(*(move(client, f"a{number % 16}", 1) for number in range(64)))
+        assert client._committer is not None
+        assert client._committer.changes == 64
+        assert client._committer.batches <= 40
+        states = [await client.entities("accounts").get(f"a{number}") for number in range(16)]
+        assert states == [Account(4)] * 16
+
+
+async def test_money_is_neither_made_nor_lost_whatever_is_killed() -> None:
+    """Transfers between accounts by several clients, with the server killed: every event fits its state."""
+    app, rng, moves = bank(), random.Random(5), Counter[str]()
+    async with NatsServer() as server:
+        await app.apply(server.url)
+
+        async def work() -> None:
+            async with app.connect(server.url) as client:
+                for _ in range(40):
+                    one, other = rng.sample("abcdefgh", 2)
+                    for account, cents in ((one, -1), (other, 1)):
+                        while True:
+                            try:
+                                await move(client, account, cents)
+                                moves[account] += 1
+                                break
+                            except NetworkError:
+                                raise
+                            except JetSparkError:
+                                await asyncio.sleep(0.05)
+
+        workers = [asyncio.create_task(work()) for _ in range(4)]
+        for _ in range(2):
+            await asyncio.sleep(0.4)
+            server.kill()
+            await asyncio.to_thread(server.restart)
+        await asyncio.gather(*workers)
+        async with app.connect(server.url) as client:
+            states = {account: await client.entities("accounts").get(account) for account in "abcdefgh"}
+            assert sum(state.cents for state in states.values() if state is not None) == 0
+            stream = await client.js.stream("KV_bank")
+            balances: dict[str, int] = {}
+            events: Counter[str] = Counter()
+            async for message in stream.get_messages(1, subject="accounts.*.moved"):
+                data = msgspec.json.decode(message.data)["data"]
+                account = data["account"]
+                assert balances.get(account, 0) + data["cents"] == data["balance"], "an event that fits no state"
+                balances[account] = data["balance"]
+                events[account] += 1
+            assert balances == {account: state.cents for account, state in states.items() if state is not None}
+            assert events == moves

@@ -1,0 +1,243 @@
+"""Replaying events to a handler, beside its live worker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from support.apps import is_settled, publish, running, set_up, until
+from typer.testing import CliRunner
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App, Context, Event, Skip
+from jetspark.app.replay import ReplayRequest, plan_handler_replay, read_handler_records, replay_handler
+from jetspark.cli import commands
+from jetspark.errors import ConfigError, DataLoss
+from jetspark.server import NatsServer
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    cents: int
+
+
+class Billed(Event, type="order.billed", key="order_id", subject="orders.{order_id}.billed"):
+    order_id: str
+    receipt: str
+
+
+class Shop:
+    """An application with a handler, and what its handler has done."""
+
+    def __init__(self) -> None:
+        self.charged: list[str] = []
+        self.seen: list[tuple[str, int, bool]] = []
+        self.is_broken = False
+        self.hold: asyncio.Event | None = None
+        self.app = app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+        async def charge(order: str) -> str:
+            self.charged.append(order)
+            return f"receipt-{order}"
+
+        @app.handler(Paid, durable="billing", timeout=5)
+        async def bill(event: Paid, ctx: Context) -> Billed | None:
+            self.seen.append((event.order_id, event.cents, ctx.is_replay))
+            if self.hold is not None and event.cents == 7:
+                await self.hold.wait()
+            if event.cents == 0:
+                raise Skip("nothing to pay")
+            if self.is_broken:
+                raise ValueError("broken code")
+            receipt = await ctx.once("charge", charge, event.order_id)
+            return Billed(order_id=event.order_id, receipt=receipt)
+
+        @app.handler(Paid, durable="ledger", idempotent="transaction", bucket="ledger")
+        async def enter(event: Paid, ctx: Context) -> None:
+            known = await ctx.tx.get(event.order_id)
+            await ctx.tx.put(event.order_id, b"%d" % (int(known or 0) + event.cents))
+
+        @app.batch_handler(Paid, durable="report")
+        async def report(events: list[Paid]) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStream]:
+    async with jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        yield js
+        for name in [name async for name in js.stream_names()]:
+            await js.delete_stream(name)
+
+
+async def handled_live(server: NatsServer, js: JetStream, shop: Shop, count: int = 9) -> None:
+    """Events that a live worker has handled."""
+    await set_up(js, shop.app)
+    await publish(js, shop.app, *(Paid(order_id=f"o-{n % 3}", cents=n) for n in range(count)))
+    async with running(shop.app, server.url):
+        await until(lambda: is_settled(js, shop.app, "billing"))
+        await until(lambda: is_settled(js, shop.app, "ledger"))
+
+
+async def everything(js: JetStream) -> dict[str, int]:
+    """The last sequence of every stream, but for the bucket that has the record of a replay."""
+    found = {name: (await (await js.stream(name)).info()).state.last_sequence async for name in js.stream_names()}
+    del found["KV_shop_handlers"]
+    return found
+
+
+async def totals(js: JetStream) -> dict[str, bytes]:
+    found = (await (await js.kv("ledger")).snapshot(["*"])).values()
+    return {entry.key: entry.value for entry in found if entry.key.startswith("o-")}
+
+
+async def test_a_replay_without_effects_says_what_would_happen_and_changes_nothing(
+    server: NatsServer, js: JetStream
+) -> None:
+    shop = Shop()
+    await handled_live(server, js, shop)
+    await publish(js, shop.app, Paid(order_id="new", cents=70))  # which no worker has handled
+    charged, before = list(shop.charged), await everything(js)
+    live = (await (await (await js.stream("SHOP")).consumer("billing")).info()).delivered
+    shop.seen.clear()
+
+    done = await replay_handler(js, shop.app, "billing", ReplayRequest(from_seq=1))
+
+    assert (done.events, done.done, done.skipped, done.stopped, done.failed) == (10, 8, 1, 1, 0)
+    assert (done.published, done.recorded, done.held_back) == ({"order.billed": 8}, {"charge": 8}, {"charge": 1})
+    assert {is_replay for _, _, is_replay in shop.seen} == {True}
+    assert [n for order, n, _ in shop.seen if order == "o-1"] == [1, 4, 7]  # in the order of their key
+    assert shop.charged == charged
+    assert await everything(js) == before
+    assert (await (await (await js.stream("SHOP")).consumer("billing")).info()).delivered == live
+    names = [each.name async for each in (await js.stream("SHOP")).consumers()]
+    assert sorted(names) == ["billing", "ledger", "report"]  # the shadow is gone
+
+    shop.is_broken = True
+    broken = await replay_handler(js, shop.app, "billing", ReplayRequest(from_seq=2, to_seq=5, keys=("o-1",)))
+    assert (broken.failed, broken.failures[0]["sequence"]) == (2, 2)
+    assert "ValueError: broken code" in str(broken)
+    assert await everything(js) == before  # no letter either
+    records = await read_handler_records(await js.kv("shop_handlers"))
+    assert [(each.id, each.status) for each in records] == [(done.id, "done"), (broken.id, "done")]
+
+    entered = await replay_handler(js, shop.app, "ledger")
+    assert (entered.done, entered.writes) == (10, 10)
+    assert await everything(js) == before
+
+
+async def test_with_effects_what_is_recorded_is_not_repeated(server: NatsServer, js: JetStream) -> None:
+    shop = Shop()
+    await handled_live(server, js, shop)
+    await publish(js, shop.app, Paid(order_id="new", cents=70))
+    before = (await (await js.stream("SHOP")).info()).state.messages
+    ledger = await totals(js)
+    charged = list(shop.charged)
+
+    done = await replay_handler(js, shop.app, "billing", effects=True)
+
+    assert (done.done, done.skipped, done.published) == (9, 1, {})
+    assert shop.charged == [*charged, "new"]
+    # Events that were published before have the same ids, and are stored once.
+    assert (await (await js.stream("SHOP")).info()).state.messages == before + 1
+    await replay_handler(js, shop.app, "ledger", effects=True)
+    assert await totals(js) == ledger
+    assert (await (await js.kv("ledger")).get("new")).value == b"70"
+
+
+async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetspark.app.replay.handlers.PORTION", 4)
+    shop = Shop()
+    await handled_live(server, js, shop)
+    shop.seen.clear()
+    shop.hold = asyncio.Event()
+    task = asyncio.create_task(replay_handler(js, shop.app, "billing"))
+    await until(lambda: any(cents == 7 for _, cents, _ in shop.seen))
+    task.cancel()
+    await asyncio.wait([task])
+    shop.hold = None
+    [record] = await read_handler_records(await js.kv("shop_handlers"), "billing")
+    assert (record.status, record.at, record.events) == ("running", 4, 4)
+    with pytest.raises(ConfigError, match="it was begun without effects"):
+        await replay_handler(js, shop.app, "billing", resume=record.id, effects=True)
+
+    done = await replay_handler(js, shop.app, "billing", resume=record.id)
+
+    assert (done.id, done.events, done.done, done.skipped, done.status) == (record.id, 9, 8, 1, "done")
+    with pytest.raises(ConfigError, match="it is done already"):
+        await replay_handler(js, shop.app, "billing", resume=record.id)
+
+
+async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer, js: JetStream) -> None:
+    shop = Shop()
+    await handled_live(server, js, shop)
+    plan = await plan_handler_replay(js, shop.app, "billing", ReplayRequest(from_seq=4, to_seq=9))
+    assert (plan.events, plan.keys) == ({"order.paid": 6}, 3)
+    with pytest.raises(ConfigError, match="a batch handler has no context"):
+        await replay_handler(js, shop.app, "report", effects=True)
+    with pytest.raises(ConfigError, match="it has billing, ledger, report"):
+        await replay_handler(js, shop.app, "shipping")
+    await (await js.stream("SHOP")).purge(up_to_sequence=3)
+    with pytest.raises(DataLoss):
+        await replay_handler(js, shop.app, "billing", ReplayRequest(from_seq=2))
+
+
+SOURCE = """
+from jetspark.app import App, Context, Event
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+    cents: int
+
+app = App("till", stream="TILL", subjects=["orders.>"])
+
+@app.handler(Paid, durable="billing")
+async def bill(event: Paid, ctx: Context) -> None:
+    assert ctx.is_replay
+    assert event.cents != 5
+"""
+
+
+def test_the_command_replays_handlers_and_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str
+) -> None:
+    (tmp_path / "handled.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("JETSPARK_SERVERS", nats_url)
+    module = importlib.import_module("handled")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        done = CliRunner().invoke(commands.app, list(arguments))
+        assert done.exit_code == code, f"{done.output} {done.exception!r}"
+        return done.output
+
+    async def prepare() -> None:
+        async with jetspark.connect(nats_url) as client:
+            await set_up(client.jetstream(), module.app)
+            await publish(client.jetstream(), module.app, *(module.Paid(order_id="o", cents=n) for n in range(9)))
+
+    try:
+        asyncio.run(prepare())
+        part = ("replay", "handled:app", "billing", "--to-seq", "4")
+        assert "4 events of 1 keys (4 order.paid)" in run(*part, "--dry-run")
+        assert "4 done, 0 skipped, 0 failed, done" in run(*part, "--effects")
+        found = json.loads(run("replay", "handled:app", "billing", "--rate", "1000", "--json", code=3))
+        assert (found["done"], found["failed"], found["failures"][0]["sequence"]) == (8, 1, 6)
+        assert "2 replays" in run("replays", "handled:app", "billing")
+    finally:
+        del sys.modules["handled"]

@@ -1,0 +1,230 @@
+"""Timers on a real server: they fire once, late by a moment and never early, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.apps import until
+
+import jetspark
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Timers
+from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.errors import ConfigError
+from jetspark.server import NatsServer
+
+
+class Placed(Event, type="order.placed", key="order_id", subject="orders.{order_id}.placed"):
+    order_id: str
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+
+
+class Overdue(Event, type="order.overdue", key="order_id", subject="orders.{order_id}.overdue"):
+    order_id: str
+
+
+def shop(*, timers: bool = True) -> App:
+    return App("shop", stream="ORDERS", subjects=["orders.>"], events=[Placed, Paid, Overdue], timers=timers)
+
+
+@asynccontextmanager
+async def running(app: App, url: str) -> AsyncIterator[None]:
+    workers = asyncio.create_task(app.run(url))
+    try:
+        yield
+    finally:
+        workers.cancel()
+        await asyncio.wait([workers])
+
+
+async def stored(js: jetspark.JetStream, subject: str) -> int:
+    info = await (await js.stream("ORDERS")).info(subjects_filter=subject)
+    return sum((info.state.subjects or {}).values())
+
+
+async def test_a_timer_publishes_its_event_when_it_is_due_and_not_before(nats_url: str) -> None:
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        due = await orders.timers.set("overdue o-1", Overdue(order_id="o-1"), after=0.5)
+        timer = await orders.timers.get("overdue o-1")
+        assert timer is not None
+        assert (timer.name, timer.due, timer.target) == ("overdue o-1", due, "orders.o-1.overdue")
+        assert [each.name async for each in orders.timers.list()] == ["overdue o-1"]
+        stream = await orders.js.stream("ORDERS")
+
+        async def has_fired() -> bool:
+            return await stored(orders.js, "orders.o-1.overdue") == 1
+
+        await until(has_fired)
+        fired = await stream.get_message(last_for="orders.o-1.overdue")
+        assert due is not None
+        assert fired.timestamp >= due
+        assert b'"time":"' + due.isoformat().replace("+00:00", "Z").encode() in fired.data
+        assert await orders.timers.get("overdue o-1") is None
+        assert [each async for each in orders.timers.list()] == []
+        assert not await orders.timers.cancel("overdue o-1")
+
+
+async def test_what_makes_a_timer_needless_ends_it_in_the_same_step(nats_url: str) -> None:
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        await orders.timers.set("overdue o-1", Overdue(order_id="o-1"), after=3600)
+        await orders.timers.set("overdue o-2", Overdue(order_id="o-2"), after=3600)
+        await orders.publish(Paid(order_id="o-1"), cancels="overdue o-1")
+        assert await orders.timers.get("overdue o-1") is None
+        assert await orders.timers.get("overdue o-2") is not None
+        await orders.publish(Paid(order_id="o-3"), cancels="never set")
+        assert await stored(orders.js, "orders.*.paid") == 2
+        assert await orders.timers.cancel("overdue o-2")
+        assert not await orders.timers.cancel("overdue o-2")
+
+
+async def test_a_timer_of_the_same_name_replaces_the_one_before(nats_url: str) -> None:
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        await orders.timers.set("x", Overdue(order_id="early"), after=3600)
+        await orders.timers.set("x", Overdue(order_id="late"), after=0)
+
+        async def has_fired() -> bool:
+            return await stored(orders.js, "orders.late.overdue") == 1
+
+        await until(has_fired)
+        assert [each async for each in orders.timers.list()] == []
+
+
+async def test_each_event_of_a_timer_that_repeats_is_another(nats_url: str) -> None:
+    app, effects, enough = shop(), list[str](), asyncio.Event()
+
+    async def count(*, idempotency_key: str) -> None:
+        effects.append(idempotency_key)
+        if len(effects) == 2:
+            enough.set()
+
+    @app.handler(Overdue, durable="counting")
+    async def on_overdue(event: Overdue, ctx: Context) -> None:
+        await ctx.once("count", count)
+
+    await app.apply(nats_url)
+    async with running(app, nats_url), app.connect(nats_url) as orders:
+        await orders.timers.set("every second", Overdue(order_id="o-1"), every=1)
+        async with asyncio.timeout(30):
+            await enough.wait()
+        assert await orders.timers.cancel("every second")
+        assert len(set(effects)) == len(effects)
+
+
+async def test_a_handler_that_runs_again_sets_no_second_timer(nats_url: str) -> None:
+    app, runs, overdue = shop(), Counter[str](), Counter[str]()
+
+    @app.handler(Placed, durable="reminding", retry=Retry(attempts=5, first_s=0.01, max_s=0.02))
+    async def remind(event: Placed, ctx: Context) -> None:
+        runs[event.order_id] += 1
+        await ctx.schedule(Overdue(order_id=event.order_id), after=0.2)
+        if runs[event.order_id] == 2:
+            await until(lambda: overdue[event.order_id])  # it has fired before the last attempt
+        if runs[event.order_id] < 3:
+            raise RuntimeError("again")
+
+    @app.handler(Overdue, durable="counting")
+    async def on_overdue(event: Overdue) -> None:
+        overdue[event.order_id] += 1
+
+    await app.apply(nats_url)
+    async with running(app, nats_url), app.connect(nats_url) as orders:
+        await orders.publish(Placed(order_id="o-1"))
+
+        async def is_done() -> bool:
+            return runs["o-1"] == 3 and overdue["o-1"] == 1
+
+        await until(is_done)
+        assert [each async for each in orders.timers.list()] == []
+        assert await stored(orders.js, "orders.o-1.overdue") == 1
+
+
+async def test_an_event_of_a_timer_is_retried_and_redriven_like_any_other(nats_url: str) -> None:
+    app, handled, is_mended = shop(), list[str](), False
+
+    @app.handler(Overdue, durable="counting")
+    async def on_overdue(event: Overdue) -> None:
+        if is_mended:
+            handled.append(event.order_id)
+        elif event.order_id == "waits":
+            raise RetryIn(3600)  # by way of the retry stream
+        else:
+            raise Reject("no")
+
+    await app.apply(nats_url)
+    async with running(app, nats_url), app.connect(nats_url) as orders:
+        retries, letters = await orders.js.stream("SHOP_RETRY"), await orders.js.stream("SHOP_DLQ")
+        await orders.timers.set("other", Overdue(order_id="other"), after=3600)
+        for name in ("waits", "rejected"):
+            await orders.timers.set(name, Overdue(order_id=name), after=0)
+
+        async def is_over() -> bool:
+            return (await retries.info()).state.messages == (await letters.info()).state.messages == 1
+
+        await until(is_over)
+        # What the server says of the timer in the event's headers must not be taken for an order to end it.
+        assert [each.name async for each in orders.timers.list()] == ["other"]
+        is_mended = True
+        await run_redrive(orders.js, app, LetterFilter.parse("counting", []))
+
+        async def is_handled() -> bool:
+            return handled == ["rejected"]
+
+        await until(is_handled)
+
+
+async def test_timers_survive_a_server_that_is_killed_and_those_that_were_due_fire() -> None:
+    app, count = shop(), 200
+    async with NatsServer() as server:
+        await app.apply(server.url)
+        async with app.connect(server.url) as orders:
+            for number in range(count):
+                after = 0.5 if number % 2 else 5.0
+                await orders.timers.set(f"overdue {number}", Overdue(order_id=str(number)), after=after)
+            due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
+            server.kill()
+            await asyncio.sleep(1.0)  # half of them fall due meanwhile
+            await asyncio.to_thread(server.restart)
+
+            async def have_fired() -> bool:
+                return await stored(orders.js, "orders.*.overdue") == count
+
+            await until(have_fired)
+            assert await stored(orders.js, "timers.>") == 0
+            assert datetime.datetime.now(datetime.UTC) >= due - datetime.timedelta(seconds=5)
+            info = await (await orders.js.stream("ORDERS")).info(subjects_filter="orders.*.overdue")
+            assert set((info.state.subjects or {}).values()) == {1}
+
+
+async def test_what_the_server_does_not_understand_is_said_in_words(nats_url: str) -> None:
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        with pytest.raises(ConfigError, match="does not understand the schedule '0 99 9"):
+            await orders.timers.set("x", Overdue(order_id="o-1"), cron="0 99 9 * * *")
+        with pytest.raises(ConfigError, match="time zone 'Mars/Crater'"):
+            await orders.timers.set("x", Overdue(order_id="o-1"), cron="@daily", time_zone="Mars/Crater")
+        assert [each async for each in orders.timers.list()] == []
+
+
+async def test_an_app_without_timers_says_how_to_have_them(nats_url: str) -> None:
+    app = App("shop", stream="ORDERS", subjects=["orders.>", "timers.>"], events=[Overdue])
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        with pytest.raises(ConfigError, match=r"App\(..., timers=True\)"):
+            await orders.timers.set("x", Overdue(order_id="o-1"), after=1)
+        timers = Timers("shop", "ORDERS", orders.js, orders.encode)  # of an app that is not applied yet
+        with pytest.raises(ConfigError, match=r"apply the app"):
+            await timers.set("x", Overdue(order_id="o-1"), after=1)

@@ -1,0 +1,106 @@
+"""Calling a handler's own code: which cancellation is the time-out, and which one is somebody who ends the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Awaitable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from jetspark.app import App, Event, Retry
+from jetspark.app.application import HandlerSpec
+from jetspark.app.clock import utc_now
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.envelope import decode, encode
+from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.calling import HandlerCalls
+from jetspark.app.handlers.context import Dependencies
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.retry import HandlerTimeout, RetryPolicy
+from jetspark.app.testing import TestApp
+
+APP = App("orders", stream="ORDERS", subjects=["orders.>"])
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+
+
+class Call:
+    """A handler that has been called and waits, as a task."""
+
+    def __init__(self, batch: int | None) -> None:
+        self.begun = asyncio.Event()
+
+        async def handle(event: Any) -> None:
+            self.begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        spec = HandlerSpec(function=handle, events=(Paid,), durable="billing", batch=batch, in_order=batch is None)
+        store = cast(HandlerStore, SimpleNamespace(js=None, records=None))
+        calls = HandlerCalls(APP, spec, store, Dependencies(), utc_now, logging.getLogger("test"))
+        catalogue = Catalogue()
+        catalogue.add(Paid)
+        now = datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC)
+        made = encode(Paid(order_id="a"), id="e1", source="/test", time=now)
+        self.item = WorkItem("a", 1, None, decode(made.subject, made.data, made.headers, catalogue))
+        work: Awaitable[Any] = calls.call(self.item) if batch is None else calls.call_batch([self.item])
+        self.task: asyncio.Task[Any] = asyncio.ensure_future(work)
+
+    def time_out(self) -> None:
+        """As the worker's timer does."""
+        self.item.is_timed_out = True
+        self.item.runner.cancel()
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_a_time_out_is_an_error_and_the_task_goes_on(batch: int | None) -> None:
+    call = Call(batch)
+    await call.begun.wait()
+    call.time_out()
+    assert isinstance(await call.task, HandlerTimeout)
+    assert call.task.cancelling() == 0
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_who_cancels_at_the_moment_of_the_time_out_is_heard(batch: int | None) -> None:
+    call = Call(batch)
+    await call.begun.wait()
+    call.time_out()
+    call.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call.task
+
+
+async def test_a_look_up_that_took_too_long_is_no_time_out_of_the_handler() -> None:
+    machine = HandlerMachine(HandlerLimits(timeout_s=5.0), RetryPolicy(), lambda: 0.0)
+    item = WorkItem("a", 1)
+    machine.receive(item, 0.0)
+    assert machine.take(0.0) is item
+    assert machine.on_time(6.0).timed_out == [item]  # nothing runs yet that could be cancelled
+    machine.restart_clock(item, 7.0)
+    assert not item.is_timed_out
+
+
+@pytest.mark.timeout(60)
+async def test_an_end_comes_although_a_handler_ignores_it_and_the_server_is_gone() -> None:
+    app, begun = App("deaf", stream="DEAF", subjects=["orders.>"]), []
+
+    @app.handler(Paid, durable="deaf", timeout=3600, retry=Retry(first_s=1))
+    async def wait(event: Paid) -> None:
+        begun.append(event)
+        try:
+            await asyncio.sleep(3000)
+        except asyncio.CancelledError:
+            raise OSError("rather an error") from None  # so its attempts have to be written, and nobody takes them
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        test.advance(10)
+        test.network.kill_server(1e9)
+    assert len(begun) == 1

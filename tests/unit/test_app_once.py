@@ -1,0 +1,117 @@
+"""Effects that happen once: what is recorded of them, what is published after a commit, how long it is known."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from jetspark.app import App, Context, Event, Retry
+from jetspark.app.testing import TestApp
+
+DAY_S = 86400.0
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+
+
+class Totalled(Event, type="order.totalled", key="order_id", subject="orders.{order_id}.totalled"):
+    order_id: str
+    total: int
+
+
+def new_app() -> App:
+    return App("orders", stream="ORDERS", subjects=["orders.>"], events=[Totalled])
+
+
+async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated() -> None:
+    app, effects, errors = new_app(), [], []
+
+    async def charge() -> object:
+        effects.append("charged")
+        return object()
+
+    @app.handler(Paid, durable="billing", retry=Retry(attempts=3, first_s=1))
+    async def bill(event: Paid, ctx: Context) -> None:
+        try:
+            await ctx.once("charge", charge)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            raise
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        assert effects == ["charged"]
+        assert len(test.dead_letters) == 1
+    assert len(errors) == 3
+    assert len(set(errors)) == 1
+    assert "once('charge'): its result of type object" in errors[0]
+    assert "give the effect another name" in errors[0]
+
+
+def adding(app: App, *, slow: str = "", **options: Any) -> list[str]:
+    """A handler that counts in a transaction and returns the total; returns the order ids it was called with."""
+    calls: list[str] = []
+
+    @app.handler(Paid, durable="totals", idempotent="transaction", bucket="totals", **options)
+    async def add(event: Paid, ctx: Context) -> Totalled:
+        total = int(await ctx.tx.get("total") or 0) + 1
+        calls.append(event.order_id)
+        if event.order_id == slow and calls.count(slow) == 1:
+            await asyncio.sleep(1.0)  # so that another event changes the total meanwhile
+        await ctx.tx.put("total", str(total).encode())
+        return Totalled(order_id=event.order_id, total=total)
+
+    return calls
+
+
+async def test_a_try_that_lost_its_race_publishes_nothing() -> None:
+    app = new_app()
+    calls = adding(app, slow="a")
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.publish(Paid(order_id="b"))
+        await test.settled()
+        assert calls.count("a") == 2
+        assert test.published(Totalled) == [Totalled(order_id="b", total=1), Totalled(order_id="a", total=2)]
+
+
+@pytest.mark.parametrize(
+    "at", ["before Commit", "after Commit", "before Publish", "after Publish", "before Acknowledge"]
+)
+async def test_a_crash_around_the_commit_publishes_what_was_committed_once(at: str) -> None:
+    app = new_app()
+    calls = adding(app)
+    async with TestApp(app) as test:
+        crash = test.crash(at)
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert crash.happened == 1
+        assert test.published(Totalled) == [Totalled(order_id="a", total=1)]
+        assert calls == (["a", "a"] if at == "before Commit" else ["a"])
+        assert test.dead_letters == []
+
+
+async def test_marks_of_transactions_go_away_when_they_are_not_needed_any_more() -> None:
+    app = new_app()
+    adding(app, remember_s=2 * DAY_S)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        test.advance(DAY_S)
+        assert await keys_of(test) == ["_done", "total"]
+        test.advance(DAY_S + 120)
+        assert await keys_of(test) == ["total"]
+
+
+async def keys_of(test: TestApp) -> list[str]:
+    """The first tokens of the keys in the bucket."""
+
+    async def read() -> list[str]:
+        kv = await test._client.js.kv("totals")
+        return sorted([key.split(".")[0] async for key in kv.keys(">")])
+
+    return await test._stage.run(read())
