@@ -97,7 +97,7 @@ async def answered(client: AppClient, command: Any, id: str) -> Any:
     """The reply, however often it has to be asked for."""
     while True:
         try:
-            return await client.call(command, command_id=id, timeout=2.0)
+            return await client.call(command, command_id=id, timeout=10.0 if MANY else 2.0)
         except (jetspark.NetworkError, jetspark.BoundaryConflict):
             await asyncio.sleep(0.05)
 

@@ -213,6 +213,8 @@ class Deciding:
         self.stream, self.stored, self.replicas, self.source = stream, tuple(stored), replicas, source
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random, self._random_bits = clock, random, random_bits
+        self.known_end = 0
+        """The highest sequence of the stream that was seen."""
 
     def boundary(self, spec: CommandSpec, command: Command) -> tuple[str, ...]:
         """What a command reads.
@@ -318,12 +320,12 @@ class _DecidingRun:
         yield from self._open()
         conflicts = failures = 0
         while conflicts < self._spec.tries:
-            end: int | None = None
-            if self._guards_stream:
-                # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
-                end = yield ReadStreamEnd()
-                yield from self._catch_up()
+            # What was found is a fact; and asked for again, most commands are found without reading.
             reply = self._find()
+            if reply is not None:
+                return reply
+            end = (yield from self._read_end(is_first=not failures)) if self._guards_stream else None
+            reply = self._find() if self._guards_stream else None
             if reply is not None:
                 return reply
             outcome = self._decide()
@@ -335,13 +337,15 @@ class _DecidingRun:
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
                 yield PauseFor(self._deciding.pause_s(failures))
-                yield from self._catch_up()
+                if not self._guards_stream:
+                    yield from self._catch_up()
             elif (yield from self._catch_up()):
                 conflicts += 1
             elif isinstance(outcome, Decision):
                 return CommandReply(command_id=self._id, sequence=0, events=0, data=outcome.reply)
             else:
                 raise outcome
+        yield from self._catch_up()
         reply = self._find()
         if reply is not None:
             return reply
@@ -425,6 +429,22 @@ class _DecidingRun:
                 self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
         return has_moved
 
+    def _read_end(self, *, is_first: bool) -> CommandSteps[int]:
+        """Where the stream ends, with the boundaries complete up to there.
+
+        At first it is enough if this worker has stored the last message that it knows of, and has all up to then.
+        """
+        known = min(past.through for past in self._pasts)
+        if is_first and known and known == self._deciding.known_end:
+            return known
+        # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
+        end: int = yield ReadStreamEnd()
+        yield from self._catch_up()
+        self._deciding.known_end = max(self._deciding.known_end, end)
+        for past in self._pasts:
+            past.through = end
+        return end
+
     # ---- deciding ----------------------------------------------------------------------------------------------
 
     def _find(self) -> CommandReply | None:
@@ -492,5 +512,7 @@ class _DecidingRun:
                 if matches(past.filter, message.subject)
             ]
             past.add(own)
+            past.through = last if self._guards_stream else 0
             self._deciding.cache.put(past, self._key)
+        self._deciding.known_end = max(self._deciding.known_end, last)
         return CommandReply(command_id=self._id, sequence=last, events=len(encoded), data=decision.reply)

@@ -227,7 +227,7 @@ class CommandWorker:
         except TimeoutError:
             # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
             failed = RequestTimeout(f"command {spec.name!r}", self._loop.time() - began)
-            _logger.warning("command %s: not decided within the caller's time", spec.name)
+            _logger.debug("command %s: not decided within the caller's time", spec.name)
         except ConnectionClosed as error:
             failed = error
         except Exception as error:
