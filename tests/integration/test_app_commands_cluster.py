@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import os
 import random
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -49,7 +49,9 @@ class Trouble:
         self.urls = [node.url for node in cluster.nodes]
         self.app = app
         self.kills = self.elections = 0
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self.has_begun = asyncio.Event()
+        """A worker was killed, and a leader has stepped down."""
+        self._workers: list[BaseProcess] = []
         self._rng = random.Random(5)
 
     @asynccontextmanager
@@ -66,7 +68,7 @@ class Trouble:
             await asyncio.wait(tasks)
             for process in self._workers:
                 process.kill()
-                process.wait()
+                process.join()
 
     def _start(self, number: int) -> None:
         self._workers.append(start_worker(self.urls[number % 3], self.app.name, replicas=3))
@@ -80,8 +82,9 @@ class Trouble:
                 await are_serving(self.urls[0], self.app.name, WORKERS + 1)
             process = self._workers.pop(0)
             process.kill()
-            process.wait()
+            process.join()
             self.kills += 1
+            self._note()
 
     async def _change_leaders(self) -> None:
         async with jetspark.connect(self.urls) as nc:
@@ -91,6 +94,11 @@ class Trouble:
                 with contextlib.suppress(JetSparkError):
                     await stream.step_down()
                     self.elections += 1
+                    self._note()
+
+    def _note(self) -> None:
+        if self.kills and self.elections:
+            self.has_begun.set()
 
 
 async def answered(client: AppClient, command: Any, id: str) -> Any:
@@ -123,6 +131,8 @@ async def test_callers_of_one_boundary_see_one_order_whatever_dies(cluster: Nats
 
         async def caller(number: int) -> None:
             for count in range(COMMANDS // CALLERS):
+                if count == COMMANDS // CALLERS // 2:
+                    await trouble.has_begun.wait()
                 id = f"c{number}-{count}"
                 operation = Operation(id, Enter(ledger="x", writer=id), time.monotonic())
                 operations.append(operation)
@@ -160,6 +170,8 @@ async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(cluster: N
                 await answered(client, OpenAccount(account=account, cents=100), f"open-{account}")
             await opened.wait()
             for count in range(COMMANDS // CALLERS):
+                if count == COMMANDS // CALLERS // 2:
+                    await trouble.has_begun.wait()
                 source, target = rng.sample(names, 2)
                 try:
                     command = Transfer(source=source, target=target, cents=rng.randint(1, 80))
