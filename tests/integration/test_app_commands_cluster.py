@@ -19,9 +19,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
-from support.accounts import Enter, OpenAccount, Transfer, Withdrawn, bank, ledger_model
+from support.accounts import Enter, Entered, OpenAccount, Transfer, Withdrawn, bank, ledger_model
 from support.cluster import create_on_new_cluster
-from support.commands import are_serving, start_worker
+from support.commands import are_serving, served, start_worker
 from support.linear import Entry, Operation, check_linearizable
 
 import jetspark
@@ -203,3 +203,33 @@ async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(cluster: N
     )
     assert {causes[cause] for cause in transfers} == {2}, "decided twice, or half"
     assert len(transfers) + refused == COMMANDS // CALLERS * CALLERS
+
+
+@pytest.mark.slow
+async def test_a_replicated_stream_does_not_overlook_a_plain_publish_below_the_wildcards(cluster: NatsCluster) -> None:
+    """The server knows what is on its way by name only, so a guard on the wildcards alone may miss one of these."""
+    urls = [node.url for node in cluster.nodes]
+    async with set_up(cluster, "mixed") as (app, _), served(app, urls[0], workers=2) as client:
+        is_over = False
+
+        async def publish() -> int:
+            count = 0
+            while not is_over:
+                count += 1
+                await client.publish(Entered(ledger="x", number=0, writer="plain"), timeout=10.0)
+                await asyncio.sleep(rng.uniform(0.0, 0.05))
+            return count
+
+        rng, publishing = random.Random(3), [asyncio.create_task(publish()) for _ in range(2)]
+        calls = [answered(client, Enter(ledger="x", writer="w"), f"e-{number}") for number in range(40)]
+        await asyncio.gather(*calls)
+        is_over = True
+        published = sum(await asyncio.gather(*publishing))
+        before = 0
+        async for message in (await client.js.stream(app.stream)).get_messages(1):
+            event = decode(message.subject, message.data, message.headers, app.catalogue).event
+            before += 1
+            assert event.number in (0, before), (
+                f"{event} was decided on {event.number - 1} events, and there were {before - 1}"
+            )
+    assert (before, published > 10) == (published + 40, True)
