@@ -28,7 +28,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jetspark.app.causes import Cause, child_of
 from jetspark.app.commands.boundaries import (
@@ -41,7 +41,7 @@ from jetspark.app.commands.boundaries import (
 )
 from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, PastEvent
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
-from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, decode, derived_id, encode
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -134,16 +134,14 @@ class ReadSnapshot:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedMessage:
+class GuardedMessage(NamedTuple):
     """One message of an append."""
 
     encoded: Encoded
     guard: Guard | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Store all of these messages, or none; one of the three answers below."""
 
     messages: tuple[GuardedMessage, ...]
@@ -151,8 +149,7 @@ class Append:
     """Only if this is the last sequence of the whole stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """They are stored, without a gap; this is the sequence of the last one."""
 
     sequence: int
@@ -213,6 +210,7 @@ class Deciding:
         self.stream, self.stored, self.replicas, self.source = stream, tuple(stored), replicas, source
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random, self._random_bits = clock, random, random_bits
+        self._checked: set[Contract] = set()
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
 
@@ -251,9 +249,8 @@ class Deciding:
         for index, event in enumerate(events):
             try:
                 contract = contract_of(event)
-                subject = contract.subject.filter
-                if self.stored and not any(is_subset(subject, each) for each in self.stored):
-                    raise ConfigError(f"{type(event).__name__} goes to {subject!r}, which the stream does not store")
+                if contract not in self._checked:
+                    self._check(contract)
                 own_id = None if contract.id_of is None else contract.id_of(event)
                 encoded = encode(
                     event,
@@ -273,6 +270,12 @@ class Deciding:
             encoded.headers.update({COMMAND_HEADER: spec.name, OUTCOME_HEADER: outcome})
             found.append(encoded)
         return found
+
+    def _check(self, contract: Contract) -> None:
+        subject = contract.subject.filter
+        if self.stored and not any(is_subset(subject, each) for each in self.stored):
+            raise ConfigError(f"{contract.kind.__name__} goes to {subject!r}, which the stream does not store")
+        self._checked.add(contract)
 
     def read(self, message: StoredMessage) -> PastEvent:
         """A stored message as an event of the past.

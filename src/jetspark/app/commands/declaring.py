@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgspec
@@ -95,7 +95,7 @@ class Decision:
             ConfigError: It is neither events nor a decision.
         """
         if isinstance(decided, Decision):
-            return cls(events=tuple(decided.events), reply=decided.reply)
+            return decided if isinstance(decided.events, list | tuple) else replace(decided, events=[*decided.events])
         if decided is None:
             return cls()
         if hasattr(type(decided), "__contract__"):
@@ -173,6 +173,8 @@ class Past:
 def reduced(filters: Iterable[str]) -> tuple[str, ...]:
     """Filters in order, each once, without those that another one covers."""
     unique = sorted(set(filters))
+    if len(unique) == 1:
+        return (unique[0],)
     return tuple(one for one in unique if not any(one != other and is_subset(one, other) for other in unique))
 
 
