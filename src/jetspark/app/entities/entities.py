@@ -63,6 +63,10 @@ class Entities:
         """The bucket that has the states."""
         return self._spec.bucket
 
+    def key_of(self, key: str) -> str:
+        """Where the state of an entity is in the bucket."""
+        return self._spec.key_of(key)
+
     async def get(self, key: str) -> Any:
         """The state of an entity, by the word of the leader; None if there is none."""
         state, _, _ = await self._read(key)

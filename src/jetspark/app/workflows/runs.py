@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from jetspark.app.contracts.tokens import unescape
 from jetspark.app.entities.entities import EntityChange, EntityWriter
 from jetspark.app.workflows.declaring import RunRecord, RunStatus, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
-from jetspark.errors import MessageNotFound
+from jetspark.errors import ConnectionClosed, MessageNotFound
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
@@ -51,6 +53,22 @@ class WorkflowRuns:
         """A run, or None if there is none."""
         record = await self._entities.get(key)
         return None if record is None else self._run(key, record)
+
+    async def wait_for_end(self, key: str, timeout: float | None = None) -> WorkflowRun:
+        """Wait until a run is over, also one that has not begun yet.
+
+        Raises:
+            TimeoutError: It is not over within ``timeout`` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            bucket = await self._writer.js.kv(self._entities.bucket)
+            changing = bucket.watch(self._entities.key_of(key))
+            async with contextlib.aclosing(changing) as changes:  # type: ignore[type-var]
+                async for _ in changes:
+                    run = await self.get(key)
+                    if run is not None and run.status != "running":
+                        return run
+        raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
         """All runs, or those of a status."""
