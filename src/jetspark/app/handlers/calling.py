@@ -98,8 +98,10 @@ class HandlerCalls:
         events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
         items[0].runner = task
         try:
-            if events:
-                await self._function(events, **self._arguments)
+            result = await self._function(events, **self._arguments) if events else None
+            if result is not None:
+                kind = type(result).__name__
+                return ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
             return None
         except asyncio.CancelledError:
             if not _is_time_out(task, items[0]):
