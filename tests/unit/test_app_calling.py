@@ -160,3 +160,26 @@ async def test_a_batch_handler_that_returns_something_is_told_so() -> None:
         [letter] = test.dead_letters
         assert letter.cause is not None
         assert "batch handler 'somehow': expected it to return nothing, got list" in letter.cause.message
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_a_cancellation_of_something_else_is_an_error_of_the_handler(batch: int | None) -> None:
+    app, starts = App("inner", stream="INNER", subjects=["orders.>"]), []
+
+    async def handle(event: Any) -> None:
+        starts.append(event)
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+
+    if batch is None:
+        app.handler(Paid, durable="inner", concurrency=1, retry=Retry(attempts=2, first_s=1))(handle)
+    else:
+        app.batch_handler(Paid, durable="inner", batch=batch, retry=Retry(attempts=2, first_s=1))(handle)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert letter.cause.error == "asyncio.exceptions.CancelledError"
+    assert len(starts) == 2

@@ -77,10 +77,8 @@ class HandlerCalls:
                 for event in returned_events(result):
                     await context.publish(event)
             return None
-        except asyncio.CancelledError:
-            if not _is_time_out(task, item):
-                raise
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except asyncio.CancelledError as error:
+            return self._cancelled(task, item, error)
         except Exception as error:
             return error
         finally:
@@ -103,10 +101,8 @@ class HandlerCalls:
                 kind = type(result).__name__
                 return ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
             return None
-        except asyncio.CancelledError:
-            if not _is_time_out(task, items[0]):
-                raise
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except asyncio.CancelledError as error:
+            return self._cancelled(task, items[0], error)
         except Exception as error:
             return error
         finally:
@@ -114,6 +110,16 @@ class HandlerCalls:
             if items[0].is_timed_out:
                 items[0].is_timed_out = False
                 task.uncancel()
+
+    def _cancelled(
+        self, task: asyncio.Task[Any], item: WorkItem, error: asyncio.CancelledError
+    ) -> HandlerTimeout | asyncio.CancelledError:
+        """What a cancellation means that the handler has ended with; raises it if somebody ends the worker."""
+        if task.cancelling() > item.is_timed_out:  # also at the moment of the time-out
+            raise error
+        if item.is_timed_out:
+            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        return error  # nobody has cancelled this task: it is of something that the handler waited for
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
         if self._effects is None:
@@ -163,11 +169,6 @@ class HandlerCalls:
             log=self._log,
             is_replay=self.is_replay,
         )
-
-
-def _is_time_out(task: asyncio.Task[Any], item: WorkItem) -> bool:
-    """Whether a cancellation is the time-out alone: who ends the worker at that moment must be heard, too."""
-    return item.is_timed_out and task.cancelling() <= 1
 
 
 def returned_events(result: Any) -> list[Any]:

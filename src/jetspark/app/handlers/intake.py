@@ -387,7 +387,7 @@ class Intake:
             key = getattr(decoded.event, spec.key) if isinstance(spec.key, str) else spec.key(decoded.event)
         except Exception as error:  # of the user's code: it must not end the worker, which would get the event again
             return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
-        return decoded, str(key)
+        return decoded, None if key is None else str(key)
 
     # ---- what the server gives up ------------------------------------------------------------------------------
 
