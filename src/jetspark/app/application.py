@@ -15,6 +15,7 @@ from jetspark.app.handlers.retry import Breaker, RetryPolicy
 from jetspark.app.projections.declaring import Invariant, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
@@ -154,6 +155,22 @@ class HandlerOptions(BatchHandlerOptions, total=False):
     remember_s: float
     partitions: int | None
     takeover_s: float
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """What ``app.workflow`` takes besides: fields of :class:`HandlerSpec`."""
+
+    concurrency: int
+    timeout: float
+    retry: RetryPolicy
+    rate: float | None
+    burst: int | None
+    ack_wait_s: float
+    max_messages: int
+    max_bytes: int
+    partitions: int | None
+    takeover_s: float
+    breaker: Breaker | None
 
 
 def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
@@ -320,6 +337,48 @@ class App(Declarations):
 
         def declare(kind: _Kind) -> _Kind:
             self._declare_command(CommandSpec(name=name, kind=kind, **options))
+            return kind
+
+        return declare
+
+    def workflow(
+        self,
+        name: str,
+        *,
+        key: str | Callable[[Any], Any],
+        events: Sequence[type] | None = None,
+        version: int = 1,
+        **options: Unpack[WorkflowOptions],
+    ) -> Callable[[_Kind], _Kind]:
+        """Declare a workflow: ``@app.workflow(...)`` above a class with ``def react(self, state, event)``.
+
+        ``react`` is pure, and returns a :class:`Decision`: the run's new state, events, timers to set or cancel, and
+        whether the run is over; or None if the event does not matter. The state is None for the first event of a
+        run. Each step is stored whole or not at all. The type of ``state`` is what it is decoded into.
+
+        Args:
+            name: Of the workflow; its handler has it as its durable, and its runs are entities of this name.
+            key: The field of the events that says which run they belong to, or a function of an event.
+            events: What it reacts to; the types at ``event`` of ``react``, if not given.
+            version: Of the state. An older one is given to ``def upcast(self, state, version)``, if there is one.
+            options: Those of a handler: concurrency, retry, partitions and so on.
+
+        Raises:
+            ConfigError: The class is no workflow, or the stream can have no entities (``App(stream="KV_...")``).
+        """
+        _check_options(name, options, WorkflowOptions)
+
+        def declare(kind: _Kind) -> _Kind:
+            from jetspark.app.workflows.running import handler_of
+
+            spec = WorkflowSpec(name, kind, key=key, events=events, version=version)
+            self.entities(name, state=RunRecord)
+            self._declare(
+                HandlerSpec(
+                    function=handler_of(self, spec), events=spec.events, durable=name, key=spec.lane_key, **options
+                )
+            )
+            self.workflows[name] = spec
             return kind
 
         return declare

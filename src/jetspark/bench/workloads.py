@@ -13,7 +13,7 @@ from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
 from jetspark.bench.projection_live import PROJECTION_LATENCY, PROJECTION_LIVE
-from jetspark.bench.projection_spark import PROJECTION_SPARK
+from jetspark.bench.projection_spark import PROJECTION_SPARK, PROJECTION_SPARK_FIRST
 from jetspark.bench.request_latency import REQUEST_LATENCY
 from jetspark.bench.spark import SPARK_FOLD, SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
 from jetspark.bench.workload import Workload
@@ -46,6 +46,7 @@ WORKLOADS: dict[str, Workload] = {
         PROJECTION_LIVE,
         PROJECTION_LATENCY,
         PROJECTION_SPARK,
+        PROJECTION_SPARK_FIRST,
         OBJECT_PUT,
         OBJECT_GET,
     )

@@ -150,6 +150,7 @@ class HandlerWorker:
             done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
         if self._timer is not None:
             self._timer.cancel()
+        await self._calls.close()
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
 
     async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
