@@ -183,3 +183,23 @@ async def test_a_cancellation_of_something_else_is_an_error_of_the_handler(batch
         assert letter.cause is not None
         assert letter.cause.error == "asyncio.exceptions.CancelledError"
     assert len(starts) == 2
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_an_error_without_a_text_is_a_dead_letter_like_any_other() -> None:
+    app = App("wordless", stream="WORDLESS", subjects=["orders.>"])
+
+    @app.handler(Paid, durable="wordless", retry=Retry(attempts=2, first_s=0.1))
+    async def handle(event: Paid) -> None:
+        raise Wordless
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert letter.cause.message == "its text cannot be told: RuntimeError"
