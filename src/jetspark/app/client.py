@@ -244,11 +244,8 @@ class AppClient:
         """
         from jetspark.app.commands.calling import call_command
 
-        self.js  # noqa: B018 - says what is wrong outside of the block
-        assert self._nc is not None
         return await call_command(
             self,
-            self._nc,
             command,
             command_id=command_id,
             expected_version=expected_version,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgspec
@@ -124,8 +123,9 @@ class Decision:
             ConfigError: It is neither events nor a decision.
         """
         if isinstance(decided, Decision):
-            plain = cls(events=tuple(decided.events), reply=decided.reply)
-            if dataclasses.replace(decided, events=plain.events) != plain:
+            events = decided.events if isinstance(decided.events, list | tuple) else [*decided.events]
+            plain = cls(events=events, reply=decided.reply)
+            if replace(decided, events=events) != plain:
                 raise ConfigError(f"decide returned {decided!r}: a command has events and a reply, and nothing else")
             return plain
         if decided is None:
@@ -205,6 +205,8 @@ class Past:
 def reduced(filters: Iterable[str]) -> tuple[str, ...]:
     """Filters in order, each once, without those that another one covers."""
     unique = sorted(set(filters))
+    if len(unique) == 1:
+        return (unique[0],)
     return tuple(one for one in unique if not any(one != other and is_subset(one, other) for other in unique))
 
 
