@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from jetspark.app.commands.declaring import CommandSpec
-from jetspark.app.declarations import MARKER_TTL_S, Declarations
+from jetspark.app.declarations import MARKER_TTL_S, Declarations, returned_types
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
 from jetspark.app.projections.declaring import Invariant, make_spec
@@ -238,7 +238,7 @@ class App(Declarations):
 
         One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
         its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
-        does not hold through retries. It gets what lifespans made, and no context.
+        does not hold through retries. It gets what lifespans made, and no context, and returns nothing.
 
         Raises:
             ConfigError: There is no such option, or its value is wrong, or another handler has the name.
@@ -246,6 +246,11 @@ class App(Declarations):
         _check_options(durable, options, BatchHandlerOptions)
 
         def declare(function: HandlerFunction) -> HandlerFunction:
+            if returned := returned_types(function):
+                names = ", ".join(kind.__name__ for kind in returned)
+                raise ConfigError(
+                    f"batch handler {durable!r}: its events cannot be published: it returns {names}; use app.handler"
+                )
             spec = HandlerSpec(
                 function=function,
                 events=events,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jetspark.app.telemetry import HandlerObserver
     from jetspark.app.workflows.declaring import WorkflowSpec
 
-__all__ = ["Declarations"]
+__all__ = ["Declarations", "returned_types"]
 
 _Kind = TypeVar("_Kind", bound=type[Any])
 
@@ -142,7 +142,7 @@ class Declarations:
             ConfigError: A handler takes something that is no event, or two classes have one type and version.
         """
         for spec in self.handlers.values():
-            self._add(*spec.events, *_returned(spec.function))
+            self._add(*spec.events, *returned_types(spec.function))
         for projection in self.projections.values():
             self._add(*projection.events)
         return self._catalogue
@@ -391,7 +391,7 @@ class Declarations:
         )
 
 
-def _returned(function: Callable[..., Any]) -> list[type[Any]]:
+def returned_types(function: Callable[..., Any]) -> list[type[Any]]:
     """The types of events that a handler says it returns."""
     try:
         hint = typing.get_type_hints(function).get("return")

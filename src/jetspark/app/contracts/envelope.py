@@ -274,6 +274,11 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
         event = _upcast(subject, envelope, reading) if upcasts else contract.decode(envelope.data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _violation(subject, envelope.type, version, error) from error
+    except ContractViolation:
+        raise
+    except Exception as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
+        rule = f"{type(error).__name__}: {error}"
+        raise BrokenRule(subject, envelope.type, version, "", rule) from error
     return envelope, contract, event
 
 

@@ -80,10 +80,8 @@ class HandlerCalls:
                 for event in returned_events(result):
                     await context.publish(event)
             return None
-        except asyncio.CancelledError:
-            if not _is_time_out(task, item):
-                raise
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except asyncio.CancelledError as error:
+            return self._cancelled(task, item, error)
         except Exception as error:
             return error
         finally:
@@ -101,13 +99,13 @@ class HandlerCalls:
         events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
         items[0].runner = task
         try:
-            if events:
-                await self._function(events, **self._arguments)
+            result = await self._function(events, **self._arguments) if events else None
+            if result is not None:
+                kind = type(result).__name__
+                return ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
             return None
-        except asyncio.CancelledError:
-            if not _is_time_out(task, items[0]):
-                raise
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except asyncio.CancelledError as error:
+            return self._cancelled(task, items[0], error)
         except Exception as error:
             return error
         finally:
@@ -115,6 +113,16 @@ class HandlerCalls:
             if items[0].is_timed_out:
                 items[0].is_timed_out = False
                 task.uncancel()
+
+    def _cancelled(
+        self, task: asyncio.Task[Any], item: WorkItem, error: asyncio.CancelledError
+    ) -> HandlerTimeout | asyncio.CancelledError:
+        """What a cancellation means that the handler has ended with; raises it if somebody ends the worker."""
+        if task.cancelling() > item.is_timed_out:  # also at the moment of the time-out
+            raise error
+        if item.is_timed_out:
+            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        return error  # nobody has cancelled this task: it is of something that the handler waited for
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
         if self._effects is None:
@@ -176,11 +184,6 @@ class HandlerCalls:
             is_replay=self.is_replay,
             entities=self._entities,
         )
-
-
-def _is_time_out(task: asyncio.Task[Any], item: WorkItem) -> bool:
-    """Whether a cancellation is the time-out alone: who ends the worker at that moment must be heard, too."""
-    return item.is_timed_out and task.cancelling() <= 1
 
 
 def returned_events(result: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.dead_letters.letters import error_text
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.calling import HandlerCalls
 from jetspark.app.handlers.context import Dependencies
@@ -302,9 +303,8 @@ class HandlerWorker:
                 self._reports.finished(item, "given_back", error)
             return
         if error is not None and not isinstance(error, Skip):
-            self.log.warning(
-                "sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, type(error).__name__, error
-            )
+            kind, text = type(error).__name__, error_text(error)
+            self.log.warning("sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, kind, text)
         steps = conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter)
         work = self.steps(steps)
         decided = await (work if self._reports is None else self._reports.settle(item, error, work))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from unittest import mock
 
-import pytest
 from support.apps import publish, set_up, until
 from support.projections import bank, folded, in_buckets, in_stream, some_events
 
@@ -22,21 +21,6 @@ from jetspark.app.replay import rebuild, repair_keys, verify
 from jetspark.server import NatsServer
 
 OPTIONS = LiveOptions(partitions=4, lease_s=1.0, position_every_s=0.02)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 class Process:
