@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
@@ -30,7 +31,9 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.publishing import Expect
 
-__all__ = ["Committer"]
+__all__ = ["Committer", "asking_again"]
+
+T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 ATTEMPTS = 10
@@ -128,7 +131,7 @@ class Committer:
             _fail(done, doubt or error)
             return
         try:
-            revision, recent = await self._current(change.subject)
+            revision, recent = await asking_again(lambda: self._current(change.subject))
         except JetSparkError as failed:
             _fail(done, doubt or failed)
             return
@@ -194,6 +197,19 @@ class Committer:
             revisions.append(first)
             first += len(of_change)
         return revisions
+
+
+async def asking_again(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask the server, again if that may help, as often as a change is sent."""
+    failures = 0
+    while True:
+        try:
+            return await ask()
+        except JetSparkError as error:
+            failures += 1
+            if failures == ATTEMPTS or not error.may_pass:
+                raise
+        await asyncio.sleep(PAUSE.wait_s(failures))
 
 
 def _guard(message: EntityMessage) -> Expect | None:

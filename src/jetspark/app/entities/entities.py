@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from jetspark.app.entities.changes import PendingChange, recent_changes
-from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.committing import Committer, asking_again
 from jetspark.app.entities.declaring import EntitySpec
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
 from jetspark.core.numbers import whole
@@ -107,6 +107,9 @@ class Entities:
 
     async def _read(self, key: str) -> tuple[Any, int, tuple[str, ...]]:
         """State, revision, and the changes that have led to it."""
+        return await asking_again(lambda: self._read_once(key))
+
+    async def _read_once(self, key: str) -> tuple[Any, int, tuple[str, ...]]:
         if self._stream is None:
             self._stream = await self._writer.js.stream(self._writer.app.stream)
         try:
