@@ -3,7 +3,7 @@
 The small version runs always. The large one has 64 callers with ten thousand commands on one boundary, and transfers
 between a thousand accounts, with a worker killed every two seconds::
 
-    JETSPARK_MANY_COMMANDS=10000 python -m pytest -s tests/integration/test_app_commands_cluster.py
+    JETSPARK_MANY_COMMANDS=10000 python -m pytest -s tests/integration/apps/test_app_commands_cluster.py
 """
 
 from __future__ import annotations
