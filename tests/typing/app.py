@@ -10,9 +10,13 @@ import jetspark
 from jetspark.app import (
     App,
     AppClient,
+    Command,
+    CommandReply,
     Context,
+    Decision,
     Event,
     Measure,
+    Past,
     Private,
     Timestamp,
     TopologyPlan,
@@ -93,6 +97,29 @@ async def check(app: App) -> None:
         assert_type(test.published(OrderPaid), list[OrderPaid])
         assert_type(test.crash_after_effect(), InjectedFault)
     assert_type(await check_reliability(app, paid, effects=lambda: [1]), ReliabilityReport)
+
+
+class PayOrder(Command):
+    order_id: str
+    note: str = ""
+
+    def reads(self) -> list[str]:
+        return [f"orders.{self.order_id}.>"]
+
+    def decide(self, past: Past) -> Decision:
+        assert_type(past.of(OrderPaid), list[OrderPaid])
+        return Decision(events=[OrderPaid(order_id=self.order_id, amount_cents=1)], reply={"cents": 1})
+
+
+async def call(app: App, orders: AppClient) -> None:
+    app.command("orders.pay", tries=3)(PayOrder)
+    reply = await orders.call(PayOrder(order_id="o-1"), command_id="c-1", expected_version=0, timeout=2.0)
+    assert_type(reply, CommandReply)
+    assert_type(reply.sequence, int)
+    PayOrder(order_id=1)  # type: ignore[arg-type]
+    PayOrder("o-1")  # type: ignore[call-arg]
+    await orders.call(OrderPaid(order_id="o-1", amount_cents=5))  # type: ignore[arg-type]
+    app.command("orders.pay", guard="none")(PayOrder)  # type: ignore[arg-type]
 
 
 def wrong_options(app: App) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
-from jetspark.app.commands.declaring import CommandSpec
+from jetspark.app.commands.declaring import CommandSpec, Guarding
 from jetspark.app.declarations import MARKER_TTL_S, Declarations, returned_types
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
@@ -325,7 +325,16 @@ class App(Declarations):
 
         return declare
 
-    def command(self, name: str, **options: Any) -> Callable[[_Kind], _Kind]:
+    def command(
+        self,
+        name: str,
+        *,
+        snapshot: str | None = None,
+        remember_s: float = 3600.0,
+        guard: Guarding = "auto",
+        tries: int = 20,
+        max_past: int = 100_000,
+    ) -> Callable[[_Kind], _Kind]:
         """Declare a command: ``@app.command("orders.place")`` above a class below :class:`Command`.
 
         The options are the fields of :class:`CommandSpec`. Any number of workers serve it; callers use
@@ -336,7 +345,16 @@ class App(Declarations):
         """
 
         def declare(kind: _Kind) -> _Kind:
-            self._declare_command(CommandSpec(name=name, kind=kind, **options))
+            spec = CommandSpec(
+                name=name,
+                kind=kind,
+                snapshot=snapshot,
+                remember_s=remember_s,
+                guard=guard,
+                tries=tries,
+                max_past=max_past,
+            )
+            self._declare_command(spec)
             return kind
 
         return declare

@@ -68,6 +68,14 @@ async def test_a_retry_after_the_duplicate_window_gets_the_recorded_reply(url: s
         assert (again, again.is_repeated) == (first, True)
 
 
+async def test_an_id_that_was_used_elsewhere_is_an_error_and_not_a_conflict(url: str) -> None:
+    app = bank()
+    async with served(app, url) as client:
+        await client.call(Enter(ledger="x", writer="w"), command_id="same")
+        with pytest.raises(jetspark.CommandFailed, match="command_id was used before with other fields"):
+            await client.call(Enter(ledger="y", writer="w"), command_id="same")
+
+
 async def test_many_callers_of_one_boundary_get_each_number_once_from_several_workers(url: str) -> None:
     app = bank()
     async with served(app, url, workers=3) as client:

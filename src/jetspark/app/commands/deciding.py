@@ -160,6 +160,8 @@ class AppendMoved:
     """Nothing was stored: a guard did not hold, or the server could not take it now."""
 
     is_conflict: bool = True
+    is_duplicate: bool = False
+    """An event with the id of one of these is stored already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +342,11 @@ class _DecidingRun:
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
                 yield PauseFor(self._deciding.pause_s(failures))
-                if not self._guards_stream:
+                is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
+                if is_duplicate or not self._guards_stream:
                     yield from self._catch_up()
+                if is_duplicate and self._find() is None:
+                    raise CommandFailed(self._spec.name, self._taken_ids())
             elif (yield from self._catch_up()):
                 conflicts += 1
             elif isinstance(outcome, Decision):
@@ -494,6 +499,13 @@ class _DecidingRun:
             raise CommandFailed(self._spec.name, str(error)) from error
         messages = tuple(GuardedMessage(*each) for each in zip(encoded, guards, strict=True))
         return Append(messages, end)
+
+    def _taken_ids(self) -> str:
+        ids = ", ".join(repr(each.headers["Nats-Msg-Id"]) for each in self._encoded)
+        return (
+            f"an event with one of the ids {ids} is stored already, and not by this command inside its boundary. The "
+            "command_id was used before with other fields, or event_id returns the same for two events"
+        )
 
     def _note(self, decision: Decision, last: int) -> CommandReply:
         """Remember what was stored: the guards have proven that nothing is between it and what was read."""

@@ -145,8 +145,10 @@ class CommandStore:
             if len(step.messages) == 1:
                 return await self._publish(step)
             return await self._commit(step)
-        except (WrongLastSequence, DuplicateMessageId):
+        except WrongLastSequence:
             return AppendMoved()
+        except DuplicateMessageId:
+            return AppendMoved(is_duplicate=True)
         except (JetStreamUnavailable, BatchIncomplete, TooManyBatches):
             return AppendMoved(is_conflict=False)
         except ConnectionClosed:
@@ -169,7 +171,7 @@ class CommandStore:
         fields = encoded.headers | expected_headers(self._expect(step, 0))
         ack = await self._context.run(publish(encoded.subject, encoded.data, fields), REQUEST_S)
         # A duplicate is stored already: it is found when the boundary is read again.
-        return AppendMoved() if ack.duplicate else Appended(ack.sequence)
+        return AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence)
 
     async def _commit(self, step: Append) -> Appended:
         # The guards make a second attempt safe, so the server need not confirm that it has opened the batch.

@@ -223,7 +223,8 @@ class CommandWorker:
                     body = wire.write_reply(await self._decide(spec, message))
                 if message.reply:
                     await message.respond(body)
-                    self._link.flush()  # now, and not in the next round of the loop: somebody waits
+                    if len(self._tasks) == 1:
+                        self._link.flush()  # now; where there are others, their answers go with it
         except TimeoutError:
             # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
             failed = RequestTimeout(f"command {spec.name!r}", self._loop.time() - began)
