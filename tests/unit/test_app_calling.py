@@ -23,6 +23,7 @@ from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import HandlerTimeout, RetryPolicy
 from jetspark.app.testing import TestApp
+from jetspark.errors import ConfigError
 
 APP = App("orders", stream="ORDERS", subjects=["orders.>"])
 
@@ -104,3 +105,101 @@ async def test_an_end_comes_although_a_handler_ignores_it_and_the_server_is_gone
         test.advance(10)
         test.network.kill_server(1e9)
     assert len(begun) == 1
+
+
+class Shipped(Event, type="order.shipped", key="parcel", subject="orders.{parcel}.shipped"):
+    parcel: str
+
+
+def _divide(event: Any) -> str:
+    return str(1 // len(event.order_id))
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "why"),
+    [
+        ("order_id", Shipped(parcel="a"), "'Shipped' object has no attribute 'order_id'"),
+        (_divide, Paid(order_id=""), "integer division or modulo by zero"),
+    ],
+)
+async def test_an_event_whose_key_cannot_be_told_is_a_dead_letter_and_stops_nobody(
+    key: Any, wrong: Any, why: str
+) -> None:
+    app, done = App("keys", stream="KEYS", subjects=["orders.>"]), []
+
+    @app.handler(Paid, Shipped, durable="keys", key=key)
+    async def handle(event: Paid | Shipped) -> None:
+        done.append(event)
+
+    async with TestApp(app) as test:
+        await test.publish(wrong)
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        assert done == [Paid(order_id="o-1")]
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert letter.cause.message == f"key={key!r} of handler 'keys' cannot be told of this event: {why}"
+
+
+async def test_a_batch_handler_that_returns_something_is_told_so() -> None:
+    app = App("batches", stream="BATCHES", subjects=["orders.>"])
+
+    async def ship(events: list[Paid]) -> list[Shipped]:
+        return [Shipped(parcel=event.order_id) for event in events]
+
+    with pytest.raises(ConfigError, match=r"batch handler 'ship': its events cannot be published: it returns Shipped"):
+        app.batch_handler(Paid, durable="ship")(ship)
+
+    async def ship_somehow(events: Any) -> Any:
+        return await ship(events)
+
+    app.batch_handler(Paid, durable="somehow", retry=Retry(attempts=1))(ship_somehow)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert "batch handler 'somehow': expected it to return nothing, got list" in letter.cause.message
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_a_cancellation_of_something_else_is_an_error_of_the_handler(batch: int | None) -> None:
+    app, starts = App("inner", stream="INNER", subjects=["orders.>"]), []
+
+    async def handle(event: Any) -> None:
+        starts.append(event)
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+
+    if batch is None:
+        app.handler(Paid, durable="inner", concurrency=1, retry=Retry(attempts=2, first_s=1))(handle)
+    else:
+        app.batch_handler(Paid, durable="inner", batch=batch, retry=Retry(attempts=2, first_s=1))(handle)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert letter.cause.error == "asyncio.exceptions.CancelledError"
+    assert len(starts) == 2
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_an_error_without_a_text_is_a_dead_letter_like_any_other() -> None:
+    app = App("wordless", stream="WORDLESS", subjects=["orders.>"])
+
+    @app.handler(Paid, durable="wordless", retry=Retry(attempts=2, first_s=0.1))
+    async def handle(event: Paid) -> None:
+        raise Wordless
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert letter.cause.message == "its text cannot be told: RuntimeError"

@@ -462,3 +462,20 @@ def test_a_derived_id_is_a_function_of_its_cause() -> None:
     assert derived_id("evt-1", "billing", 0) == "7c43a23b-0d09-8d5d-883d-e2a34928059f"
     triples = [(cause, name, index) for cause in ("a", "a1", "ab") for name in ("b", "1b", "") for index in (0, 1, 11)]
     assert len({derived_id(*triple) for triple in triples}) == len(triples)
+
+
+class Careful(Event, type="careful", subject="careful"):
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number == 7:
+            raise RuntimeError("not seven")
+
+
+def test_what_an_event_class_raises_is_a_broken_rule() -> None:
+    catalogue = Catalogue()
+    catalogue.add(Careful)
+    now = datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC)
+    made = encode(Careful(number=6), id="e1", source="/test", time=now)
+    with pytest.raises(errors.BrokenRule, match="event 'careful' version 1: RuntimeError: not seven"):
+        decode(made.subject, made.data.replace(b":6}", b":7}"), made.headers, catalogue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import Any
 
@@ -164,3 +165,14 @@ async def test_wrong_calls_say_what_is_wrong() -> None:
 
 def test_contracts_are_checked_from_here_too() -> None:
     assert check_contracts.__name__ == "check_contracts"
+
+
+async def test_a_cancellation_of_something_else_is_an_error_like_any_other() -> None:
+    async def wait(event: Paid) -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+
+    run = await run_handler(wait, Paid(order_id="a"))
+    assert run.outcome == "retry"
+    assert isinstance(run.error, asyncio.CancelledError)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
 from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.app import LiveOptions
 
 __all__ = ["run_workers"]
 
@@ -21,6 +24,9 @@ def run_workers(
     only: Annotated[list[str] | None, typer.Option("--only", help="Run this handler; may be repeated.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Make what the application declares first.")] = False,
     workers: Annotated[int, typer.Option("--workers", help="Processes that share the work.", min=1)] = 1,
+    partitions: Annotated[
+        int, typer.Option("--partitions", help="Parts of the keys of projections that processes share.", min=1)
+    ] = 1,
     reload: Annotated[bool, typer.Option("--reload", help="Restart the workers when a source file changes.")] = False,
     stop_timeout: Annotated[
         float, typer.Option("--stop-timeout", help="Seconds that running handlers have to finish at the end.", min=0)
@@ -38,7 +44,8 @@ def run_workers(
     """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
 
     Refuses to start where the server is not as the application declares: see `jetspark plan`. With `--workers` a
-    process that dies is started again; the order of keys holds across processes for handlers with partitions. With
+    process that dies is started again; the order of keys holds across processes for handlers with partitions.
+    Projections are folded by one process and the others stand by, unless `--partitions` divides their keys. With
     `--engine spark` the projections are folded by a Spark stream on this machine, and no handler runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -52,9 +59,8 @@ def run_workers(
         raise ConfigError(f"--engine {engine}: expected live or spark")
     if workers == 1 and not reload:
         end_with_parent()
-        from jetspark.app import LiveOptions
-
-        declared, live = load_app(app), LiveOptions(lease_s=lease)
+        declared = load_app(app)
+        live = _live_options(partitions, lease)
         asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
         return
     if apply:
@@ -63,7 +69,15 @@ def run_workers(
     command += ["--lease", str(lease)]
     for name in only or ():
         command += ["--only", name]
+    if partitions > 1:
+        command += ["--partitions", str(partitions)]
     if servers:
         command += ["--servers", servers]
     folder = watched_folder(app) if reload else None
     raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())
+
+
+def _live_options(partitions: int, lease_s: float) -> LiveOptions:
+    from jetspark.app import LiveOptions
+
+    return LiveOptions(partitions=partitions, lease_s=lease_s)

@@ -53,6 +53,7 @@ __all__ = [
     "derived_id",
     "encode",
     "read_data",
+    "read_envelope",
     "read_event",
     "write_event",
 ]
@@ -273,7 +274,21 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
         event = _upcast(subject, envelope, reading) if upcasts else contract.decode(envelope.data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _violation(subject, envelope.type, version, error) from error
+    except ContractViolation:
+        raise
+    except Exception as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
+        rule = f"{type(error).__name__}: {error}"
+        raise BrokenRule(subject, envelope.type, version, "", rule) from error
     return envelope, contract, event
+
+
+def read_envelope(data: bytes) -> Envelope:
+    """The envelope of a message in the form that ``encode`` writes; others are for :func:`read_event` to look at.
+
+    Raises:
+        msgspec.DecodeError, ValueError, RecursionError: It is in no such form.
+    """
+    return _decode(data)
 
 
 def read_data(reading: Decoding, data: bytes) -> Any:

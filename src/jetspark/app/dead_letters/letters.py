@@ -28,6 +28,7 @@ __all__ = [
     "LetterRef",
     "LetterStatus",
     "Origin",
+    "error_text",
     "letter_filter",
     "letter_subject",
 ]
@@ -77,7 +78,7 @@ class FailureCause:
         kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         return cls(
             error=kind,
-            message=str(error)[:_MAX_TEXT],
+            message=error_text(error)[:_MAX_TEXT],
             is_transient=is_transient,
             fingerprint=hashlib.sha256(f"{kind}\n{place}".encode()).hexdigest()[:12],
             trace="".join(traceback.format_tb(error.__traceback__))[-_MAX_TEXT:],
@@ -234,6 +235,14 @@ class DeadEvent:
             partition=partition,
             is_body_omitted=fact("Body-Omitted") == "true",
         )
+
+
+def error_text(error: BaseException) -> str:
+    """What an error says; one of a user's own class may raise when it is asked."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"its text cannot be told: {type(another).__name__}"
 
 
 def letter_subject(app: str, handler: str, key: str | None, origin: Origin) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.causes import current_cause
+from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.entities import Entities, EntityWriter
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import HandlerTimeout, Skip
@@ -50,6 +52,7 @@ class HandlerCalls:
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
         if spec.batch is not None and self._wants_context:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
+        self._committer: Committer | None = None
         self._effects: KeyValue | None = None
         """The bucket of the handler's transactions, when it has been looked up."""
         self._once = OnceRecords(
@@ -77,10 +80,8 @@ class HandlerCalls:
                 for event in returned_events(result):
                     await context.publish(event)
             return None
-        except asyncio.CancelledError:
-            if not _is_time_out(task, item):
-                raise
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except asyncio.CancelledError as error:
+            return self._cancelled(task, item, error)
         except Exception as error:
             return error
         finally:
@@ -98,13 +99,13 @@ class HandlerCalls:
         events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
         items[0].runner = task
         try:
-            if events:
-                await self._function(events, **self._arguments)
+            result = await self._function(events, **self._arguments) if events else None
+            if result is not None:
+                kind = type(result).__name__
+                return ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
             return None
-        except asyncio.CancelledError:
-            if not _is_time_out(task, items[0]):
-                raise
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        except asyncio.CancelledError as error:
+            return self._cancelled(task, items[0], error)
         except Exception as error:
             return error
         finally:
@@ -112,6 +113,16 @@ class HandlerCalls:
             if items[0].is_timed_out:
                 items[0].is_timed_out = False
                 task.uncancel()
+
+    def _cancelled(
+        self, task: asyncio.Task[Any], item: WorkItem, error: asyncio.CancelledError
+    ) -> HandlerTimeout | asyncio.CancelledError:
+        """What a cancellation means that the handler has ended with; raises it if somebody ends the worker."""
+        if task.cancelling() > item.is_timed_out:  # also at the moment of the time-out
+            raise error
+        if item.is_timed_out:
+            return HandlerTimeout(self._spec.name, self._spec.timeout)
+        return error  # nobody has cancelled this task: it is of something that the handler waited for
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
         if self._effects is None:
@@ -138,6 +149,17 @@ class HandlerCalls:
                 await context.send(encoded)
             return
 
+    def _entities(self, context: Context, name: str) -> Entities:
+        if self._committer is None:
+            self._committer = Committer(self._js, self._app.stream)
+        writer = EntityWriter(self._app, self._js, context.encode_new, context.new_id, context.now, self._committer)
+        return writer.entities(name)
+
+    async def close(self) -> None:
+        """Nobody calls any more."""
+        if self._committer is not None:
+            await self._committer.close()
+
     def _named(self, context: Context | None) -> dict[str, Any]:
         if context is None:
             return self._arguments
@@ -160,12 +182,8 @@ class HandlerCalls:
             clock=self._clock,
             log=self._log,
             is_replay=self.is_replay,
+            entities=self._entities,
         )
-
-
-def _is_time_out(task: asyncio.Task[Any], item: WorkItem) -> bool:
-    """Whether a cancellation is the time-out alone: who ends the worker at that moment must be heard, too."""
-    return item.is_timed_out and task.cancelling() <= 1
 
 
 def returned_events(result: Any) -> list[Any]:

@@ -24,6 +24,7 @@ from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.handlers.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
+from jetspark.app.handlers.retry import Reject
 from jetspark.app.handlers.settling import bury_lost
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
@@ -98,9 +99,8 @@ class Intake:
         """Ask for nothing more. What was asked for and came is given back by :meth:`give_back`."""
         for task in self._pullers:
             task.cancel()
-        for task in self._pullers:
-            with suppress(asyncio.CancelledError, JetSparkError):
-                await task
+        if self._pullers:
+            await asyncio.wait(self._pullers)  # what one has failed with is told by the group of tasks it is part of
         self._pullers = []
 
     async def end(self) -> None:
@@ -381,9 +381,13 @@ class Intake:
         spec = self._spec
         if not spec.in_order:
             return decoded, None
-        if spec.key is None:
+        if spec.key is None or decoded.contract.kind not in self._worker.kinds:
             return decoded, decoded.key
-        return decoded, str(getattr(decoded.event, spec.key) if isinstance(spec.key, str) else spec.key(decoded.event))
+        try:
+            key = getattr(decoded.event, spec.key) if isinstance(spec.key, str) else spec.key(decoded.event)
+        except Exception as error:  # of the user's code: it must not end the worker, which would get the event again
+            return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
+        return decoded, None if key is None else str(key)
 
     # ---- what the server gives up ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import functools
 import logging
@@ -199,7 +200,10 @@ class _SingleRun:
         spec, result = self._spec, self.result
         try:
             await work
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # somebody ends the test; else it is of something that the handler waited for
             result.error = error
             result.outcome, result.retry_in_s = _outcome(spec.retry, self._attempt, error, spec.dead_letter)
         result.state = {key: value for key, value in self._bucket.values.items() if not key.startswith("_done.")}
@@ -235,7 +239,7 @@ class _SingleRun:
 
 
 def _outcome(
-    policy: RetryPolicy, attempt: int, error: Exception, has_dead_letters: bool
+    policy: RetryPolicy, attempt: int, error: BaseException, has_dead_letters: bool
 ) -> tuple[RunOutcome, float | None]:
     if isinstance(error, Skip):
         return "skipped", None

@@ -1,4 +1,4 @@
-"""The example of a service is used as its README says: its tests, its workers, and the program that publishes."""
+"""The examples of services are used as their READMEs say: their tests, their workers, the programs that publish."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from jetspark.blocking import connect
+from jetspark.blocking import Client, connect
+from jetspark.errors import NoResponders
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "billing"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SERVICES = ("billing", "fulfilment")
 COMMAND = [sys.executable, "-m", "jetspark"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The example alone, away from this repository and its settings."""
-    shutil.copytree(EXAMPLE, tmp_path / "billing", ignore=shutil.ignore_patterns("__pycache__"))
+    """The examples alone, away from this repository and its settings."""
+    for name in SERVICES:
+        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_tests_of_the_example_pass(folder: Path) -> None:
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_tests_of_the_example_pass(folder: Path, name: str) -> None:
     options = ["-q", "-W", "error", "-p", "pytest_jetspark", "-p", "no:cacheprovider"]
-    finished = _run([sys.executable, "-m", "pytest", *options, "billing"], folder)
+    finished = _run([sys.executable, "-m", "pytest", *options, name], folder)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "passed" in finished.stdout
 
@@ -55,6 +59,35 @@ def test_the_example_is_checked_run_and_published_to_from_the_shell(folder: Path
         finally:
             workers.send_signal(signal.SIGTERM)
             assert workers.wait(120) == 0
+
+
+@pytest.mark.timeout(600)
+def test_an_order_is_placed_paid_and_shipped_from_the_shell(folder: Path, nats_url: str) -> None:
+    applied = _run([*COMMAND, "apply", "fulfilment.shop:app", "--servers", nats_url], folder)
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    workers = subprocess.Popen([*COMMAND, "run", "fulfilment.shop:app", "--servers", nats_url], cwd=folder)
+    try:
+        with connect(nats_url) as client:
+            while not _serves(client, "shop"):
+                assert workers.poll() is None
+                time.sleep(0.05)
+        place = [sys.executable, "-m", "fulfilment.place", "o-1", "tea", "2"]
+        placed = _run(place, folder, JETSPARK_SERVERS=nats_url)
+        assert placed.stdout == "done shipped\n", placed.stderr
+        show = [*COMMAND, "workflow", "show", "fulfilment.shop:app", "fulfilment", "o-1"]
+        shown = _run(show, folder, JETSPARK_SERVERS=nats_url)
+        assert "order.paid" in shown.stdout
+    finally:
+        workers.send_signal(signal.SIGTERM)
+        assert workers.wait(120) == 0
+
+
+def _serves(client: Client, service: str) -> bool:
+    try:
+        client.request(f"$SRV.PING.{service}", timeout=5.0)
+    except NoResponders:
+        return False
+    return True
 
 
 def _run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

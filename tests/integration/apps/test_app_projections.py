@@ -6,13 +6,11 @@ import asyncio
 import dataclasses
 import datetime
 import random
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.apps import publish, running, set_up, until
 from support.projections import Closed, Moved, Opened, bank, folded, in_buckets, in_stream, parked, some_events
 
-import jetspark
 from jetspark import ConfigError, DataLoss, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
@@ -21,21 +19,6 @@ from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.replay import verify
 from jetspark.errors import StateParked
 from jetspark.server import NatsServer
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 async def is_folded(js: JetStream, app: App) -> bool:
