@@ -1,13 +1,20 @@
-"""Events as customers and carriers make them, always the same for the same seed; and what they have to come to."""
+"""Events as customers and carriers make them, always the same for the same seed; and what they have to come to.
 
+``python -m orders.traffic 10000`` publishes some.
+"""
+
+import asyncio
 import datetime
+import os
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from jetspark.app import Event
+from orders.app import app
 from orders.events import OrderCancelled, OrderPaid, OrderPlaced, ParcelScanned
 
 FIRST_DAY = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
@@ -99,3 +106,13 @@ def _count(tally: Tally, event: Event) -> None:
         tally.scans += 1
     elif isinstance(event, OrderCancelled):
         tally.cancelled.append(event)
+
+
+async def publish(count: int) -> None:
+    servers = os.environ.get("JETSPARK_SERVERS", "nats://127.0.0.1:4222")
+    async with app.connect(servers) as orders, orders.bulk() as bulk:
+        await bulk.publish_many(history(count, Tally()))
+
+
+if __name__ == "__main__":
+    asyncio.run(publish(int(sys.argv[1])))

@@ -155,7 +155,9 @@ def test_the_links_of_the_readme_work_on_an_index_page_and_lead_somewhere() -> N
     assert links
     for link in links:
         assert link.startswith(tree), f"{link}: expected an address below {tree}"
-        assert (REPOSITORY / link.removeprefix(tree)).exists(), link
+        # An image is asked for as it is, and not as the page about it.
+        assert (REPOSITORY / link.removeprefix(tree).removesuffix("?raw=true")).exists(), link
+        assert link.endswith(".svg?raw=true") == (".svg" in link), link
 
 
 def test_every_file_the_architecture_page_names_exists() -> None:

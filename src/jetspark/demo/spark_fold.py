@@ -10,10 +10,12 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.topology.declared import OWNER
+from jetspark.demo.screen import DemoStage
 from jetspark.demo.shop import RELEASE_1
 from jetspark.demo.stages import Demo, Moment, rate, until_folded
 from jetspark.errors import UsageError
@@ -27,8 +29,8 @@ __all__ = ["fold_on_spark"]
 
 BATCHES = 5
 """Micro-batches that the events are folded in: the first one is cold."""
+ATTEMPTS = 3
 END_S = 20.0
-LAST_LINES = 5
 
 
 async def fold_on_spark(demo: Demo) -> None:
@@ -41,13 +43,26 @@ async def fold_on_spark(demo: Demo) -> None:
             started_s = stage.elapsed_s
             stage.say(f"Spark {spark.version}")
         with demo.screen.stage("fold on Spark", demo.last) as stage:
-            began = time.perf_counter()
-            query = await asyncio.to_thread(_start, demo, spark)
-            buckets = list(demo.spark_buckets.values())
-            moments = await until_folded(demo, stage, buckets, demo.last, lambda: _check(query, log))
-            text = _rates(moments, began)
+            text = await _fold(demo, stage, spark)
             stage.say(text)
     demo.screen.found("fold on Spark", f"start-up {started_s:.1f} s, then {text}")
+
+
+async def _fold(demo: Demo, stage: DemoStage, spark: SparkSession) -> str:
+    """Run the query to its end; one that fails, because Python did not start in time perhaps, goes on where it was."""
+    began = time.perf_counter()
+    moments: list[Moment] = []
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            query = await asyncio.to_thread(_start, demo, spark)
+            buckets = list(demo.spark_buckets.values())
+            moments += await until_folded(demo, stage, buckets, demo.last, partial(_check, query))
+            break
+        except UsageError as failure:
+            if attempt == ATTEMPTS:
+                raise
+            stage.say(f"started again: {failure}")
+    return _rates(moments, began) + (f", started {attempt} times" if attempt > 1 else "")
 
 
 async def _make_buckets(demo: Demo) -> None:
@@ -73,11 +88,15 @@ def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
     )
 
 
-def _check(query: StreamingQuery, log: Path) -> None:
+def _check(query: StreamingQuery) -> None:
+    """
+    Raises:
+        UsageError: It has failed; the message is one line, and Java's words are in the log.
+    """
     # Asked over a socket to Java, some milliseconds; this is asked a few times a second.
     if not query.isActive and (failure := query.exception()) is not None:
         ours = re.findall(r"jetspark\.errors\.\w+: (.+)", str(failure))
-        raise UsageError(f"the query on Spark failed: {ours[-1] if ours else failure}\n{_tail(log)}")
+        raise UsageError(f"the query on Spark failed: {ours[-1] if ours else str(failure).splitlines()[0]}")
 
 
 def _rates(moments: list[Moment], began: float) -> str:
@@ -137,7 +156,3 @@ def _end(spark: SparkSession) -> None:
         except subprocess.TimeoutExpired:
             gateway.proc.kill()
             gateway.proc.wait()
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
