@@ -7,7 +7,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -27,14 +27,15 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import UsageError
 from jetspark.server import NatsServer
-from jetspark.state.changes import Change
+from jetspark.state.changes import Change, Current
 from jetspark.state.store import load, store
 
 pytest.importorskip("pyspark")
 
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.engine.projection_sink import Projected, finish, write_rows
+from jetspark.spark.engine.projection_sink import Projected, finish, folded_rows, write_rows
 from jetspark.spark.engine.projection_source import ProjectionBatchReader
+from jetspark.spark.engine.replaying import base_rows
 from jetspark.spark.options import read_options
 
 pytest_plugins = ["support.sparks"]
@@ -51,7 +52,16 @@ def bank(server: NatsServer, js: JetStream) -> JetStream:
 class Batch:
     """A write of a range, as Spark would do it: planned, read, brought together, written, finished."""
 
-    def __init__(self, server: NatsServer, first: int, last: int, *, tasks: int = 3, **more: str) -> None:
+    def __init__(
+        self,
+        server: NatsServer,
+        first: int,
+        last: int,
+        *,
+        tasks: int = 3,
+        rows_before: Sequence[pa.RecordBatch] = (),
+        **more: str,
+    ) -> None:
         given = {
             "servers": server.url,
             "app": "support.projected:app",
@@ -67,7 +77,7 @@ class Batch:
         self.options = read_options(ProjectionOptions, FORMAT, given)
         reader = ProjectionBatchReader(self.options)
         rows = [batch for each in reader.partitions() for batch in reader.read(each)]
-        table = pa.Table.from_batches(rows)
+        table = pa.Table.from_batches([*rows_before, *rows])
         lanes = zip(table["target"].to_pylist(), table["key"].to_pylist(), strict=True)
         place = pa.array([crc32(f"{target} {key}".encode()) % tasks for target, key in lanes])
         self.tasks = [table.filter(pc.equal(place, number)).to_batches(max_chunksize=100) for number in range(tasks)]
@@ -191,6 +201,49 @@ def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: Nats
     Batch(server, 1, 2).all()
     letters = [DeadEvent.of(each.headers, each.data) for each in bank.stream(app.dead_letter_stream).get_messages()]
     assert sorted((each.origin.sequence, each.is_body_omitted) for each in letters) == [(1, True), (2, False)]
+
+
+def test_a_stream_that_is_made_anew_under_a_write_ends_it_before_a_position_is_noted(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(300))
+    Batch(server, 1, 100).all()
+    batch = Batch(server, 101, 200)
+    config = bank.stream(app.stream).info().config
+    bank.delete_stream(app.stream)
+    bank.create_stream(config)
+    publish(bank, projected.messages(300, seed=2))
+    with pytest.raises(
+        UsageError,
+        match=r"bucket accounts\) was made of stream .BANK. as it was .* means nothing",
+    ):
+        batch.all()
+    assert [position(bank, name) for name in NAMES] == [100] * 3
+    with pytest.raises(
+        UsageError,
+        match=r"bucket accounts\) was made of stream .BANK. as it was .* means nothing",
+    ):
+        Batch(server, 101, 200)
+
+
+def test_keys_are_folded_on_from_the_states_among_the_rows_and_others_are_left_out(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(1_000))
+    early, late = folded(bank, "accounts", last=300), folded(bank, "accounts")
+    some = sorted(early)[:8]
+    bases = {key: Current(value, at, 7, mark=mark) for key, (value, at, mark) in early.items() if key in some}
+    nothing = next(key for key in sorted(late) if key not in some)
+    bases[nothing] = Current(None, 0, 0)
+    found: dict[str, Any] = {}
+    only: dict[str, Any] = {"projections": "accounts", "buckets": "accounts", "stored": "false"}
+    batch = Batch(server, 1, 1_000, rows_before=base_rows(bases).to_batches(), **only)
+    for number in range(len(batch.tasks)):
+        for piece in folded_rows(batch.options, iter(batch.tasks[number])):
+            found |= {row["key"]: (row["value"], row["sequence"], row["mark"]) for row in piece.to_pylist()}
+    assert found == {key: late[key] for key in [*some, nothing]}
+    assert any(" parked " in mark for _, _, mark in found.values())
+    assert stored(bank, "accounts") == {}
 
 
 def bank_limit(js: JetStream) -> int:

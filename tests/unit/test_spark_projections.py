@@ -17,9 +17,10 @@ from jetspark.app.projections.positions import FoldPosition
 from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.engine.covering import Covered, advance, check_reach, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.engine.projections import _names, _source_filters
+from jetspark.spark.engine.projections import _names
+from jetspark.spark.engine.replaying import source_filters
 from jetspark.spark.engine.rows import Readings
-from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
+from jetspark.spark.engine.shipping import AppPlace, load_app, load_same_app, outline_of, place_app
 from jetspark.spark.options import read_options
 
 AT_100 = FoldPosition("BANK", "then", 100)
@@ -56,9 +57,9 @@ def test_a_bucket_that_lacks_what_comes_before_is_refused() -> None:
 
 
 def test_filters_that_overlap_are_read_as_the_wider_one_or_as_everything() -> None:
-    assert _source_filters(["a.*.b", "a.*.c"]) == ["a.*.b", "a.*.c"]
-    assert _source_filters(["a.*.b", "a.>"]) == ["a.>"]
-    assert _source_filters(["a.*.b", "a.c.*"]) == []
+    assert source_filters(["a.*.b", "a.*.c"]) == ["a.*.b", "a.*.c"]
+    assert source_filters(["a.*.b", "a.>"]) == ["a.>"]
+    assert source_filters(["a.*.b", "a.c.*"]) == []
 
 
 def test_a_projection_that_is_not_there_is_named_with_those_that_are() -> None:
@@ -114,3 +115,36 @@ def test_options_without_an_application_say_who_sets_them() -> None:
     given = {"servers": "nats://x", "stream": "S", "app": "a:b", "projections": "one,two", "buckets": "one"}
     with pytest.raises(ConfigError, match="expected one for each of 'one,two'"):
         read_options(ProjectionOptions, FORMAT, given)
+
+
+def test_a_module_that_cannot_be_executed_is_an_error_with_its_name_and_what_it_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_a_variable.py").write_text("import os\napp = os.environ['NO_SUCH_VARIABLE']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"app='needs_a_variable:app': importing .* raised KeyError: 'NO_SUCH_VARIABLE'"
+    ):
+        load_app("needs_a_variable:app")
+
+
+def test_other_code_on_a_worker_than_on_the_driver_is_noticed() -> None:
+    names = ["accounts", "totals"]
+    outline = outline_of(projected.app, names)
+    assert load_same_app("support.projected:app", "", names, outline) is projected.app
+    assert outline != outline_of(projected.app, ["accounts"])
+    with pytest.raises(ConfigError, match=r"app='support.projected:app': the driver's code .* from .*projected.py"):
+        load_same_app("support.projected:app", "", names, outline_of(App("bank", stream="BANK"), names))
+
+
+def test_a_checkpoint_that_nobody_asked_for_goes_when_the_process_ends() -> None:
+    program = """
+from pathlib import Path
+from jetspark.spark.engine.projections import passing_folder
+made = passing_folder("jetspark-till-")
+assert made.startswith("file:///")
+assert Path(made.removeprefix("file://")).is_dir()
+print(made.removeprefix("file://"))
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert not Path(shown.strip()).exists()

@@ -40,10 +40,10 @@ class PaidTotals:
         return {"payments": state["payments"] + 1, "cents": state["cents"] + event.amount_cents}
 
 
-def messages(count: int) -> Iterator[tuple[str, bytes]]:
-    """``count`` payments: subject and data."""
+def messages(count: int, keys: int = KEYS) -> Iterator[tuple[str, bytes]]:
+    """``count`` payments of ``keys`` orders: subject and data."""
     now = datetime.datetime.now(datetime.UTC)
     for number in range(count):
-        event = Paid(order_id=f"o-{number % KEYS}", customer=f"c-{number % 97}", amount_cents=number)
+        event = Paid(order_id=f"o-{number % keys}", customer=f"c-{number % 97}", amount_cents=number)
         encoded = encode(event, id=f"payment-{number}", source="/bench/orders", time=now)
         yield encoded.subject, encoded.data

@@ -31,7 +31,7 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE"]
+__all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "descendants", "peak_mib"]
 
 KEYS = 10_000
 # Of the largest messages a server takes by default, so many are half a gigabyte: more than a worker may hold.
@@ -55,7 +55,7 @@ def _session(cores: int) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _peak_mib(pids: Iterator[int]) -> float:
+def peak_mib(pids: Iterator[int]) -> float:
     """The most that one of the processes has had in memory. Only where there is a /proc; elsewhere it is not known."""
     peaks = [0.0]
     for pid in pids:
@@ -69,7 +69,8 @@ def _peak_mib(pids: Iterator[int]) -> float:
     return max(peaks)
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and those have started."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = task.read_text(encoding="utf-8").split()
@@ -77,7 +78,7 @@ def _descendants(pid: int) -> Iterator[int]:
             continue
         for child in map(int, children):
             yield child
-            yield from _descendants(child)
+            yield from descendants(child)
 
 
 @contextlib.contextmanager
@@ -113,7 +114,7 @@ def _reading(job: Job, *, cores: int = 2, is_warm: bool = True) -> Values:
         elapsed = read()
         if is_warm:
             elapsed = statistics.median(read() for _ in range(WARM_READS))
-        return {"messages_per_s": job.count / elapsed, "python_mib": _peak_mib(_descendants(os.getpid()))}
+        return {"messages_per_s": job.count / elapsed, "python_mib": peak_mib(descendants(os.getpid()))}
 
 
 def read_warm(job: Job) -> Values:
@@ -129,7 +130,7 @@ def read_on_one_core(job: Job) -> Values:
 
 
 def bare_read(job: Job) -> Values:
-    return js_pull.bare(job) | {"python_mib": _peak_mib(iter([os.getpid()]))}
+    return js_pull.bare(job) | {"python_mib": peak_mib(iter([os.getpid()]))}
 
 
 def bare_events(job: Job) -> Values:

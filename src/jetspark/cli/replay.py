@@ -17,7 +17,7 @@ from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.app.replay import HandlerReplayRecord, ReplayRecord
-    from jetspark.cli.replay_spark import SparkFold
+    from jetspark.spark import ReplayEngine
 
 __all__ = ["list_replays", "rebuild_projection", "replay_projection", "verify_projection"]
 
@@ -47,6 +47,7 @@ def replay_projection(
     effects: Annotated[
         bool, typer.Option("--effects", help="Of a handler: carry out its effects, which are held back otherwise.")
     ] = False,
+    engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -74,6 +75,8 @@ def replay_projection(
     if resume is not None and request != ReplayRequest():
         raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
     if name in load_app(app).handlers:
+        if engine != "live":
+            raise ConfigError("--engine spark: expected with a projection; handlers are called by this process")
         with _bar(as_json) as tell:
             done_events = replay_to_handler(
                 app, name, request, servers, dry_run=dry_run, effects=effects, rate=rate, resume=resume, tell=tell
@@ -85,10 +88,11 @@ def replay_projection(
     if effects:
         raise ConfigError("--effects: expected with a handler; a projection has none")
     if dry_run:
-        plan = with_server(app, servers, lambda js, it: plan_replay(js, it, name, request, rate=rate))
+        with _spark(engine, app, servers, name) as spark:
+            plan = with_server(app, servers, lambda js, it: plan_replay(js, it, name, request, rate=rate, engine=spark))
         typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
-    with _bar(as_json) as tell:
+    with _spark(engine, app, servers, name) as spark, _bar(as_json) as tell:
         done = with_server(
             app,
             servers,
@@ -101,6 +105,7 @@ def replay_projection(
                 resume=resume,
                 on_plan=lambda plan: None if as_json else typer.echo(f"{plan}\n"),
                 on_progress=tell,
+                engine=spark,
             ),
         )
     typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
@@ -116,6 +121,7 @@ def rebuild_projection(
         list[str] | None,
         typer.Option("--key", help="Repair only this key, in the bucket that is in use; may be repeated."),
     ] = None,
+    engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -129,15 +135,15 @@ def rebuild_projection(
     from jetspark.app.replay import rebuild, repair_keys
 
     if key:
-        if swap or verify or drop_old or resume is not None:
-            raise ConfigError("--key: expected without --verify, --swap, --drop-old and --resume")
+        if swap or verify or drop_old or resume is not None or engine != "live":
+            raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
         with _bar(as_json) as tell:
             done = with_server(
                 app, servers, lambda js, it: repair_keys(js, it, projection, key, rate=rate, on_progress=tell)
             )
         typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
         return
-    with _bar(as_json) as tell:
+    with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
         outcome = with_server(
             app,
             servers,
@@ -151,6 +157,7 @@ def rebuild_projection(
                 rate=rate,
                 resume=resume,
                 on_progress=tell,
+                engine=spark,
             ),
         )
     typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
@@ -216,7 +223,7 @@ def _moment(name: str, text: str | None) -> datetime.datetime | None:
 
 
 @contextmanager
-def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[SparkFold | None]:
+def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
     """The other engine, if it is wanted."""
     if engine == "live":
         yield None
@@ -224,7 +231,7 @@ def _spark(engine: str, app: str, servers: str | None, projection: str) -> Itera
     from jetspark.app.replay.history import spec_of
     from jetspark.cli.replay_spark import on_spark
 
-    with on_spark(app, servers, spec_of(load_app(app), projection)) as spark:
+    with on_spark(app, servers, spec_of(load_app(app), projection).name) as spark:
         yield spark
 
 

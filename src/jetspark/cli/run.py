@@ -35,6 +35,10 @@ def run_workers(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
     ] = None,
+    lease: Annotated[
+        float,
+        typer.Option("--lease", help="Seconds that a process that died holds up the next one's projections.", min=1),
+    ] = 10.0,
     servers: Servers = None,
 ) -> None:
     """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
@@ -56,12 +60,13 @@ def run_workers(
     if workers == 1 and not reload:
         end_with_parent()
         declared = load_app(app)
-        live = _live_options(partitions)
+        live = _live_options(partitions, lease)
         asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
         return
     if apply:
         asyncio.run(load_app(app).apply(**options))
     command = [sys.executable, "-m", "jetspark", "run", app, "--stop-timeout", str(stop_timeout)]
+    command += ["--lease", str(lease)]
     for name in only or ():
         command += ["--only", name]
     if partitions > 1:
@@ -72,9 +77,7 @@ def run_workers(
     raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())
 
 
-def _live_options(partitions: int) -> LiveOptions | None:
-    if partitions == 1:
-        return None
+def _live_options(partitions: int, lease_s: float) -> LiveOptions:
     from jetspark.app import LiveOptions
 
-    return LiveOptions(partitions=partitions)
+    return LiveOptions(partitions=partitions, lease_s=lease_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import tempfile
 import threading
@@ -17,7 +16,7 @@ from jetspark.aio.client import connect
 from jetspark.app import App
 from jetspark.app.topology.provisioning import check_for_drift
 from jetspark.core.auth import Credentials, Token, UserPassword
-from jetspark.errors import ConfigError, UsageError
+from jetspark.errors import ConfigError
 
 __all__ = ["run_on_spark", "spark_options"]
 
@@ -40,6 +39,7 @@ def run_on_spark(
 
 def _fold(name: str, app: App, only: Sequence[str], options: dict[str, Any]) -> None:
     from jetspark.spark import run, session
+    from jetspark.spark.failures import failure_of
 
     spark = session(f"jetspark-{app.name}")
     try:
@@ -53,15 +53,9 @@ def _fold(name: str, app: App, only: Sequence[str], options: dict[str, Any]) -> 
         if is_over.is_set():
             query.stop()
         elif (failure := query.exception()) is not None:
-            raise _meaning(str(failure)) from failure
+            raise failure_of(str(failure)) from failure
     finally:
         spark.stop()
-
-
-def _meaning(text: str) -> UsageError:
-    """What a worker of Spark has raised, without the traces of all that was around it."""
-    found = re.findall(r"jetspark\.errors\.\w+: (.+)", text)
-    return UsageError(found[-1] if found else text)
 
 
 async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:

@@ -13,6 +13,7 @@ from jetspark.state.fold import DELETE, Fold
 if TYPE_CHECKING:
     from jetspark.spark.engine.folding import fold
     from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
+    from jetspark.spark.engine.replaying import ReplayEngine
     from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
@@ -23,6 +24,7 @@ else:
         from importlib import import_module
 
         homes = {"fold": "engine.folding", "register": "registration", "Lag": "progress", "lag": "progress"}
+        homes["ReplayEngine"] = "engine.replaying"
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
@@ -36,6 +38,7 @@ __all__ = [
     "BackfillReport",
     "Fold",
     "Lag",
+    "ReplayEngine",
     "backfill",
     "fold",
     "fold_states",

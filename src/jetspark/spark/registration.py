@@ -25,9 +25,21 @@ def register(spark: SparkSession) -> None:
     registered formats see what the session gives its workers, such as files of ``addPyFile`` and
     ``spark.executorEnv.PYTHONPATH``, where a fold may be.
     """
+    _activate(spark)
     with _without_warnings(spark):
         for kind in (JetStreamFormat, KVFormat, FoldFormat, ProjectionFormat):
             spark.dataSource.register(kind)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Have Java look for formats in this session.
+
+    It looks in the session that is active in its thread, one for each thread of Python. In a thread that has used
+    another session, which was stopped, that is the other one, and it has formats of its own.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(getattr(spark, "_jsparkSession", None))
 
 
 @contextmanager

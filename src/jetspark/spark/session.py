@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jetspark.errors import ConfigError
+from jetspark.spark.launcher import started_by_launcher
 from jetspark.spark.logs import logging_file
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["check_java", "session"]
 
 JAVA_VERSION = 17
+_REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
 
 # How often a task is tried, as on a cluster. Plain `local[n]` tries once, so that one Python worker that is killed, for
 # its memory perhaps, ends the query.
@@ -52,13 +54,11 @@ def session(
     Raises:
         ConfigError: There is no Java, or it is too old; the message says what to install.
     """
-    check_java()
+    _find_java()
     from pyspark.sql import SparkSession
 
     from jetspark.spark.registration import register
 
-    # Otherwise workers run whatever `python3` is first on the PATH, which does not have this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     partitions = str(os.cpu_count() or 2) if cores == "*" else str(cores)
@@ -76,7 +76,13 @@ def session(
     builder = SparkSession.builder.appName(app_name).master(f"local[{cores},{TASK_ATTEMPTS}]")
     for name, value in (settings | (conf or {})).items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    # Otherwise workers run whatever `python3` is first on the PATH, which does not have this package.
+    with started_by_launcher():
+        try:
+            spark = builder.getOrCreate()
+        except Exception:
+            check_java()  # only now: asking Java for its version takes a third of a second
+            raise
     register(spark)
     return spark
 
@@ -87,18 +93,26 @@ def check_java() -> None:
     Raises:
         ConfigError: There is none, or it is too old.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    remedy = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
-    if java is None:
-        raise ConfigError(f"Spark needs Java, and there is none: {remedy}")
+    java = _find_java()
     try:
         shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"Spark needs Java, and {java!r} does not run ({error}): {remedy}") from None
+        raise ConfigError(f"Spark needs Java, and {java!r} does not run ({error}): {_REMEDY}") from None
     version = _major(shown)
     if version is not None and version < JAVA_VERSION:
-        raise ConfigError(f"Spark needs Java {JAVA_VERSION} or newer, and {java!r} is {version}: {remedy}")
+        raise ConfigError(f"Spark needs Java {JAVA_VERSION} or newer, and {java!r} is {version}: {_REMEDY}")
+
+
+def _find_java() -> str:
+    """
+    Raises:
+        ConfigError: There is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None:
+        raise ConfigError(f"Spark needs Java, and there is none: {_REMEDY}")
+    return java
 
 
 def _major(shown: str) -> int | None:

@@ -71,9 +71,14 @@ class Contract:
 
     def _decode_first(self, data: Any) -> Any:
         """What ``decode`` is until it is used: by then every type of the module is defined."""
-        self.check()
-        self.decode = self._validate_json if self.is_pydantic else msgspec.json.Decoder(self.kind).decode
-        return self.decode(data)
+        return self.decoder()(data)
+
+    def decoder(self) -> Callable[[Any], Any]:
+        """``decode`` as it stays, for those who keep it; only when every type of the module is defined."""
+        if self.decode == self._decode_first:
+            self.check()
+            self.decode = self._validate_json if self.is_pydantic else msgspec.json.Decoder(self.kind).decode
+        return self.decode
 
     def _validate_json(self, data: Any) -> Any:
         return self.kind.model_validate_json(bytes(data))

@@ -53,6 +53,7 @@ __all__ = [
     "derived_id",
     "encode",
     "read_data",
+    "read_envelope",
     "read_event",
     "write_event",
 ]
@@ -274,6 +275,15 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _violation(subject, envelope.type, version, error) from error
     return envelope, contract, event
+
+
+def read_envelope(data: bytes) -> Envelope:
+    """The envelope of a message in the form that ``encode`` writes; others are for :func:`read_event` to look at.
+
+    Raises:
+        msgspec.DecodeError, ValueError, RecursionError: It is in no such form.
+    """
+    return _decode(data)
 
 
 def read_data(reading: Decoding, data: bytes) -> Any:

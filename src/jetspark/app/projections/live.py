@@ -363,8 +363,7 @@ class _Engine:
     # ---- reading -----------------------------------------------------------------------------------------------
 
     async def _read_stream(self, beginning: FoldPosition) -> None:
-        filters = self._router.filters
-        options = OrderedOptions(filter_subjects=filters, start_sequence=self._read + 1)
+        options = OrderedOptions(filter_subjects=self._router.reading, start_sequence=self._read + 1)
         reading = Reading(context_of(self._js), self._app.stream, options)
         try:
             await reading.start()

@@ -330,7 +330,7 @@ class View:
             raise DataLoss(self._app.stream, 1, first)
         state = KeyState(self._spec, name, NOTHING)
         router = Router([self._spec], self._app.catalogue)
-        options = OrderedOptions(filter_subjects=router.filters)
+        options = OrderedOptions(filter_subjects=router.reading)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:
             await reading.start()

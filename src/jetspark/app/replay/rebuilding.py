@@ -24,6 +24,7 @@ from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place,
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition, position_change, start_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
+from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
 from jetspark.app.replay.places import read_position, standstill
 from jetspark.app.replay.ranges import Extent, ReplayRequest
@@ -55,6 +56,8 @@ MAX_NAMES = 100
 # Views notice a swap within milliseconds; a slow reader may be at the old bucket still.
 DROP_AFTER_S = 2.0
 MAX_NAMED = 5
+# Sequences that another engine folds at a time: a rebuild that is killed goes on after the last that were folded.
+ENGINE_RANGE = 1_000_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +110,7 @@ async def rebuild(
     rate: float | None = None,
     resume: str | None = None,
     on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    engine: FoldEngine | None = None,
 ) -> RebuildOutcome:
     """Fold the whole history of a projection into a bucket beside the live one; and verify and swap it, if asked to.
 
@@ -118,6 +122,8 @@ async def rebuild(
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
         on_progress: Is told how far it is, now and then, and at the end.
+        engine: Folds the history, and the check's second fold, in place of this process; it has no ``rate``. What comes
+            meanwhile is folded here.
 
     Raises:
         DataLoss: The beginning of the stream is gone.
@@ -127,6 +133,7 @@ async def rebuild(
     """
     if drop_old and not swap_in:
         raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
+    check_no_rate(rate, engine)
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
@@ -142,7 +149,7 @@ async def rebuild(
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
-    await noting(keeper, work.run(ReadingRate(rate), check=check))
+    await noting(keeper, work.run(ReadingRate(rate), check=check, engine=engine))
     if swap_in:
         await work.swap(records, alias)
         if drop_old:
@@ -204,13 +211,25 @@ class _Rebuilding:
         self._position: FoldPosition
         self._revision = 0
         self._noted_at = 0.0
+        self._parked_before = keeper.record.parked
+        """Keys that are parked at events up to where this process began to fold."""
+        self._began_at = 0
 
-    async def run(self, pace: ReadingRate, *, check: bool) -> None:
+    async def run(self, pace: ReadingRate, *, check: bool, engine: FoldEngine | None = None) -> None:
         """Fold everything, up to close to the end of the stream."""
         await self._open()
+        if engine is not None:
+            await self._have_folded(engine)
         await self._catch_up(pace)
         if check:
-            found = await verify_bucket(self._js, self._history, self._spec, self._bucket, self._position.sequence)
+            found = await verify_bucket(
+                self._js,
+                self._history,
+                self._spec,
+                self._bucket,
+                self._position.sequence,
+                fresh=None if engine is None else engine.states,
+            )
             self._outcome.verification = found
             if not found.is_equal:
                 named = tuple(map(str, found.differences[:MAX_NAMED]))
@@ -226,7 +245,21 @@ class _Rebuilding:
         beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
         name, version = self._spec.name, self._spec.version
         self._position = start_of(noted.position, beginning, projection=name, bucket=self._bucket, version=version)
-        self._revision = noted.revision
+        self._revision, self._began_at = noted.revision, self._position.sequence
+
+    async def _have_folded(self, engine: FoldEngine) -> None:
+        """Let another engine fold what is there now."""
+        record, last = self._keeper.record, await self._history.last()
+        while (begin := max(self._position.sequence + 1, self._extent.first)) <= last:
+            part = await self._history.between(self._extent, begin, min(last, begin + ENGINE_RANGE - 1))
+            folded = await engine.fold_into(self._bucket, part)
+            record.events += folded.events
+            record.unreadable += folded.unreadable
+            record.changed += folded.changed
+            record.parked += folded.parked
+            self._parked_before, self._began_at = record.parked, part.last
+            self._revision = (await read_position(self._js, self._bucket)).revision  # the engine has noted its own
+            await self._note(part.last)
 
     async def _catch_up(self, pace: ReadingRate) -> None:
         for _ in range(MAX_ROUNDS):
@@ -262,7 +295,8 @@ class _Rebuilding:
         states.shrink()
         record.events += len(events.rows)
         record.unreadable += len(events.failures)
-        record.parked = len(states.parked)
+        new = sum(parked.sequence > self._began_at for parked in states.parked.values())
+        record.parked = self._parked_before + new
         if clock.now() - self._noted_at >= NOTE_EVERY_S:
             await self._note(events.last)
 

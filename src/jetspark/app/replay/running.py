@@ -34,6 +34,7 @@ from jetspark.app.projections.buckets import check_version, find_place, open_rec
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
+from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import NotedPosition, read_position, standstill, store_together
 from jetspark.app.replay.ranges import Extent, ReplayRequest
@@ -131,20 +132,25 @@ async def plan_replay(
     *,
     rate: float | None = None,
     on_events: OnEvents = told_nobody,
+    engine: FoldEngine | None = None,
 ) -> ReplayPlan:
     """What a replay would do; nothing is written.
+
+    Args:
+        engine: Reads and folds in place of this process; it has no ``rate``.
 
     Raises:
         DataLoss: Some of the range is gone.
         UsageError: The state was made by another version of the projection.
     """
+    check_no_rate(rate, engine)
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     history = History(js, app, spec)
     extent = await history.extent(request)
     plan = ReplayPlan(projection=spec.name, bucket=place.bucket, version=spec.version, extent=extent)
     plan.deleted = (await history.info()).state.deleted_count
-    await _survey(js, history, spec, request, plan, ReadingRate(rate), on_events)
+    await _survey(js, history, spec, request, plan, ReadingRate(rate), on_events, engine)
     return plan
 
 
@@ -158,6 +164,7 @@ async def run_replay(
     resume: str | None = None,
     on_plan: Callable[[ReplayPlan], Any] = lambda plan: None,
     on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    engine: FoldEngine | None = None,
 ) -> ReplayRecord:
     """Have the keys that a range of events is of get those that they lack. The live engine may go on.
 
@@ -166,12 +173,14 @@ async def run_replay(
         resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
         on_plan: Is told what will be done before anything is written.
         on_progress: Is told how far it is, now and then, and at the end.
+        engine: Reads and folds in place of this process, which stores; it has no ``rate``.
 
     Raises:
         DataLoss: Some of the range is gone, or of what a key lacks before it.
         UsageError: The state was made by another version of the projection, or another process has resumed this.
         ConfigError: There is no such replay to resume.
     """
+    check_no_rate(rate, engine)
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
@@ -183,7 +192,8 @@ async def run_replay(
         request = request or ReplayRequest()
         extent = await history.extent(request)
         keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
-    return await noting(keeper, _fill(js, history, spec, keeper, extent, ReadingRate(rate), on_plan, on_progress))
+    work = _fill(js, history, spec, keeper, extent, ReadingRate(rate), on_plan, on_progress, engine)
+    return await noting(keeper, work)
 
 
 async def repair_keys(
@@ -230,21 +240,13 @@ async def _survey(
     plan: ReplayPlan,
     pace: ReadingRate,
     on_events: OnEvents,
+    engine: FoldEngine | None,
 ) -> MemoryFold:
     """Read the range, find the keys that lack some of it, and fold those to the end of the range."""
-    only = request.bucket_keys
-    async with aclosing(history.read(plan.extent, subject=request.subject, pace=pace)) as portions:
-        async for events in portions:
-            for key, sequence, _ in events.rows:
-                if not only or key in only:
-                    plan.events += 1
-                    plan.last_of[key] = sequence
-            plan.unreadable += len(events.failures)
-            if len(plan.last_of) > MAX_KEYS:
-                raise ConfigError(
-                    f"{plan.extent} concern over {MAX_KEYS} keys: replay a smaller range, or rebuild the projection"
-                )
-            await on_events(events)
+    if engine is None:
+        await _read_keys(history, request, plan, pace, on_events)
+    elif not plan.extent.is_empty:
+        await _ask_for_keys(engine, request, plan)
     position = (await read_position(js, plan.bucket)).sequence or 0
     current = await ProcedureRunner(js).run(load(plan.bucket, plan.last_of))
     suspects: dict[str, Current] = {}
@@ -259,6 +261,9 @@ async def _survey(
         for key, state in suspects.items():
             fold.begin(key, state)
         fold.reached = min(state.sequence for state in suspects.values())
+        if engine is not None:
+            part = await history.between(plan.extent, fold.reached + 1, plan.extent.last)
+            fold.begin_all(await engine.fold_on(part, suspects), part.last)
         await fold.advance(history, plan.extent, plan.extent.last, pace=pace, on_events=on_events)
     for key, state in suspects.items():
         # A key without a state may have ignored its last events: then there is nothing to write.
@@ -267,6 +272,37 @@ async def _survey(
         else:
             fold.forget(key)
     return fold
+
+
+async def _read_keys(
+    history: History, request: ReplayRequest, plan: ReplayPlan, pace: ReadingRate, on_events: OnEvents
+) -> None:
+    only = request.bucket_keys
+    async with aclosing(history.read(plan.extent, subject=request.subject, pace=pace)) as portions:
+        async for events in portions:
+            for key, sequence, _ in events.rows:
+                if not only or key in only:
+                    plan.events += 1
+                    plan.last_of[key] = sequence
+            plan.unreadable += len(events.failures)
+            _check_count(plan)
+            await on_events(events)
+
+
+async def _ask_for_keys(engine: FoldEngine, request: ReplayRequest, plan: ReplayPlan) -> None:
+    only = request.bucket_keys
+    found = await engine.survey(plan.extent, request.subject)
+    plan.last_of = {key: last for key, last in found.last_of.items() if not only or key in only}
+    plan.events = sum(found.events[key] for key in plan.last_of)
+    plan.unreadable = found.unreadable
+    _check_count(plan)
+
+
+def _check_count(plan: ReplayPlan) -> None:
+    if len(plan.last_of) > MAX_KEYS:
+        raise ConfigError(
+            f"{plan.extent} concern over {MAX_KEYS} keys: replay a smaller range, or rebuild the projection"
+        )
 
 
 async def _fill(
@@ -278,12 +314,13 @@ async def _fill(
     pace: ReadingRate,
     on_plan: Callable[[ReplayPlan], Any],
     on_progress: Callable[[ReplayRecord], Any],
+    engine: FoldEngine | None,
 ) -> None:
     record = keeper.record
     notes = _ReadNotes(keeper, on_progress)
     plan = ReplayPlan(projection=spec.name, bucket=record.bucket, version=spec.version, extent=extent)
     plan.deleted = (await history.info()).state.deleted_count
-    fold = await _survey(js, history, spec, record.request, plan, pace, notes.add)
+    fold = await _survey(js, history, spec, record.request, plan, pace, notes.add, engine)
     on_plan(plan)
     record.keys, record.parked = len(plan.last_of), len(plan.parked)
     record.events, record.unreadable = plan.events, plan.unreadable

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["SLICE_KEYS", "Verification", "verify", "verify_bucket"]
+__all__ = ["SLICE_KEYS", "Verification", "read_states", "verify", "verify_bucket"]
 
 SLICE_KEYS = 200_000
 """Keys whose states are held at a time, twice."""
@@ -193,6 +193,11 @@ async def verify_bucket(
     result.keys = found_digest.keys
     result.digest, result.expected_digest = str(found_digest), str(expected_digest)
     return result
+
+
+async def read_states(js: JetStream, bucket: str) -> dict[str, Current]:
+    """What every key of a bucket has, as of one moment; another engine's bucket can be compared with it."""
+    return {key: current async for key, current in _entries(js, bucket, is_small=True)}
 
 
 async def _slices(js: JetStream, bucket: str, size: int) -> Sequence[tuple[str, str | None]]:

@@ -50,10 +50,10 @@ class Tally:
     written: int = 0
     """Keys."""
     letters: int = 0
-
-    def add(self, other: Tally) -> None:
-        for name in ("applied", "known", "waiting", "parked", "written", "letters"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    newly_parked: int = 0
+    """Keys that one of the rows has parked: the same number when the rows are folded again."""
+    unreadable: int = 0
+    """Messages."""
 
 
 class ProjectionFold:
@@ -70,6 +70,8 @@ class ProjectionFold:
     ) -> None:
         self._specs, self._buckets, self._readers = specs, buckets, readers
         self._patience_s, self._check_keys = patience_s, check_keys
+        self._first = 0
+        """The lowest sequence of the rows."""
 
     def fold_and_store(self, pieces: ColumnPieces) -> Procedure[Tally]:
         """Fold rows into the buckets. ``pieces`` is called again for keys that others have written meanwhile.
@@ -84,7 +86,7 @@ class ProjectionFold:
         for attempt in range(MAX_ROUNDS):
             states = yield from self.fold(pieces(), left)
             if left is None:
-                _count(tally, states)
+                _count(tally, states, self._first)
             left = yield from self._store(states, tally)
             if not left:
                 return tally
@@ -97,7 +99,9 @@ class ProjectionFold:
     ) -> Procedure[list[dict[str, KeyState]]]:
         """What rows make of the present states: of each projection, by key."""
         states: list[dict[str, KeyState]] = [{} for _ in self._specs]
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
+            if number == 0:
+                self._first = piece[2][0]
             rows: Iterable[Any] = zip(*piece, strict=True)
             names: Iterable[KeyName] = zip(piece[0], piece[1], strict=True)
             if only is not None:
@@ -117,6 +121,15 @@ class ProjectionFold:
             self._check_keys(sum(map(len, states)))
             self.apply(states, zip(*piece, strict=True))
         return states
+
+    def fold_bases(self, bases: dict[str, Current], pieces: Iterable[Sequence[Sequence[Any]]]) -> dict[str, KeyState]:
+        """What rows make of some keys of the only projection that have these states; other keys are left out."""
+        states: list[dict[str, KeyState]] = [{}]
+        self._check_keys(len(bases))
+        self.begin(states, 0, bases, bases)
+        for piece in pieces:
+            self.apply(states, (row for row in zip(*piece, strict=True) if row[1] in bases))
+        return states[0]
 
     def _load(self, states: list[dict[str, KeyState]], names: Iterable[KeyName]) -> Procedure[None]:
         wanted: list[list[str]] = [[] for _ in states]
@@ -145,7 +158,7 @@ class ProjectionFold:
             if sequence <= state.sequence or state.parked is not None:
                 state.apply(specs[target], key, sequence, None)  # it will not look at the event, so nobody decodes it
             else:
-                state.apply(specs[target], key, sequence, readers[reading](data))
+                state.fold(specs[target], key, sequence, readers[reading](data))
 
     def _store(self, states: list[dict[str, KeyState]], tally: Tally) -> Procedure[frozenset[KeyName]]:
         """Returns the keys that others have written meanwhile."""
@@ -159,9 +172,11 @@ class ProjectionFold:
         return frozenset(conflicts)
 
 
-def _count(tally: Tally, states: Iterable[dict[str, KeyState]]) -> None:
+def _count(tally: Tally, states: Iterable[dict[str, KeyState]], first: int) -> None:
     for state in chain.from_iterable(of_key.values() for of_key in states):
         tally.applied += state.applied
         tally.known += state.known
         tally.waiting += state.waiting
-        tally.parked += state.parked is not None
+        if state.parked is not None:
+            tally.parked += 1
+            tally.newly_parked += state.parked.sequence >= first

@@ -21,6 +21,7 @@ class ProjectionOptions(SourceOptions):
 
     app: str = option(text, "the application, `package.module:name`", default="")
     app_folder: str = option(text, "where to look for it in the end", default="")
+    outline: str = option(text, "what the driver's code declares; workers compare", default="")
     projections: tuple[str, ...] = option(names, "names of projections", default=())
     buckets: tuple[str, ...] = option(names, "the bucket of each", default=())
     letters: bool = option(boolean, "write dead letters of messages that cannot be read", default=True)

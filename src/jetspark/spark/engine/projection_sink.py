@@ -30,8 +30,9 @@ from jetspark.spark.schema import PROJECTION_SCHEMA
 
 if TYPE_CHECKING:
     from jetspark.spark.engine.rows import Unreadable
+    from jetspark.state.changes import Current
 
-__all__ = ["batch_writer", "state_rows", "stream_writer"]
+__all__ = ["batch_writer", "folded_rows", "state_rows", "stream_writer"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -100,13 +101,14 @@ class TaskRows:
     def __init__(self, options: ProjectionOptions) -> None:
         from jetspark.spark.engine.projecting import COLUMNS, ProjectionFold
         from jetspark.spark.engine.rows import Readings, specs_of
-        from jetspark.spark.engine.shipping import load_app
+        from jetspark.spark.engine.shipping import load_same_app
         from jetspark.spark.engine.sorting import SequenceSort
 
-        self.app = load_app(options.app, options.app_folder)
+        self.app = load_same_app(options.app, options.app_folder, options.projections, options.outline)
         self.events = SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes, columns=COLUMNS)
         self.letters: list[Unreadable] = []
         self.covered: list[Covered] = []
+        self.bases: dict[str, Current] = {}
         self.fold = ProjectionFold(
             specs_of(self.app, options.projections),
             options.buckets,
@@ -128,6 +130,16 @@ class TaskRows:
                 (self.covered if target == COVERED else self.letters).append(unpack(data))
         self.events.add(batch)
 
+    def add_after_bases(self, batch: pa.RecordBatch) -> None:
+        """Rows among which are the states that keys begin with."""
+        from jetspark.spark.engine.rows import BASE, unpack
+
+        is_base = pc.equal(batch.column("reading"), BASE)
+        found = batch.filter(is_base)
+        for key, data in zip(found.column("key").to_pylist(), found.column("data").to_pylist(), strict=True):
+            self.bases[key] = unpack(data)
+        self.add(batch.filter(pc.invert(is_base)) if found.num_rows else batch)
+
 
 @seldom_collecting()
 def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Projected:
@@ -139,6 +151,7 @@ def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
         for batch in batches:
             rows.add(batch)
         tally = runner.run(rows.fold.fold_and_store(events.column_pieces))
+    tally.unreadable = len(rows.letters)
     if rows.letters and options.letters:
         letters = write_letters(rows.app.name, options.stream[0], rows.letters, patience_s=options.patience_s)
         tally.letters = runner.run(letters)
@@ -183,3 +196,25 @@ def state_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
                 "parked": pa.array([state.parked and state.parked.sequence for state in part], pa.int64()),
             }
             yield pa.RecordBatch.from_pydict(columns)
+
+
+def folded_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold the rows of a task on from the states that are among them, and store nothing."""
+    from jetspark.app.projections.marks import Mark
+
+    rows = TaskRows(options)
+    with rows.events as events, seldom_collecting():
+        for batch in batches:
+            rows.add_after_bases(batch)
+        states = rows.fold.fold_bases(rows.bases, events.column_pieces())
+    version = rows.app.projections[options.projections[0]].version
+    found = list(states.items())
+    for start in range(0, len(found), STATES_AT_A_TIME):
+        part = found[start : start + STATES_AT_A_TIME]
+        columns = {
+            "key": pa.array([key for key, _ in part], pa.string()),
+            "value": pa.array([state.value for _, state in part], pa.binary()),
+            "sequence": pa.array([state.sequence for _, state in part], pa.int64()),
+            "mark": pa.array([str(Mark(version, state.parked)) for _, state in part], pa.string()),
+        }
+        yield pa.RecordBatch.from_pydict(columns)

@@ -32,13 +32,13 @@ def stream_reader(options: Mapping[str, str]) -> DataSourceStreamReader:
 def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     # Here and not above: the processes that plan do without the application, and what it imports.
     from jetspark.spark.engine.rows import RouteRows
-    from jetspark.spark.engine.shipping import load_app
+    from jetspark.spark.engine.shipping import load_same_app
     from jetspark.spark.stream.reading import RangeReader
 
     if partition.value is None:  # what Spark makes of a plan without partitions
         return
     part, covered = partition.value
-    app = load_app(options.app, options.app_folder)
+    app = load_same_app(options.app, options.app_folder, options.projections, options.outline)
     rows = RouteRows(app, options.projections, subjects=part.subjects)
     with seldom_collecting():
         yield from RangeReader(options, part, rows).batches()

@@ -6,10 +6,12 @@ brings the rows together by projection and key, and other tasks fold them and st
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
 import json
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +24,10 @@ from jetspark.app.projections.buckets import alias_key, check_version, place_of
 from jetspark.app.projections.folding import Router
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
-from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions, option_text
 from jetspark.spark.engine.reaching import read_positions
-from jetspark.spark.engine.shipping import load_app, place_app
+from jetspark.spark.engine.shipping import load_app, outline_of, place_app
 from jetspark.spark.options import read_options
 from jetspark.spark.registration import register
 from jetspark.spark.retrying import patiently
@@ -37,7 +38,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["BackfillReport", "backfill", "fold_states", "run"]
+__all__ = [
+    "BackfillReport",
+    "ProjectionPlan",
+    "backfill",
+    "bring_together",
+    "check_pandas",
+    "fold_states",
+    "passing_folder",
+    "run",
+]
 
 # Sequences a micro-batch takes: a second or two of work, so that a query that begins far behind shows progress.
 MAX_OFFSETS = 200_000
@@ -66,6 +76,10 @@ class BackfillReport:
     """Keys that were stored."""
     letters: int = 0
     """Messages that could not be read and had no dead letter yet."""
+    newly_parked: int = 0
+    """Keys that an event of the range has parked."""
+    unreadable: int = 0
+    """Messages of the range that could not be read."""
 
 
 def run(
@@ -102,11 +116,11 @@ def run(
         ConfigError: An option cannot be used, or workers could not import the application.
         UsageError: What is in a bucket was made by another version of its projection.
     """
-    plan = _Plan.of(app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS} | options)
+    plan = ProjectionPlan.of(app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS} | options)
     given = plan.options | {"startingOffsets": plan.start()}
-    frame = _together(spark.readStream.format(FORMAT).options(**given).load(), partitions)
+    frame = bring_together(spark.readStream.format(FORMAT).options(**given).load(), partitions)
     given.pop("maxOffsetsPerTrigger")
-    folder = checkpoint or str(Path(tempfile.gettempdir()) / f"jetspark-{plan.app.name}-{uuid.uuid4().hex}")
+    folder = checkpoint or passing_folder(f"jetspark-{plan.app.name}-")
     writer = frame.writeStream.format(FORMAT).options(**given).option("checkpointLocation", folder)
     if query_name is not None:
         writer = writer.queryName(query_name)
@@ -143,7 +157,7 @@ def backfill(
     Raises:
         ConfigError, UsageError: As :func:`run`.
     """
-    plan = _Plan.of(app, spark, servers, projections, buckets, options)
+    plan = ProjectionPlan.of(app, spark, servers, projections, buckets, options)
     begin, first, last = plan.bounds(from_sequence, to_sequence)
     report = f"spark.{uuid.uuid4().hex}"
     given = plan.options | {
@@ -154,7 +168,7 @@ def backfill(
     }
     counts: dict[str, int] = {}
     if first <= last:
-        frame = _together(spark.read.format(FORMAT).options(**given).load(), partitions)
+        frame = bring_together(spark.read.format(FORMAT).options(**given).load(), partitions)
         frame.write.format(FORMAT).options(**given).mode("append").save()
         counts = plan.take_report(report)
     return BackfillReport(from_sequence=first, to_sequence=last, buckets=plan.buckets, **counts)
@@ -174,17 +188,16 @@ def fold_states(
 
     A frame with the columns ``projection``, ``key`` (as the bucket has it), ``value`` (null for a key that was
     deleted), ``sequence`` (of the last event in it) and ``parked`` (the sequence of the event that the key cannot get
-    past, or null). It needs pandas, which Spark asks for here.
+    past, or null).
 
     Args:
         to_sequence: The last sequence that counts; by default the last that is there now.
     """
-    if importlib.util.find_spec("pandas") is None:
-        raise ConfigError("jetspark.spark.fold_states: Spark needs pandas for it: pip install 'pandas>=2.2,<3'")
-    plan = _Plan.of(app, spark, servers, projections, None, options, is_stored=False)
+    check_pandas("jetspark.spark.fold_states")
+    plan = ProjectionPlan.of(app, spark, servers, projections, None, options, is_stored=False)
     begin, _, last = plan.bounds(None, to_sequence)
     given = plan.options | {"startingOffsets": begin, "endingOffsets": str(last + 1)}
-    frame = _together(spark.read.format(FORMAT).options(**given).load(), partitions)
+    frame = bring_together(spark.read.format(FORMAT).options(**given).load(), partitions)
     return frame.mapInArrow(functools.partial(_states, given), _STATES)
 
 
@@ -197,7 +210,26 @@ def _states(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iter
 # ---- small steps -----------------------------------------------------------------------------------------------------
 
 
-def _together(frame: DataFrame, partitions: int | None) -> DataFrame:
+def check_pandas(what: str) -> None:
+    """
+    Raises:
+        ConfigError: It is not installed, as after an installation without the extra.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise ConfigError(f"{what}: Spark needs pandas for it: pip install 'jetspark[spark]', which has it")
+
+
+def passing_folder(prefix: str) -> str:
+    """For the checkpoint of a query that is never to go on from it: it goes when this process ends.
+
+    Through Connect it is the server that makes a folder of this name, and keeps it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder.as_uri()  # and no path, which Spark may take for one of a distributed file system
+
+
+def bring_together(frame: DataFrame, partitions: int | None) -> DataFrame:
     """All rows of a key in one task."""
     if partitions is not None and partitions < 1:
         raise ConfigError(f"partitions={partitions}: expected 1 or more")
@@ -208,13 +240,15 @@ def _together(frame: DataFrame, partitions: int | None) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class ProjectionPlan:
     """What to fold into what, as options of the format."""
 
     app: App
     buckets: Mapping[str, str]
     options: dict[str, str]
     connecting: ProjectionOptions
+    filters: Sequence[str]
+    """The subjects of the events."""
 
     @classmethod
     def of(
@@ -227,34 +261,41 @@ class _Plan:
         more: Mapping[str, Any],
         *,
         is_stored: bool = True,
-    ) -> _Plan:
+    ) -> ProjectionPlan:
         place = place_app(app)
         declared = load_app(place.name, place.folder) if isinstance(app, str) else app
         names = _names(declared, projections, buckets or {})
         options = {name: option_text(value) for name, value in more.items()} | {
             "servers": option_text(servers),
             "app": place.name,
+            "outline": outline_of(declared, names),
             "stream": declared.stream,
             "projections": option_text(names),
             "buckets": option_text([declared.projections[name].bucket.bucket for name in names]),
         }
         if place.folder:
             options["appFolder"] = place.folder
-        if filters := _source_filters(
-            Router([declared.projections[name] for name in names], declared.catalogue).filters
-        ):
-            options["subjects"] = option_text(filters)
+        router = Router([declared.projections[name] for name in names], declared.catalogue)
+        filters = router.filters
+        options["subjects"] = option_text(router.reading)
         connecting = read_options(ProjectionOptions, FORMAT, options)
         register(spark)
         if not is_stored:
-            return cls(declared, {}, options | {"stored": "false"}, connecting)
+            return cls(declared, {}, options | {"stored": "false"}, connecting, filters)
         found = {name: bucket for name, bucket in (buckets or {}).items() if name in names}
         if not found:
             options["records"] = projection_bucket(declared.name)
         others = [name for name in names if name not in found]
         found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
         options["buckets"] = option_text([found[name] for name in names])
-        return cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options))
+        return cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)
+
+    def read(self, spark: SparkSession, first: int, last: int, subjects: Sequence[str] | None = None) -> DataFrame:
+        """The rows of a range, of all events or of those on some subjects."""
+        given = self.options | {"startingOffsets": str(first), "endingOffsets": str(last + 1)}
+        if subjects is not None:
+            given["subjects"] = option_text(subjects)
+        return spark.read.format(FORMAT).options(**given).load()
 
     def start(self) -> str:
         """Where a query begins that has no checkpoint: where the buckets are."""
@@ -294,13 +335,6 @@ def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> 
     if not names:
         raise ConfigError(f"{app!r} has no projections")
     return names
-
-
-def _source_filters(filters: Sequence[str]) -> list[str]:
-    """What to read for some filters: the server takes none that overlap. None at all is everything."""
-    widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
-    pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
-    return [] if any(overlaps(one, other) for one, other in pairs) else widest
 
 
 def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:

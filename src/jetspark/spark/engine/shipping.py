@@ -8,9 +8,11 @@ the folder where the driver has it, which is there for workers of the same machi
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from typing import NamedTuple
 from jetspark.app import App
 from jetspark.errors import ConfigError
 
-__all__ = ["AppPlace", "load_app", "place_app"]
+__all__ = ["AppPlace", "load_app", "load_same_app", "outline_of", "place_app"]
 
 
 class AppPlace(NamedTuple):
@@ -47,10 +49,45 @@ def load_app(name: str, folder: str = "") -> App:
             f"app={name!r}: {error}; a worker of Spark has to be able to import it: install it where workers run, or "
             "ship it with spark.addArtifact(..., pyfile=True), sparkContext.addPyFile or spark.submit.pyFiles"
         ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"app={name!r}: importing {module_name} raised {type(error).__name__}: {error}; what it needs to be "
+            "imported, such as variables of the environment and files, has to be where Spark's workers run, too"
+        ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
         raise ConfigError(f"app={name!r}: {module_name} has no application of the name {attribute!r}")
     return found
+
+
+def outline_of(app: App, projections: Sequence[str]) -> str:
+    """What the code that folds has to agree on with the code that reads, in a few letters."""
+    readings = [
+        (*name, reading.contract.version, len(reading.upcasts)) for name, reading in app.catalogue.readings.items()
+    ]
+    folds = [
+        (each, spec.version, sorted(kind.__qualname__ for kind in spec.events), repr(spec.window))
+        for each, spec in ((each, app.projections.get(each)) for each in projections)
+        if spec is not None
+    ]
+    return hashlib.sha256(repr((app.stream, sorted(readings), folds)).encode()).hexdigest()[:16]
+
+
+def load_same_app(name: str, folder: str, projections: Sequence[str], outline: str) -> App:
+    """Import an application that has to be the driver's.
+
+    Raises:
+        ConfigError: There is no such application, or it declares other events or projections.
+    """
+    app = load_app(name, folder)
+    if outline and outline_of(app, projections) != outline:
+        where = getattr(sys.modules.get(name.partition(":")[0]), "__file__", "nowhere")
+        raise ConfigError(
+            f"app={name!r}: the driver's code declares other events or projections than that of this worker, which is "
+            f"from {where} and has {', '.join(app.projections) or 'no projections'}: ship the same code to all, and "
+            "start a new session, since workers keep what they have imported"
+        )
+    return app
 
 
 def _import(name: str, folder: str) -> ModuleType:

@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from support.projections import (
     some_events,
 )
 
-import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
@@ -47,21 +46,6 @@ EVENTS = [Opened, Moved, Closed]
 SWAP_S = 5.0
 # Events each second while it is rebuilt: few, so that many tests fit one machine.
 TRAFFIC = int(os.environ.get("JETSPARK_TRAFFIC", "500"))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 class Mended(Balances):
@@ -203,7 +187,7 @@ asyncio.run(main())
 
 async def killed(url: str, work: str) -> tuple[str, int]:
     """The id of something that was killed in the middle, and how far it was."""
-    script = APP.format(path=[str(Path(__file__).parents[1])], url=url, work=work)
+    script = APP.format(path=[str(Path(__file__).parents[2])], url=url, work=work)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
     assert process.stdout is not None
     id, at = "", 0

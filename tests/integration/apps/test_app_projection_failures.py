@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,21 +32,6 @@ from jetspark.state.changes import Change, header_fields
 
 WORKER = Path(__file__).parent / "projection_worker.py"
 QUICK = LiveOptions(position_every_s=0.01, lease_s=1.0)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 async def is_folded(js: JetStream, app: App) -> bool:

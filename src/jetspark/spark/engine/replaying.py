@@ -1,0 +1,222 @@
+"""Spark as the engine of replays, rebuilds and verifications: it reads and folds, and stores where it is asked to.
+
+Keys that lack events are folded on from states that the driver has, and not from those that a task would find in the
+bucket, which a live engine may have changed by then. They travel as rows among the events, one for each key, and
+Spark brings both together. Keys without such a row are none of the replay's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jetspark.app.application import App
+from jetspark.app.projections.marks import Mark, Parked
+from jetspark.app.replay.engines import RangeFold, RangeSurvey
+from jetspark.app.replay.ranges import Extent
+from jetspark.core.subjects import is_subset, overlaps
+from jetspark.errors import ConfigError
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.engine.projections import (
+    ProjectionPlan,
+    backfill,
+    bring_together,
+    check_pandas,
+    fold_states,
+)
+from jetspark.spark.failures import plain_failures
+from jetspark.spark.options import read_options
+from jetspark.state.changes import Current
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ReplayEngine", "base_rows"]
+
+T = TypeVar("T")
+
+_FOLDED = "key string, value binary, sequence bigint, mark string"
+
+
+class ReplayEngine:
+    """Folds one projection on Spark, for :func:`~jetspark.app.replay.rebuild`, ``run_replay``, ``plan_replay``, and
+    its method ``states`` for ``fresh`` of ``verify``.
+
+    It reads and folds as fast as Spark does, so it takes no ``rate``. What has to be decided, and what is stored beside
+    live engines, is left to those functions.
+    """
+
+    def __init__(
+        self,
+        app: App | str,
+        spark: SparkSession,
+        servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+        *,
+        projection: str,
+        partitions: int | None = None,
+        **options: Any,
+    ) -> None:
+        """The arguments are those of :func:`~jetspark.spark.backfill`."""
+        self._app, self._spark, self._servers, self._projection = app, spark, servers, projection
+        self._partitions, self._options = partitions, options
+
+    async def states(self, last: int) -> Mapping[str, Current]:
+        """What the states have to be after a sequence, from the first event on; nothing is stored."""
+        return await _in_a_thread(lambda: self._states(last))
+
+    async def survey(self, part: Extent, subject: str | None) -> RangeSurvey:
+        """Which keys the events of a range are of; nothing is stored.
+
+        Raises:
+            ConfigError: The source cannot tell which events are on the subject.
+        """
+        return await _in_a_thread(lambda: self._survey(part, subject))
+
+    async def fold_on(self, part: Extent, bases: Mapping[str, Current]) -> Mapping[str, Current]:
+        """What the events of a range make of keys that have these states; nothing is stored."""
+        return await _in_a_thread(lambda: self._fold_on(part, bases))
+
+    async def fold_into(self, bucket: str, part: Extent) -> RangeFold:
+        """Fold a range into a bucket that has everything before it."""
+        return await _in_a_thread(lambda: self._fold_into(bucket, part))
+
+    # ---- in a thread, since Spark blocks ------------------------------------------------------------------------
+
+    def _states(self, last: int) -> Mapping[str, Current]:
+        names = [self._projection]
+        frame = fold_states(
+            self._app,
+            self._spark,
+            self._servers,
+            projections=names,
+            to_sequence=last,
+            partitions=self._partitions,
+            **self._options,
+        )
+        version = self._plan().app.projections[self._projection].version
+        return {key: _current(version, *rest) for key, *rest in _tuples(frame, "key", "value", "sequence", "parked")}
+
+    def _survey(self, part: Extent, subject: str | None) -> RangeSurvey:
+        from pyspark.sql import functions as F
+
+        plan = self._plan()
+        subjects = _narrowed(plan.filters, subject)
+        if subjects is not None and not subjects:
+            return RangeSurvey({}, {}, 0)
+        frame = plan.read(self._spark, part.first, part.last, subjects)
+        # The key of a message that cannot be read is its own sequence: those are counted together.
+        is_event = F.col("target") >= 0
+        grouped = frame.where("target > -2").groupBy(F.when(is_event, F.col("key")).alias("key"))
+        found = grouped.agg(F.count("sequence").alias("events"), F.max("sequence").alias("last"))
+        events: dict[str, int] = {}
+        last_of: dict[str, int] = {}
+        unreadable = 0
+        for key, count, last in _tuples(found, "key", "events", "last"):
+            if key is None:
+                unreadable = count
+            else:
+                events[key], last_of[key] = count, last
+        return RangeSurvey(events, last_of, unreadable)
+
+    def _fold_on(self, part: Extent, bases: Mapping[str, Current]) -> Mapping[str, Current]:
+        if part.is_empty or not bases:
+            return bases
+        check_pandas("jetspark.spark.ReplayEngine")
+        plan = self._plan()
+        rows = plan.read(self._spark, part.first, part.last).where("target >= 0")
+        frame = bring_together(rows.union(self._spark.createDataFrame(base_rows(bases))), self._partitions)
+        folded = frame.mapInArrow(functools.partial(_fold_rows, plan.options), _FOLDED)
+        columns = ("key", "value", "sequence", "mark")
+        return {key: Current(value, at, 1, mark=mark) for key, value, at, mark in _tuples(folded, *columns)}
+
+    def _fold_into(self, bucket: str, part: Extent) -> RangeFold:
+        done = backfill(
+            self._app,
+            self._spark,
+            self._servers,
+            projections=[self._projection],
+            buckets={self._projection: bucket},
+            from_sequence=part.first,
+            to_sequence=part.last,
+            partitions=self._partitions,
+            letters=False,
+            **self._options,
+        )
+        events = done.applied + done.known + done.waiting + done.newly_parked
+        return RangeFold(events, done.unreadable, done.written, done.newly_parked)
+
+    def _plan(self) -> ProjectionPlan:
+        return ProjectionPlan.of(
+            self._app, self._spark, self._servers, [self._projection], None, self._options, is_stored=False
+        )
+
+
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    def run() -> T:
+        with plain_failures():
+            return work()
+
+    return await asyncio.to_thread(run)
+
+
+def _tuples(frame: DataFrame, *names: str) -> Iterable[tuple[Any, ...]]:
+    """The rows of a frame. By Arrow: of a million rows `collect` makes objects for some seconds."""
+    table = frame.select(*names).toArrow()
+    return zip(*(table[name].to_pylist() for name in names), strict=True)
+
+
+def _current(version: int, value: bytes | None, sequence: int, parked: int | None) -> Current:
+    mark = Mark(version, None if parked is None else Parked(parked, "on Spark"))
+    return Current(value, sequence, 1, mark=str(mark))
+
+
+def _narrowed(filters: Sequence[str], subject: str | None) -> list[str] | None:
+    """What to read of the events' subjects for those on another one; None for everything.
+
+    Raises:
+        ConfigError: Some subjects of the events are partly on it.
+    """
+    if subject is None or all(is_subset(each, subject) for each in filters):
+        return None
+    found = [each for each in filters if overlaps(each, subject)]
+    narrowed = [each if is_subset(each, subject) else subject for each in found]
+    is_partly = any(not is_subset(each, subject) and not is_subset(subject, each) for each in found)
+    if is_partly or (narrowed and not source_filters(list(dict.fromkeys(narrowed)))):
+        raise ConfigError(
+            f"subject={subject!r}: Spark reads it only where it is within the subjects of the events, or around them "
+            f"({', '.join(filters)}): give another one, or take the live engine"
+        )
+    return source_filters(list(dict.fromkeys(narrowed)))
+
+
+def source_filters(filters: Sequence[str]) -> list[str]:
+    """What to read for some filters: the server takes none that overlap. None at all is everything."""
+    widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
+    pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
+    return [] if any(overlaps(one, other) for one, other in pairs) else widest
+
+
+def base_rows(bases: Mapping[str, Current]) -> pa.Table:
+    """The states to begin with, as rows; the projection is the only one, so its number is 0."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from jetspark.spark.engine.rows import BASE
+    from jetspark.spark.schema import PROJECTION_SCHEMA
+
+    schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
+    count = len(bases)
+    columns = [[0] * count, list(bases), [0] * count, [BASE] * count, [pickle.dumps(each) for each in bases.values()]]
+    arrays = [pa.array(each, field.type) for each, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _fold_rows(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task does: fold the keys that it has states for."""
+    from jetspark.spark.engine.projection_sink import folded_rows
+
+    return folded_rows(read_options(ProjectionOptions, FORMAT, given), batches)

@@ -1,0 +1,158 @@
+"""Replays and rebuilds that Spark folds: the same plans, records and bytes as those of the live engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from support import projected
+from support.projected import app, folded, publish, stored
+
+import jetspark
+from jetspark.aio.jetstream import JetStream as AsyncJetStream
+from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, rebuilding, run_replay, verify
+from jetspark.app.replay.engines import RangeFold
+from jetspark.app.replay.ranges import Extent
+from jetspark.blocking import JetStream
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.errors import ConfigError, ConnectionLost, DataLoss, StreamNotFound
+from jetspark.server import NatsServer
+from jetspark.state.changes import Change
+from jetspark.state.store import load, store
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pandas")
+
+from jetspark.spark import ReplayEngine, backfill
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest_plugins = ["support.sparks"]
+pytestmark = [pytest.mark.timeout(600)]
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def bank(server: NatsServer, js: JetStream) -> JetStream:
+    """With an empty stream and empty buckets."""
+    for name in ("KV_accounts_v1", "KV_accounts_v1_r1"):
+        with suppress(StreamNotFound):
+            js.delete_stream(name)
+    return projected.fresh(server.url, js)
+
+
+@pytest.fixture
+def engine(spark: SparkSession, server: NatsServer) -> ReplayEngine:
+    return ReplayEngine(app, spark, server.url, projection="accounts")
+
+
+def ask(server: NatsServer, work: Callable[[AsyncJetStream], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with jetspark.connect(server.url) as client:
+            return await work(client.jetstream())
+
+    return asyncio.run(run())
+
+
+def damage(js: JetStream) -> list[str]:
+    """Lose one key, and set one back to the middle of its history; returns both."""
+    right, early = stored(js, "accounts"), folded(js, "accounts", last=300)
+    is_healthy = {key for key, (value, _, mark) in right.items() if value is not None and "parked" not in (mark or "")}
+    lost, behind = sorted(is_healthy & {key for key, (value, _, _) in early.items() if value is not None})[:2]
+    js.stream("KV_accounts").purge(subject=f"$KV.accounts.{lost}")
+    value, sequence, mark = early[behind]
+    revision = ProcedureRunner(js).run(load("accounts", [behind]))[behind].revision
+    change = Change(behind, value or b"", "put", sequence, revision, mark=mark)
+    ProcedureRunner(js).run(store("accounts", [change]))
+    return [lost, behind]
+
+
+def test_a_replay_on_spark_plans_and_stores_what_the_live_engine_does(
+    spark: SparkSession, server: NatsServer, bank: JetStream, engine: ReplayEngine
+) -> None:
+    publish(bank, projected.messages(1_200))
+    backfill(app, spark, server.url, projections=["accounts"])
+    right = stored(bank, "accounts")
+    assert right == folded(bank, "accounts")
+    damaged = damage(bank)
+    for request in (ReplayRequest(from_seq=900), ReplayRequest(from_seq=900, subject="bank.*.moved")):
+        live = ask(server, lambda js, it=request: plan_replay(js, app, "accounts", it))  # type: ignore[misc]
+        plan = ask(server, lambda js, it=request: plan_replay(js, app, "accounts", it, engine=engine))  # type: ignore[misc]
+        assert (plan.to_dict(), plan.last_of, plan.behind) == (live.to_dict(), live.last_of, live.behind)
+        assert (set(plan.behind), plan.unreadable > 0) == (set(damaged), True)
+    done = ask(server, lambda js: run_replay(js, app, "accounts", ReplayRequest(from_seq=900), engine=engine))
+    assert (done.changed, done.status, done.events) == (2, "done", done.events)
+    assert stored(bank, "accounts") == right
+    again = ask(server, lambda js: run_replay(js, app, "accounts", engine=engine))
+    assert (again.changed, again.last, again.events > done.events) == (0, 1_200, True)
+    with pytest.raises(ConfigError, match=r"subject='bank.a1.>': Spark reads it only"):
+        ask(server, lambda js: plan_replay(js, app, "accounts", ReplayRequest(subject="bank.a1.>"), engine=engine))
+    with pytest.raises(ConfigError, match="rate=5: expected none with another engine"):
+        ask(server, lambda js: run_replay(js, app, "accounts", rate=5, engine=engine))
+
+
+class Interrupted:
+    """An engine that loses its connection after some ranges."""
+
+    def __init__(self, engine: ReplayEngine, ranges: int) -> None:
+        self._engine, self._left = engine, ranges
+        self.states, self.survey, self.fold_on = engine.states, engine.survey, engine.fold_on
+
+    async def fold_into(self, bucket: str, part: Extent) -> RangeFold:
+        if not self._left:
+            raise ConnectionLost("cut")
+        self._left -= 1
+        return await self._engine.fold_into(bucket, part)
+
+
+def test_a_rebuild_on_spark_goes_on_where_it_was_cut_is_checked_and_swapped(
+    server: NatsServer, bank: JetStream, engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(bank, projected.messages(1_200))
+    by_live = ask(server, lambda js: rebuild(js, app, "accounts"))
+    monkeypatch.setattr(rebuilding, "ENGINE_RANGE", 500)
+    with pytest.raises(ConnectionLost):
+        ask(server, lambda js: rebuild(js, app, "accounts", engine=Interrupted(engine, 1)))
+    [cut] = [each for each in records(server) if each["status"] == "running"]
+    assert (cut["at"], cut["bucket"]) == (500, "accounts_v1_r1")
+    publish(bank, projected.messages(100, seed=2, unreadable=0))
+    resumed: dict[str, Any] = {"check": True, "swap_in": True, "resume": cut["id"], "engine": engine}
+    outcome = ask(server, lambda js: rebuild(js, app, "accounts", **resumed))
+    assert (outcome.is_swapped, outcome.new.bucket) == (True, "accounts_v1_r1")
+    assert outcome.verification is not None
+    assert outcome.verification.is_equal
+    assert stored(bank, "accounts_v1_r1") == folded(bank, "accounts")
+    by_live = ask(server, lambda js: rebuild(js, app, "accounts", resume=by_live.record.id))
+    names = ("events", "unreadable", "parked", "keys", "at")
+    counts = dataclasses.asdict(by_live.record)
+    found = dataclasses.asdict(outcome.record)
+    assert {name: found[name] for name in names} == {name: counts[name] for name in names}
+    assert found["parked"] > 0
+    assert stored(bank, by_live.new.bucket) == stored(bank, outcome.new.bucket)
+    assert ask(server, lambda js: verify(js, app, "accounts", fresh=engine.states)).is_equal
+
+
+def records(server: NatsServer) -> list[dict[str, Any]]:
+    from jetspark.app.projections.buckets import open_records
+    from jetspark.app.replay import read_records
+
+    async def read(js: AsyncJetStream) -> list[dict[str, Any]]:
+        return [each.to_dict() for each in await read_records(await open_records(js, app.name))]
+
+    return ask(server, read)
+
+
+def test_a_history_without_its_beginning_is_data_loss_before_spark_reads(
+    server: NatsServer, bank: JetStream, engine: ReplayEngine
+) -> None:
+    publish(bank, projected.messages(200))
+    bank.stream(app.stream).purge(up_to_sequence=49)
+    for work in (rebuild, run_replay):
+        with pytest.raises(DataLoss):
+            ask(server, lambda js, it=work: it(js, app, "accounts", engine=engine))  # type: ignore[misc]
