@@ -46,7 +46,7 @@ async def start_worker(server: NatsServer, moment: str = "", number: int = 0) ->
         server.url,
         moment,
         str(number),
-        env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
     )
 
 
