@@ -35,7 +35,7 @@ async def start_worker(server: NatsServer, log: Path, crash: str = "") -> asynci
         server.url,
         str(log),
         crash,
-        env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
     )
 
 

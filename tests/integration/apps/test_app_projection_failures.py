@@ -46,7 +46,7 @@ async def start_worker(server: NatsServer, moment: str = "", number: int = 0) ->
         server.url,
         moment,
         str(number),
-        env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
     )
 
 
@@ -361,3 +361,15 @@ async def test_events_that_go_while_a_worker_reads_make_a_projection_incomplete(
 
 async def _view_is(view: Any, sequence: int) -> bool:
     return bool((await view.position()).sequence == sequence)
+
+
+async def test_a_bucket_that_is_deleted_and_made_again_is_folded_anew(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(1), 30, is_bad=False))
+    async with running(app, server.url, live=QUICK):
+        await until(lambda: is_folded(js, app))
+        await js.delete_kv("bank_moves")
+        await publish(js, app, *some_events(random.Random(2), 20, is_bad=False))
+        await set_up(js, app)
+        await until(lambda: is_folded(js, app))
