@@ -46,7 +46,7 @@ def read_and_write(spark, servers):
     assert sum(json.loads(bytes(row.value))[1] for row in table.collect()) == 5050
     print("done")
 
-def project(spark, servers, ship):
+def project(spark, servers, ship, streams=True):
     # Workers have the module of the application from `ship` alone: the folder it was imported from is gone by then.
     import asyncio, pathlib, shutil, sys, tempfile, jetspark.spark
     folder, copy = pathlib.Path(tempfile.mkdtemp()), pathlib.Path(tempfile.mkdtemp())
@@ -59,12 +59,27 @@ def project(spark, servers, ship):
     asyncio.run(shipped.publish(servers))
     first = jetspark.spark.backfill(shipped.app, spark, servers, to_sequence=60, partitions=2)
     assert (first.applied, first.written) == (60, 3), first
-    jetspark.spark.backfill("shipped:app", spark, servers, from_sequence=50, partitions=2)
+    jetspark.spark.backfill("shipped:app", spark, servers, from_sequence=50, to_sequence=80, partitions=2)
+    if streams:
+        jetspark.spark.run("shipped:app", spark, servers, until_now=True, partitions=2).awaitTermination()
+    else:
+        jetspark.spark.backfill("shipped:app", spark, servers, from_sequence=50, partitions=2)
     table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "counts").load()
     found = {row.key: json.loads(bytes(row.value)) for row in table.collect() if not row.key.startswith("_")}
     assert found == {"k0": 34, "k1": 33, "k2": 33}, found
     states = jetspark.spark.fold_states(shipped.app, spark, servers).collect()
     assert {row.key: json.loads(bytes(row.value)) for row in states} == found
+
+def stream_installed(spark, servers):
+    # An application that is installed where workers run.
+    import asyncio, jetspark.spark, jetspark.blocking
+    from jetspark.bench.order_totals import app, messages
+    asyncio.run(app.apply(servers))
+    with jetspark.blocking.connect(servers) as client, client.jetstream().fast_batch() as batch:
+        batch.add_many(messages(30))
+    jetspark.spark.run(app, spark, servers, until_now=True, partitions=2).awaitTermination()
+    table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "bench_totals").load()
+    assert sum(not row.key.startswith("_") for row in table.collect()) == 30
 
 APP = '''
 from jetspark.app import App, Event
@@ -147,7 +162,9 @@ from pyspark.sql import SparkSession
 from jetspark.spark import register
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 register(spark)
-project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True))
+# Not a stream: its tasks cannot import what was shipped, while those of a batch in the same session can.
+project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True), streams=False)
+stream_installed(spark, sys.argv[1])
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,

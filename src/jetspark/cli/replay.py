@@ -89,9 +89,7 @@ def replay_projection(
         raise ConfigError("--effects: expected with a handler; a projection has none")
     if dry_run:
         with _spark(engine, app, servers, name) as spark:
-            plan = with_server(
-                app, servers, lambda js, it: plan_replay(js, it, name, request, rate=rate, engine=spark)
-            )
+            plan = with_server(app, servers, lambda js, it: plan_replay(js, it, name, request, rate=rate, engine=spark))
         typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
     with _spark(engine, app, servers, name) as spark, _bar(as_json) as tell:
