@@ -4,17 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-quick check coverage format generate bench docs mutants lock clean
+.PHONY: help setup demo picture test test-quick check coverage format generate bench docs mutants lock clean
 
 help:
 	@echo "make setup       create $(VENV) and install the locked dependencies"
-	@echo "make demo        the order pipeline end to end: nats-server, Spark, key-value state, and a check"
+	@echo "make demo        an application end to end: publish, fold on Spark and live, crash, replay, rebuild, redrive"
 	@echo "make test        the whole test suite (test-quick leaves out what is marked slow)"
 	@echo "make check       ruff, format check, the generated half of the blocking driver, mypy strict, the layer test"
 	@echo "make coverage    which lines and branches the tests without Spark run, by module; writes docs/coverage.md"
 	@echo "make generate    write the blocking driver's twins of asyncio modules"
 	@echo "make bench       our numbers next to our peers', in one interleaved run"
 	@echo "make mutants     plant mistakes in the pure modules, and list those no unit test notices"
+	@echo "make picture     run the demo in a terminal, and write docs/demo.svg, the picture in the README"
 	@echo "make docs        regenerate the generated pages and run every example"
 
 setup: $(READY)
@@ -31,6 +32,9 @@ $(READY): requirements.lock pyproject.toml
 
 demo: setup
 	@$(BIN)/jetspark demo
+
+picture: setup
+	@$(BIN)/python tools/demo_picture.py
 
 # Three processes for each core, since most tests wait for servers: tests/support/packing.py says what goes first.
 PYTEST := $(BIN)/python -m pytest -n auto

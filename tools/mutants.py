@@ -1,8 +1,8 @@
 """Plant small mistakes in pure modules, one at a time, and list those that no unit test notices.
 
-``make mutants`` plants ``--count`` mistakes in each module (chosen by ``--seed``) and runs the module's tests against a
-copy of the package that has the mistake. A mistake that the tests let pass (a survivor) is a missing test, or a change
-that changes nothing: the latter are argued in ``tools/mutants.argued``, a line each, and are not listed again.
+``make mutants`` plants ``--count`` mistakes in each module (chosen by ``--seed``) and runs the module's tests against
+the package with the mistake. A mistake that the tests let pass (a survivor) is a missing test, or a change that changes
+nothing: the latter are argued in ``tools/mutants.argued``, a line each, and are not listed again.
 
 The mistakes are the classic ones: a comparison turned or moved by one, ``and`` for ``or``, a condition negated, a
 number off by one, ``+`` for ``-``, a statement left out, ``None`` returned instead of a value.
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,10 +87,20 @@ class Mutant:
     line: int
     before: str
     after: str
-    source: str
+    text: str
+    """The module as it was."""
+    place: int
+    """Of the node that is changed, among all of the module's."""
+    variant: int
 
     def __str__(self) -> str:
         return f"{self.module}: {self.before}  =>  {self.after}"
+
+    def source(self) -> str:
+        """The module with the mistake in it."""
+        tree = ast.parse(self.text)
+        _change(list(ast.walk(tree))[self.place], self.variant)
+        return ast.unparse(tree)
 
 
 def mutants(module: str, source: str) -> Iterator[Mutant]:
@@ -101,23 +109,24 @@ def mutants(module: str, source: str) -> Iterator[Mutant]:
     nodes = list(ast.walk(tree))
     skipped = {id(node) for unit in nodes for node in _unasked(unit)}
     places = {id(node): place for place, node in enumerate(nodes)}
-    statement_of = {node: places[id(statement)] for node, statement in _statements(tree, tree)}
+    statement_of = {node: nodes[places[id(statement)]] for node, statement in _statements(tree, tree)}
     for place, node in enumerate(nodes):
         if id(node) in skipped:
             continue
         for variant in range(_variants(node)):
-            changed = copy.deepcopy(tree)
-            copies = list(ast.walk(changed))
-            target, statement = copies[place], copies[statement_of[id(node)]]
-            before = [_first_line(each) for each in (statement, target)]
-            _change(target, variant)
-            after = [_first_line(each) for each in (statement, target)]
+            statement = statement_of[id(node)]
+            before = [_first_line(each) for each in (statement, node)]
+            kind, fields = type(node), dict(vars(node))
+            _change(node, variant)
+            after = [_first_line(each) for each in (statement, node)]
+            node.__class__ = kind
+            vars(node).clear()
+            vars(node).update(fields)
             # A number by itself is in many places. It must do where the first line of a statement shows nothing of it,
             # or more than anybody would read.
             which = 0 if before[0] != after[0] and len(before[0]) <= MAX_SHOWN else 1
             if before[which] != after[which]:
-                line = getattr(node, "lineno", 0)
-                yield Mutant(module, line, before[which], after[which], ast.unparse(changed))
+                yield Mutant(module, getattr(node, "lineno", 0), before[which], after[which], source, place, variant)
 
 
 def _statements(node: ast.AST, statement: ast.AST) -> Iterator[tuple[int, ast.AST]]:
@@ -191,18 +200,34 @@ def _change(node: ast.AST, variant: int) -> None:
             node._fields = ()  # type: ignore[misc]
 
 
+# Python runs this when it starts: the one module is imported from another file, and the rest of the package as always,
+# compiled already.
+REDIRECT = """
+import importlib.util, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location({name!r}, {path!r}) if name == {name!r} else None
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
 def survives(mutant: Mutant) -> bool:
     """Whether the tests of the module pass with the mistake in it."""
+    name = "jetspark." + mutant.module.removesuffix(".py").replace("/", ".")
     with tempfile.TemporaryDirectory(prefix="jetspark-mutant-") as folder:
-        package = Path(folder) / "jetspark"
-        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / mutant.module).write_text(mutant.source, encoding="utf-8")
+        changed = Path(folder) / "changed.py"
+        changed.write_text(mutant.source(), encoding="utf-8")
+        redirect = REDIRECT.format(name=name, path=str(changed))
+        (Path(folder) / "sitecustomize.py").write_text(redirect, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
         try:
             done = subprocess.run(
                 [*command, *MODULES[mutant.module]],
                 cwd=REPOSITORY,
-                env=os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+                env=os.environ | {"PYTHONPATH": folder},
                 capture_output=True,
                 timeout=TIMEOUT_S,
                 check=False,

@@ -1,1 +1,1 @@
-"""An order pipeline: events into JetStream, through Spark, state into buckets. Run it: ``python -m orders``."""
+"""A shop: orders are placed, paid and delivered; cancelled ones are refunded. ``jetspark demo`` runs it."""

@@ -1,99 +1,112 @@
-"""The application: what can happen to an order, what every order is like, and what each day has earned.
+"""The application: what every order is like, what each day has earned, and how money goes back.
 
-Spark's workers import it by its name, ``orders.app:app``. Every run of the demo has streams and buckets of its own: it
-puts a name into the environment variable ``ORDERS_RUN``, which workers inherit.
+``jetspark run orders.app:app --apply`` runs it; so does Spark: ``jetspark run orders.app:app --engine spark``.
 """
 
-import os
-from typing import Annotated, TypedDict
+from collections.abc import AsyncIterator
+from typing import TypedDict
 
-import msgspec
+from jetspark.app import App, Context, Reject, Window
+from orders.events import OrderCancelled, OrderPaid, OrderPlaced, OrderRefunded, ParcelScanned
 
-from jetspark.app import App, Event, Timestamp
-
-RUN = os.environ.get("ORDERS_RUN", "")
-NAME = f"demo_orders_{RUN}" if RUN else "demo_orders"
-# A retry comes soon or never: a payment that is published twice is so within this many of its day.
-DUPLICATE_WINDOW = 100
-
-Cents = Annotated[int, msgspec.Meta(ge=0)]
-
-app = App(NAME, stream=NAME.upper(), subjects=[f"{NAME}.>"], source="/demo/orders")
+app = App("demo_orders", stream="DEMO_ORDERS", subjects=["demo.orders.>"], source="/demo/orders")
 
 
-class OrderCreated(Event, type="order.created", version=1, key="order_id", subject=NAME + ".{order_id}.created"):
-    order_id: str
-    amount_cents: Cents
-    at: Timestamp
-
-
-class OrderPaid(Event, type="order.paid", version=1, key="order_id", subject=NAME + ".{order_id}.paid"):
-    order_id: str
-    amount_cents: Cents
-    at: Timestamp
-
-
-class OrderShipped(Event, type="order.shipped", version=1, key="order_id", subject=NAME + ".{order_id}.shipped"):
-    order_id: str
-    amount_cents: Cents
-    at: Timestamp
-
-
-class OrderCancelled(Event, type="order.cancelled", version=1, key="order_id", subject=NAME + ".{order_id}.cancelled"):
-    order_id: str
-    amount_cents: Cents
-    at: Timestamp
-
-
-OrderEvent = OrderCreated | OrderPaid | OrderShipped | OrderCancelled
-STATUS: dict[type, str] = {
-    OrderCreated: "created",
-    OrderPaid: "paid",
-    OrderShipped: "shipped",
-    OrderCancelled: "cancelled",
-}
+# ---- State: classes that fold events, live or on Spark ---------------------------------------------------------------
 
 
 class Order(TypedDict):
     status: str
     amount_cents: int
-    history: list[str]
+    place: str
 
 
-@app.projection("order_state", events=list(STATUS), bucket=f"{NAME}_state")
-class OrderState:
-    """By order: its status, its amount, and what has happened to it."""
+@app.projection(
+    "order_status", events=[OrderPlaced, OrderPaid, ParcelScanned, OrderCancelled], bucket="demo_orders_status"
+)
+class OrderStatus:
+    """By order: what has become of it, and where its parcel is."""
 
-    def key(self, event: OrderEvent) -> str:
+    def key(self, event: OrderPlaced | OrderPaid | ParcelScanned | OrderCancelled) -> str:
         return event.order_id
 
-    def apply(self, state: Order | None, event: OrderEvent) -> Order:
-        status = STATUS[type(event)]
-        history = state["history"] if state is not None else []
-        if state is not None and status in history:
-            return state  # it happens once to an order
-        return {"status": status, "amount_cents": event.amount_cents, "history": [*history, status]}
+    def apply(
+        self, state: Order | None, event: OrderPlaced | OrderPaid | ParcelScanned | OrderCancelled
+    ) -> Order | None:
+        if isinstance(event, OrderPlaced):
+            return {"status": "placed", "amount_cents": event.amount_cents, "place": ""}
+        if state is None:
+            return None  # an order that was never placed: nothing happens
+        if isinstance(event, ParcelScanned):
+            state["status"], state["place"] = "on its way", event.place
+        else:
+            state["status"] = "paid" if isinstance(event, OrderPaid) else "cancelled"
+        return state
 
 
-class Day(TypedDict):
+# One state for each country and day. A payment counts on its own day, however late it is stored.
+DAY = Window(size_s=86_400, time=lambda event: event.at, late="keep")
+
+
+class Revenue(TypedDict):
     orders: int
-    revenue_cents: int
-    recent: list[str]
+    cents: int
 
 
-@app.projection("daily_revenue", events=[OrderPaid], bucket=f"{NAME}_revenue")
+@app.projection("daily_revenue", events=[OrderPaid], bucket="demo_orders_revenue", window=DAY)
 class DailyRevenue:
-    """By day: how many orders were paid, and how much that was."""
+    """By country and day: how many orders were paid, and how much that was."""
 
     def key(self, event: OrderPaid) -> str:
-        return event.at.date().isoformat()
+        return event.country
 
-    def apply(self, state: Day | None, event: OrderPaid) -> Day:
-        day: Day = state or {"orders": 0, "revenue_cents": 0, "recent": []}
-        if event.order_id in day["recent"]:
-            return day
-        return {
-            "orders": day["orders"] + 1,
-            "revenue_cents": day["revenue_cents"] + event.amount_cents,
-            "recent": [*day["recent"], event.order_id][-DUPLICATE_WINDOW:],
-        }
+    def apply(self, state: Revenue | None, event: OrderPaid) -> Revenue:
+        before = state or {"orders": 0, "cents": 0}
+        return {"orders": before["orders"] + 1, "cents": before["cents"] + event.amount_cents}
+
+
+@app.projection("parcels", events=[ParcelScanned], bucket="demo_orders_parcels", window=DAY)
+class Parcels:
+    """By place and day: how many parcels came through."""
+
+    def key(self, event: ParcelScanned) -> str:
+        return event.place
+
+    def apply(self, state: int | None, event: ParcelScanned) -> int:
+        return (state or 0) + 1
+
+
+# ---- Effects: a handler, which is retried, and gives up in the dead letters ------------------------------------------
+
+
+class Bank:
+    """Pays money back; a call with an idempotency key that it knows returns the first receipt. Here: does nothing."""
+
+    async def pay_back(self, order_id: str, amount_cents: int, *, idempotency_key: str) -> str:
+        return f"receipt of {order_id}"
+
+
+@app.lifespan
+async def resources() -> AsyncIterator[Bank]:
+    yield Bank()  # connect here; what follows the yield runs when the workers have ended
+
+
+MAX_REFUND_CENTS = 40_000
+
+
+@app.handler(OrderCancelled, durable="refunds", timeout=4, ack_wait_s=5)  # what a dead worker had is done 5 s later
+async def refund(event: OrderCancelled, ctx: Context, bank: Bank) -> OrderRefunded:
+    if event.amount_cents > MAX_REFUND_CENTS:
+        raise Reject(f"more than {MAX_REFUND_CENTS / 100:.2f}: somebody has to look at it")
+    return await pay_back(event, ctx, bank)
+
+
+async def pay_back(event: OrderCancelled, ctx: Context, bank: Bank) -> OrderRefunded:
+    receipt = await ctx.once("pay back", bank.pay_back, event.order_id, event.amount_cents)
+    return OrderRefunded(
+        order_id=event.order_id,
+        country=event.country,
+        amount_cents=event.amount_cents,
+        receipt=receipt,
+        at=event.at,
+    )

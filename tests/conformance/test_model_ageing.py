@@ -82,6 +82,23 @@ COURSES = {
             Published("s6", b"", {"Nats-Schedule": "nonsense", "Nats-Schedule-Target": "fired"}),
         ],
     ),
+    "schedules_in_batches": Course(
+        {"allow_msg_schedules": True, "allow_msg_ttl": True, "allow_atomic": True},
+        [
+            Published("s1", b"x", {"Nats-Schedule": "@at +1", "Nats-Schedule-Target": "never"}),
+            Published(
+                "end",
+                b"",
+                {
+                    "Nats-Scheduler": "s1",
+                    "Nats-Schedule-Next": "purge",
+                    "Nats-Batch-Id": "one",
+                    "Nats-Batch-Sequence": "1",
+                    "Nats-Batch-Commit": "1",
+                },
+            ),
+        ],
+    ),
     "schedules_off": Course({}, [Published("s", b"", {"Nats-Schedule": "@at +1", "Nats-Schedule-Target": "t"})]),
 }
 

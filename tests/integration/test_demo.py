@@ -3,48 +3,171 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from jetspark import StreamConfig
-from jetspark.blocking import connect
+from jetspark.blocking import JetStream, connect
+from jetspark.demo.shop import load_shop
 from jetspark.server import NatsServer
 
-COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.demo import demo; typer.run(demo)"]
+REPOSITORY = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "jetspark", "demo"]
+MARK = "JETSPARK_TEST_RUN"
+SHOWN = [
+    "publish",
+    "fold on Spark",
+    "fold live",
+    "kill a worker",
+    "kill the server",
+    "Spark = live",
+    "state = events",
+    "replay a range",
+    "old workers end",
+    "rebuild, new fold",
+    "reads meanwhile",
+    "verify",
+    "dead letters",
+    "redrive one",
+]
+
+
+class Run:
+    """A demo that runs in a folder of its own, and whose processes can be told from others."""
+
+    def __init__(self, process: subprocess.Popen[str], mark: str, folder: Path) -> None:
+        self.process, self._mark, self._folder = process, mark, folder
+        self.output = ""
+
+    def read_until(self, pattern: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if re.search(pattern, line):
+                return
+        pytest.fail(f"it ended before {pattern!r}: {self.output}")
+
+    def end(self, text: str | None = None) -> int:
+        """Give it an input, and wait for its end."""
+        rest, _ = self.process.communicate(text, timeout=250)
+        self.output += rest
+        return self.process.returncode
+
+    def left_behind(self) -> list[str]:
+        """Processes that it has started, however indirectly, and temporary files."""
+        found = [path.name for path in self._folder.iterdir()]
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self._mark.encode() in path.read_bytes():
+                    found.append((path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue  # it has ended meanwhile
+        return found
+
+
+@contextmanager
+def demo(folder: Path, *options: str) -> Iterator[Run]:
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "COLUMNS": "200", MARK: mark}
+    with subprocess.Popen(
+        [*COMMAND, *options],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=environment,
+    ) as process:
+        try:
+            yield Run(process, mark, folder)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def others() -> Iterator[tuple[str, JetStream]]:
+    """A server that somebody else uses, and for something that sounds like ours."""
+    with NatsServer() as server, connect(server.url) as nc:
+        js = nc.jetstream()
+        js.create_stream(StreamConfig(name="ORDERS", subjects=["orders.>"]))
+        js.publish("orders.created", b"not the demo's")
+        yield server.url, js
+        assert [*js.stream_names()] == ["ORDERS"]
+        assert js.stream("ORDERS").info().state.messages == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_order_pipeline_runs_beside_other_streams_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with NatsServer() as server, connect(server.url) as nc:
-        js = nc.jetstream()
-        own = js.create_stream(StreamConfig(name="ORDERS", subjects=["orders.>"]))
-        js.publish("orders.created", b"not the demo's")
-        finished = subprocess.run(
-            [*COMMAND, "--events", "20000", "--servers", server.url],
-            capture_output=True,
-            text=True,
-            timeout=580,
-            check=False,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
-        assert finished.returncode == 0, finished.stdout + finished.stderr
-        lines = finished.stdout.splitlines()
-        assert "the same as computed in plain Python" in lines
-        assert any(line.startswith("a second run, and a replay") and line.endswith("changed nothing") for line in lines)
-        assert "5 dead letters" in finished.stdout
-        assert own.info().state.messages == 1
-        assert [name for name in js.stream_names() if "demo" in name.lower()] == []
-    assert [path.name for path in tmp_path.iterdir() if "demo" in path.name] == []
+def test_everything_is_shown_and_kept_for_three_commands_and_gone_after_enter(tmp_path: Path) -> None:
+    with demo(tmp_path, "--events", "4000", "--keep") as run:
+        run.read_until("Press Enter")
+        rows = dict(re.findall(r"^(\S.*?) +│ (\S+) +│ ", run.output, re.MULTILINE))
+        assert rows == dict.fromkeys(SHOWN, "ok"), run.output
+        commands = re.findall(r"^  ([^ #].*jetspark .*)$", run.output, re.MULTILINE)
+        verified, listed, redriven = [
+            subprocess.run(each, shell=True, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True)
+            for each in commands
+        ]
+        assert "equal to its history" in verified.stdout
+        assert "Reject" in listed.stdout
+        assert "done" in redriven.stdout
+        assert run.end("\n") == 0, run.output
+        assert "WARN" not in run.output
+        assert run.left_behind() == []
 
 
-def test_a_count_below_one_is_refused() -> None:
-    finished = subprocess.run([*COMMAND, "--events", "0"], capture_output=True, text=True, timeout=250, check=False)
-    assert finished.returncode == 2
-    assert "Traceback" not in finished.stderr
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("number", "stage"),
+    [(signal.SIGTERM, "events through"), (signal.SIGINT, "^start Spark")],
+    ids=["SIGTERM while it publishes", "Ctrl-C while Spark folds"],
+)
+def test_an_interrupted_demo_says_so_and_leaves_nothing_on_the_server_of_others(
+    tmp_path: Path, others: tuple[str, JetStream], number: signal.Signals, stage: str
+) -> None:
+    with demo(tmp_path, "--events", "30000", "--servers", others[0]) as run:
+        run.read_until(stage)
+        os.killpg(run.process.pid, number)  # as a terminal does it
+        assert run.end() == 128 + number
+        assert run.output.rstrip().endswith("interrupted")
+        assert "Traceback" not in run.output
+        assert run.left_behind() == []
+
+
+def test_a_server_that_has_what_the_demo_would_make_is_refused_until_it_is_removed(
+    tmp_path: Path, others: tuple[str, JetStream]
+) -> None:
+    """As after a demo that was killed."""
+    url, js = others
+    app = load_shop().release1
+    [stream, *_] = app.topology().streams
+    js.create_stream(stream)
+    with demo(tmp_path, "--events", "1000", "--servers", url) as run:
+        assert run.end() == 1
+        assert app.stream in run.output
+        [remedy] = re.findall(r"`jetspark (.*--remove)`", run.output.replace("\n", " "))
+        assert js.stream(app.stream).info().state.messages == 0
+    with demo(tmp_path, *remedy.split()[1:]) as run:
+        assert run.end() == 0
+        assert run.output == f"removed {app.stream}\n"
+
+
+@pytest.mark.parametrize("options", [["--events", "0"], ["--remove"]])
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: list[str]) -> None:
+    with demo(tmp_path, *options) as run:
+        assert run.end() != 0
+        assert "Traceback" not in run.output
+        assert "expected" in run.output or "1000" in run.output
 
 
 def test_without_java_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from support import projected
+from support import joined, projected
 from support.projected import app, folded, publish, stored
 
+from jetspark.app import encode
+from jetspark.app.clock import utc_now
 from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
@@ -290,3 +292,34 @@ def test_the_live_engine_and_tasks_of_spark_at_the_same_time_store_the_same_byte
         while min(position(bank, name) for name in NAMES) < last + 400:
             time.sleep(0.02)
     check(bank)
+
+
+def test_a_lookup_is_as_of_the_event_before_whatever_tasks_do(server: NatsServer, js: JetStream) -> None:
+    asyncio.run(joined.app.apply(server.url))
+    rng = random.Random(5)
+    ratings: dict[str, int | None] = {}
+    expected: dict[str, int] = {}
+    events: list[Any] = []
+    for _ in range(600):
+        customer = f"c{rng.randrange(5)}"
+        if rng.random() < 0.3:
+            events.append(joined.Rated(customer=customer, rating=rng.randrange(10)))
+            ratings[customer] = events[-1].rating
+        else:
+            events.append(joined.Ordered(customer=customer, cents=rng.randrange(1000)))
+            order = f"{events[-1].cents} {ratings.get(customer)}"
+            expected[customer] = crc32(order.encode(), expected.get(customer, 0))
+    encoded = [encode(each, id=f"j{n}", source="/joined", time=utc_now()) for n, each in enumerate(events)]
+    publish(js, ((each.subject, each.data, each.headers) for each in encoded))
+    more = {
+        "app": "support.joined:app",
+        "stream": "JOINED",
+        "projections": "ratings,rated_orders",
+        "buckets": "ratings,rated_orders",
+        "subjects": "joined.*.rated,joined.*.ordered",
+    }
+    for first, last in ((1, 250), (100, 400), (1, 250), (401, 600)):  # what was read once more changes nothing
+        Batch(server, first, last, tasks=3, **more).all()
+    spec = joined.app.projections["rated_orders"]
+    found = {key: spec.decode_state(value) for key, (value, _, _) in stored(js, "rated_orders").items() if value}
+    assert found == expected

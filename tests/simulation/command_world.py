@@ -31,7 +31,7 @@ class CommandWorld:
         self.network = model_network(seed)
         self.loop = VirtualLoop(self.network)
         self.app: App = bank("sim", replicas=self.rng.choice((1, 3)))
-        self.app.command("ledgers.simulated")(kind)
+        self.app.command("ledgers.limited")(kind)
         self.kind, self.callers, self.calls = kind, callers, calls
         self.operations: list[Operation] = []
         self.lost_replies = self.kills = self.conflicts = self.doubts = 0

@@ -66,6 +66,7 @@ class ProjectionWorld:
             cache_keys=self.rng.choice([1, 4, 1000]),
             position_every_s=self.rng.choice([0.01, 0.1, 1.0]),
             lease_s=self.rng.choice([1.0, 3.0]),
+            partitions=3 if seed % 10 == 7 else 1,
         )
         self.patience_s = 600.0
         self.outdated = 0
@@ -239,6 +240,7 @@ class ProjectionWorld:
                 key = message.subject.removeprefix(prefix)
                 if key == position_key():
                     position = FoldPosition.decode(message.data).sequence
+                if key.startswith(position_key()):
                     continue
                 headers = message.headers or Headers()
                 sequence = int(headers.get(SEQUENCE_HEADER) or 0)

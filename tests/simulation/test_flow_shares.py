@@ -24,7 +24,9 @@ def script() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("publishers", "round_trip_s"), [(1, 0.02), (10, 0.001), (10, 0.02), (251, 0.02), (1000, 0.001), (1000, 0.02)]
+    # Not the largest row: it takes as long as these together.
+    ("publishers", "round_trip_s"),
+    [(1, 0.02), (10, 0.001), (10, 0.02), (251, 0.02), (1000, 0.001)],
 )
 def test_a_published_row_is_measured_again(script: ModuleType, publishers: int, round_trip_s: float) -> None:
     row = script.measure(publishers, round_trip_s)

@@ -21,7 +21,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(8), 13])
+@pytest.mark.parametrize("seed", seeds.given() or [*range(8), 13, 477])
 def test_every_state_is_what_a_plain_loop_makes_whatever_dies(seed: int) -> None:
     world_of(seed).run()
 
@@ -29,7 +29,9 @@ def test_every_state_is_what_a_plain_loop_makes_whatever_dies(seed: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(3))
 def test_every_state_is_right_for_many_more_seeds(block: int) -> None:
-    for seed in seeds.given() or range(1000 + 20 * block, 1020 + 20 * block):
+    # Two blocks that are always the same, and one that nobody has tried.
+    fixed = range(1000 + 20 * block, 1020 + 20 * block)
+    for seed in seeds.given() or (fixed if block < 2 else seeds.fresh(20)):
         try:
             world_of(seed).run()
         except BaseException as error:
@@ -117,12 +119,13 @@ def _skips_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mistake", "first"),
     [
-        (_applies_twice, 0),
-        (_moves_the_position_first, 55),  # it takes a look between two moments
-        (_forgets_tombstones, 0),
-        (_writes_without_looking, 0),
+        # The first seed that shows the mistake today, so that none before it is run each time for nothing.
+        (_applies_twice, 5),
+        (_moves_the_position_first, 68),  # it takes a look between two moments
+        (_forgets_tombstones, 1),
+        (_writes_without_looking, 5),
         (_drops_rows_in_conflict, 0),
-        (_skips_what_it_cannot_read, 0),
+        (_skips_what_it_cannot_read, 8),
     ],
 )
 def test_an_engine_that_is_wrong_is_caught(

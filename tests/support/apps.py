@@ -48,7 +48,7 @@ async def is_settled(js: JetStream, app: App, name: str) -> bool:
 
 
 @asynccontextmanager
-async def running(app: App, url: str, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
+async def running(app: App, url: str | list[str], **options: Any) -> AsyncIterator[asyncio.Task[None]]:
     """The application's workers, for as long as the block lasts; an error of theirs is raised at its end."""
     task = asyncio.create_task(app.run(url, **({"stop_timeout": 5.0} | options)))
     try:

@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+import gc
 import pickle
 import uuid
 from dataclasses import dataclass
@@ -406,3 +407,14 @@ def test_a_pydantic_model_keeps_the_same_rules() -> None:
         event(type="bad")(OrderPaid)
     with pytest.raises(ConfigError, match="names 'nobody', which is no field"):
         event(type="bad", key="nobody")(type("Model", (BaseModel,), {"__module__": __name__}))
+
+
+def test_the_garbage_collector_has_nothing_to_do_with_events() -> None:
+    class Plain(Event, type="gc.plain"):
+        tags: list[str]
+
+    class Watched(Event, type="gc.watched", gc=True):
+        tags: list[str]
+
+    assert not gc.is_tracked(Plain(tags=["a"]))
+    assert gc.is_tracked(Watched(tags=["a"]))

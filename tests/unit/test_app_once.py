@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -50,6 +52,36 @@ async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated() -> No
     assert len(set(errors)) == 1
     assert "once('charge'): its result of type object" in errors[0]
     assert "give the effect another name" in errors[0]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    number: int
+    at: datetime.datetime
+
+
+@pytest.mark.parametrize("is_annotated", [True, False])
+async def test_a_recorded_result_is_what_the_function_returned(is_annotated: bool) -> None:
+    app, results = new_app(), list[Any]()
+    receipt = Receipt(5, datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC))
+
+    async def charge() -> tuple[Receipt, str]:
+        return receipt, "paid"
+
+    async def charge_somehow():  # type: ignore[no-untyped-def]
+        return receipt, "paid"
+
+    @app.handler(Paid, durable="billing", retry=Retry(first_s=1))
+    async def bill(event: Paid, ctx: Context) -> None:
+        results.append(await ctx.once("charge", charge if is_annotated else charge_somehow))
+        if ctx.attempt == 1:
+            raise OSError("away")
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+    plain = [{"number": 5, "at": "2026-03-15T00:00:00Z"}, "paid"]
+    assert results == [(receipt, "paid"), (receipt, "paid") if is_annotated else plain]
 
 
 def adding(app: App, *, slow: str = "", **options: Any) -> list[str]:

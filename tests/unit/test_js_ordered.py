@@ -415,6 +415,25 @@ def test_no_other_order_is_taken_for_the_right_one(stream_sequence: int, consume
     assert (accepted, looked_at) == ([message for message, _ in right], len(right))
 
 
+def test_a_part_that_begins_and_ends_right_is_wrong_between_when_the_numbers_get_longer() -> None:
+    """Texts that grow say nothing where the first and the last stream sequence have another number of digits."""
+    reader = OrderedReader(OrderedOptions())
+    reader.config("one")
+    reader.created(SequencePair(), 9)
+    messages = [delivered(1, 1, 8), delivered(10, 9, 7), delivered(11, 3, 6)]
+    assert reader.accept(messages) == (messages[:1], 1)
+
+
+def test_a_part_ends_with_the_listing() -> None:
+    """What is new by then came with it, and is not told by what it says is pending."""
+    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+    reader.config("one")
+    reader.created(SequencePair(), 2)
+    messages = [delivered(1, 1, 3), delivered(2, 2, 2), delivered(3, 3, 1), delivered(4, 4, 0)]
+    assert reader.accept(messages) == (messages[:2], 2)
+    assert (reader.is_listing, reader.is_caught_up) == (False, False)
+
+
 def test_the_longer_form_of_reply_subjects_is_read_too() -> None:
     for end in ("", ".more", ".more.still"):
         reader = OrderedReader(OrderedOptions())

@@ -21,7 +21,7 @@ _JETSTREAM = _CORE | {"jetstream"}
 _PUBLISH = _JETSTREAM | {"publish"}
 _DRIVERS = _PUBLISH | {"aio", "blocking"}
 _APP = _PUBLISH | {"aio", "blocking", "state", "batcher"}
-_EVERYTHING = _APP | {"server", "app", "spark", "testing", "bench", "dashboard", "cli"}
+_EVERYTHING = _APP | {"server", "app", "spark", "testing", "bench", "dashboard", "demo", "cli"}
 
 ROOT = "jetspark"
 """The row of ``jetspark/__init__.py``."""
@@ -44,7 +44,8 @@ LAYERS: dict[str, set[str]] = {
     "testing": _DRIVERS | {"server"},
     "bench": _APP | {"app", "spark", "server"},
     "dashboard": _APP | {"app"},
-    "cli": _EVERYTHING | {ROOT},
+    "demo": _APP | {"app", "spark", "server"},
+    "cli": (_EVERYTHING - {"cli"}) | {ROOT},
     # `python -m jetspark` is the command line.
     "__main__": {"cli"},
     # What `import jetspark` re-exports. Rows that need an extra at import time stay out.
@@ -81,6 +82,7 @@ PURE = (
     "app.contracts.faults",
     "app.contracts.field_rules",
     "app.entities.changes",
+    "app.workflows.declaring",
     "app.entities.declaring",
     "app.handlers.machine",
     "app.contracts.ids",
@@ -130,6 +132,7 @@ PURE_EXCEPTIONS = {"core.tls": {"ssl"}, "app.contracts.field_rules": {"uuid"}, "
 THIRD_PARTY: dict[str, set[str]] = {
     "app": {"msgspec"},
     "cli": {"click", "rich", "typer"},
+    "demo": {"rich"},
     "dashboard": {"jinja2", "starlette", "uvicorn"},
     "spark": {"pandas", "pyarrow", "pyspark"},
     "testing": {"pytest"},

@@ -47,7 +47,7 @@ def test_a_mistake_is_what_it_says(source: str, expected: list[tuple[str, str]])
 
 def test_each_mutant_has_one_mistake_and_is_still_python() -> None:
     source = "def f(a):\n    if a > 1:\n        g(a)\n    return a + 1\n"
-    sources = [mutant.source for mutant in tool.mutants("m.py", source)]
+    sources = [mutant.source() for mutant in tool.mutants("m.py", source)]
     assert len(sources) == len(set(sources)) == len(changes(source)) > 5
     for each in sources:
         assert ast.unparse(ast.parse(each)) != ast.unparse(ast.parse(source))

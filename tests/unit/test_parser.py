@@ -1072,6 +1072,24 @@ def test_a_parser_that_reads_columns_knows_what_the_server_has_counted() -> None
         )
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        message_frame("_INBOX.me.1", 2, None, None, b"an answer"),
+        message_frame("a", 2, b"r", None, b""),
+        message_frame("a", 1, None, None, b"no reply"),
+        message_frame("a", 1, b"r", None, b"a line\r\nbreak"),
+        message_frame("a", 1, b"r", BLOCK, b"with headers"),
+    ],
+)
+def test_columns_go_on_behind_a_few_others(other: Frame) -> None:
+    """Answers to what the reader publishes come between what it reads."""
+    frames = [*orders(50), other, *orders(50, first=50), other, *orders(50, first=100)]
+    parser, routes = read_in_columns(b"".join(frame.wire for frame in frames))
+    assert seen_by(parser, routes) == meaning(frames)
+    assert parser.read_in_columns >= 150
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_no_split_of_interrupted_columns_changes_what_comes_out(data: st.DataObject) -> None:

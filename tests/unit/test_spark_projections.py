@@ -17,7 +17,8 @@ from jetspark.app.projections.positions import FoldPosition
 from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.engine.covering import Covered, advance, check_reach, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.engine.projections import _names, source_filters
+from jetspark.spark.engine.projections import _names
+from jetspark.spark.engine.replaying import source_filters
 from jetspark.spark.engine.rows import Readings
 from jetspark.spark.engine.shipping import AppPlace, load_app, load_same_app, outline_of, place_app
 from jetspark.spark.options import read_options

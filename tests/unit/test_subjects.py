@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark.core.subjects import (
+    common_filter,
     is_subset,
     matches,
+    on_one_of,
     overlaps,
+    reading_filters,
     validate_filter,
     validate_queue,
     validate_subject,
@@ -221,3 +224,24 @@ def test_a_common_subject_proves_an_overlap(a: str, b: str, subject: str) -> Non
         assert overlaps(a, b)
     if is_subset(a, b) and matches(a, subject):
         assert matches(b, subject)
+
+
+@given(st.lists(FILTERS, min_size=1, max_size=4), SUBJECTS)
+def test_whatever_is_on_one_of_some_filters_is_read_and_told_from_the_rest(filters: list[str], subject: str) -> None:
+    is_wanted = any(matches(each, subject) for each in filters)
+    assert bool(on_one_of(filters)(subject)) == is_wanted
+    for wider in ([common_filter(filters)], reading_filters(filters)):
+        assert not is_wanted or any(matches(each, subject) for each in wider)
+        assert not any(overlaps(*pair) for pair in itertools.combinations(wider, 2))
+
+
+def test_several_filters_are_read_as_they_are_only_where_they_have_no_wildcards() -> None:
+    assert reading_filters([]) == []
+    assert reading_filters(["orders.*.paid", "orders.*.paid"]) == ["orders.*.paid"]
+    assert reading_filters(["orders.*.paid", "orders.>"]) == ["orders.>"]
+    assert reading_filters(["orders.paid", "orders.placed"]) == ["orders.paid", "orders.placed"]
+    assert reading_filters(["orders.*.paid", "orders.*.placed"]) == ["orders.*.*"]
+    assert reading_filters(["orders.*.paid", "orders.c.*"]) == ["orders.*.*"]
+    assert reading_filters(["orders.paid", "orders.*.placed"]) == ["orders.>"]
+    assert reading_filters(["a", "a.*"]) == [">"]
+    assert reading_filters(["a.b.>", "a.*.c.d"]) == ["a.*.>"]

@@ -16,11 +16,13 @@ from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.views import View, ViewEntry, ViewReplica
+from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
+from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
+from jetspark.app.workflows.runs import WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
@@ -28,6 +30,7 @@ __all__ = [
     "DELETE",
     "App",
     "AppClient",
+    "AttemptResult",
     "Breaker",
     "BulkPublisher",
     "Catalogue",
@@ -45,8 +48,11 @@ __all__ = [
     "Event",
     "Flag",
     "FlagValue",
+    "HandlerAttempt",
+    "HandlerObserver",
     "HandlerSpec",
     "HandlerTimeout",
+    "LetterChange",
     "LiveOptions",
     "Measure",
     "Past",
@@ -69,8 +75,11 @@ __all__ = [
     "TopologyPlan",
     "View",
     "ViewEntry",
+    "ViewPosition",
     "ViewReplica",
     "Window",
+    "WorkflowRun",
+    "WorkflowRuns",
     "check_contracts",
     "contract_of",
     "decode",

@@ -15,12 +15,14 @@ from jetspark.app.handlers.retry import Breaker, RetryPolicy
 from jetspark.app.projections.declaring import Invariant, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.app.commands.worker import CommandOptions
     from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.telemetry import HandlerObserver
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
@@ -153,6 +155,22 @@ class HandlerOptions(BatchHandlerOptions, total=False):
     remember_s: float
     partitions: int | None
     takeover_s: float
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """What ``app.workflow`` takes besides: fields of :class:`HandlerSpec`."""
+
+    concurrency: int
+    timeout: float
+    retry: RetryPolicy
+    rate: float | None
+    burst: int | None
+    ack_wait_s: float
+    max_messages: int
+    max_bytes: int
+    partitions: int | None
+    takeover_s: float
+    breaker: Breaker | None
 
 
 def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
@@ -318,6 +336,48 @@ class App(Declarations):
 
         return declare
 
+    def workflow(
+        self,
+        name: str,
+        *,
+        key: str | Callable[[Any], Any],
+        events: Sequence[type] | None = None,
+        version: int = 1,
+        **options: Unpack[WorkflowOptions],
+    ) -> Callable[[_Kind], _Kind]:
+        """Declare a workflow: ``@app.workflow(...)`` above a class with ``def react(self, state, event)``.
+
+        ``react`` is pure, and returns a :class:`Decision`: the run's new state, events, timers to set or cancel, and
+        whether the run is over; or None if the event does not matter. The state is None for the first event of a
+        run. Each step is stored whole or not at all. The type of ``state`` is what it is decoded into.
+
+        Args:
+            name: Of the workflow; its handler has it as its durable, and its runs are entities of this name.
+            key: The field of the events that says which run they belong to, or a function of an event.
+            events: What it reacts to; the types at ``event`` of ``react``, if not given.
+            version: Of the state. An older one is given to ``def upcast(self, state, version)``, if there is one.
+            options: Those of a handler: concurrency, retry, partitions and so on.
+
+        Raises:
+            ConfigError: The class is no workflow, or the stream can have no entities (``App(stream="KV_...")``).
+        """
+        _check_options(name, options, WorkflowOptions)
+
+        def declare(kind: _Kind) -> _Kind:
+            from jetspark.app.workflows.running import handler_of
+
+            spec = WorkflowSpec(name, kind, key=key, events=events, version=version)
+            self.entities(name, state=RunRecord)
+            self._declare(
+                HandlerSpec(
+                    function=handler_of(self, spec), events=spec.events, durable=name, key=spec.lane_key, **options
+                )
+            )
+            self.workflows[name] = spec
+            return kind
+
+        return declare
+
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.
 
@@ -328,6 +388,14 @@ class App(Declarations):
             raise ConfigError("lifespan: expected an async function that yields once")
         self.lifespans.append(function)
         return function
+
+    def observe(self, observer: HandlerObserver) -> HandlerObserver:
+        """Have an observer told what handlers do, in every process that runs them: ``app.observe(Metrics())``.
+
+        It has to be declared before the application runs; see :class:`HandlerObserver`.
+        """
+        self.observers.append(observer)
+        return observer
 
     async def run(
         self,

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from jetspark.app.commands.declaring import Command, CommandReply
     from jetspark.app.declarations import Declarations
     from jetspark.app.entities.committing import Committer
-    from jetspark.app.entities.entities import Entities
+    from jetspark.app.entities.entities import Entities, EntityWriter
     from jetspark.app.projections.views import View, Views
     from jetspark.app.settings import Settings
+    from jetspark.app.workflows.runs import WorkflowRuns
 
 __all__ = ["AppClient", "BulkPublisher"]
 
@@ -102,16 +103,30 @@ class AppClient:
             ConfigError: The application has no such kind.
             UsageError: Outside of the ``async with`` block.
         """
-        from jetspark.app.entities.committing import Committer
-        from jetspark.app.entities.entities import Entities
+        return self._writer().entities(name)
 
-        spec = self.app.entity_specs.get(name)
+    def workflow(self, name: str) -> WorkflowRuns:
+        """The runs of a workflow: ``await shop.workflow("fulfilment").get("o-1")``.
+
+        Raises:
+            ConfigError: The application has no such workflow.
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.workflows.runs import WorkflowRuns
+
+        spec = self.app.workflows.get(name)
         if spec is None:
-            known = ", ".join(sorted(self.app.entity_specs)) or "none"
-            raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
+            known = ", ".join(sorted(self.app.workflows)) or "none"
+            raise ConfigError(f"workflow {name!r}: expected one of those of app {self.app.name!r}: {known}")
+        return WorkflowRuns(self._writer(), spec)
+
+    def _writer(self) -> EntityWriter:
+        from jetspark.app.entities.committing import Committer
+        from jetspark.app.entities.entities import EntityWriter
+
         if self._committer is None:
             self._committer = Committer(self.js, self.app.stream)
-        return Entities(self, spec, self._committer)
+        return EntityWriter(self.app, self.js, self.encode, self.new_id, self.now, self._committer)
 
     def now(self) -> datetime.datetime:
         """The time; in a test, the test's."""
@@ -229,11 +244,8 @@ class AppClient:
         """
         from jetspark.app.commands.calling import call_command
 
-        self.js  # noqa: B018 - says what is wrong outside of the block
-        assert self._nc is not None
         return await call_command(
             self,
-            self._nc,
             command,
             command_id=command_id,
             expected_version=expected_version,

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from jetspark.app.commands.declaring import CommandSpec
     from jetspark.app.projections.declaring import ProjectionSpec
     from jetspark.app.settings import Setting, SettingsSpec
+    from jetspark.app.telemetry import HandlerObserver
+    from jetspark.app.workflows.declaring import WorkflowSpec
 
 __all__ = ["Declarations"]
 
@@ -90,8 +92,11 @@ class Declarations:
         self.handlers: dict[str, HandlerSpec] = {}
         """By durable name."""
         self.lifespans: list[Lifespan] = []
+        self.observers: list[HandlerObserver] = []
+        """Told what handlers do, in every process that runs them."""
         self.projections: dict[str, ProjectionSpec] = {}
         self.entity_specs: dict[str, EntitySpec] = {}
+        self.workflows: dict[str, WorkflowSpec] = {}
         self.settings_specs: dict[str, SettingsSpec] = {}
         """By bucket."""
         self.commands: dict[str, CommandSpec] = {}
@@ -220,7 +225,9 @@ class Declarations:
         if self.projections:
             buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
             description = "Which buckets projections are in, leases, and replays."
-            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
+            # As safe as the stream: without its leases and its record of buckets no worker begins.
+            more = {"limit_marker_ttl_s": MARKER_TTL_S, "replicas": self.stream_config.replicas}
+            buckets.append(self._bucket(projection_bucket(self.name), description, **more))
         if self.handlers or self.projections:
             streams.append(self._dead_letters())
         if self.handlers:

@@ -38,7 +38,7 @@ from jetspark.jetstream.features import END_OF_BATCH, facts_of
 from jetspark.jetstream.publishing import header_block, publish_headers
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
 from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
-from jetspark.publish.outgoing import Item, are_plain
+from jetspark.publish.outgoing import Item, are_plain, data_of
 
 __all__ = ["Atomic", "Ingest", "ItemMessages", "ToMessage", "Turn", "check_publisher"]
 
@@ -114,6 +114,18 @@ class ItemMessages(Generic[T]):
             return self.plain(batch)
         return [(item[0], item[1], _block(item)) for item in self.plain(batch)]
 
+    def check(self, connection: Connection, items: Sequence[Item]) -> None:
+        """Whether all of these, which it has made, can be sent: before any is.
+
+        Raises:
+            InvalidSubject, InvalidHeader, PayloadTooLarge: One cannot.
+        """
+        # Bytes on one subject, which was checked: only their size can be wrong.
+        only_sizes_differ = self._subject is not None and self.id_of is None
+        if only_sizes_differ and max(map(len, map(data_of, items)), default=0) <= connection.info.max_payload_bytes:
+            return
+        check(connection, items)
+
 
 def check(connection: Connection, items: Sequence[Item]) -> None:
     """Whether all of them can be sent: before any is.
@@ -187,7 +199,7 @@ class Ingest(Generic[T]):
             yield Call(self._turn.acquire)
             try:
                 publisher = yield from self._usable()
-                yield Call(partial(check, publisher._connection, items))
+                yield Call(partial(self._messages.check, publisher._connection, items))
                 first = publisher.accepted + 1
                 try:
                     last = yield Call(partial(publisher._publish_checked, items))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.app import App
 
-__all__ = ["HANDLER", "HANDLER_LANES", "HANDLER_ONCE", "bench_app", "encoded_events", "events_of"]
+__all__ = ["HANDLER", "HANDLER_ONCE", "bench_app", "encoded_events", "events_of"]
 
 KEYS = 10_000
 CONSUMER = "bench"
@@ -231,6 +231,28 @@ async def jetspark_in_order(job: Job) -> Values:
         return await _run_app(job, app, count)
 
 
+async def jetspark_observed(job: Job) -> Values:
+    """With an observer that counts; the rows before have none, which is what telemetry costs when it is off."""
+    from jetspark.app import AttemptResult, HandlerAttempt, HandlerObserver
+
+    class Counts(HandlerObserver):
+        def __init__(self) -> None:
+            self.started = self.finished = 0
+
+        def on_started(self, attempt: HandlerAttempt) -> None:
+            self.started += 1
+
+        def on_finished(self, attempt: HandlerAttempt, result: AttemptResult) -> None:
+            self.finished += 1
+
+    async with _filled(job) as (app, count):
+        counts = Counts()
+        app.observe(counts)
+        values = await _run_app(job, app, count)
+        assert counts.started >= job.warmup + job.count
+        return values
+
+
 # ---- effects that happen once --------------------------------------------------------------------------------------
 
 
@@ -321,12 +343,13 @@ HANDLER = Workload(
     storage="file",
     replicas=1,
     metrics=METRICS,
-    baselines=("faststream", "loop"),
+    baselines=("faststream", "loop", "jetspark"),
     contenders=(
         Contender(name="loop", what="messages(), msgspec, ack(): no framework", run=loop, needs="msgspec"),
         Contender(name="faststream", what="PullSub(1000), msgspec", run=faststream, needs="faststream"),
         Contender(name="jetspark", what="@app.handler(in_order=False)", run=jetspark, needs="msgspec"),
         Contender(name="jetspark-in-order", what="@app.handler, 10,000 keys", run=jetspark_in_order, needs="msgspec"),
+        Contender(name="jetspark-observed", what="the same and an observer", run=jetspark_observed, needs="msgspec"),
     ),
     bars=(
         Bar(
@@ -344,24 +367,6 @@ HANDLER = Workload(
             by="difference",
             at_most=18.0,
         ),
-    ),
-)
-
-HANDLER_LANES = Workload(
-    name="handler-lanes",
-    what="the same with and without the order of 10,000 keys",
-    count=60_000,
-    quick_count=1_000,
-    payload_bytes=400,
-    storage="file",
-    replicas=1,
-    metrics=METRICS,
-    baselines=("jetspark",),
-    contenders=(
-        Contender(name="jetspark", what="@app.handler(in_order=False)", run=jetspark, needs="msgspec"),
-        Contender(name="jetspark-in-order", what="@app.handler, 10,000 keys", run=jetspark_in_order, needs="msgspec"),
-    ),
-    bars=(
         Bar(
             claim="a handler that keeps the order of 10,000 keys is at least 0.7 x as fast as one that does not",
             metric="messages_per_s",

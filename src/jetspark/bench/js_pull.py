@@ -248,7 +248,7 @@ async def jetspark_ack(job: Job) -> Values:
     with _filled(job, "explicit") as stream:
         async with connect(job.url) as client:
             consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
-            async with consumer.messages(max_messages=BATCH) as messages:
+            async with consumer.messages() as messages:
                 for count in (job.warmup, job.count):
                     received = 0
                     watch = Stopwatch()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from jetspark.bench.app_publish import APP_PUBLISH
 from jetspark.bench.atomic_batches import ATOMIC_10, ATOMIC_100, ATOMIC_1000
 from jetspark.bench.batcher import BATCHER, BATCHER_INGEST
+from jetspark.bench.commands import COMMAND, COMMAND_64
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
 from jetspark.bench.fast_ingest import FAST_INGEST
-from jetspark.bench.handlers import HANDLER, HANDLER_LANES, HANDLER_ONCE
+from jetspark.bench.handlers import HANDLER, HANDLER_ONCE
 from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
 from jetspark.bench.js_pull import JS_PULL, JS_PULL_ACK
 from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
@@ -37,9 +38,10 @@ WORKLOADS: dict[str, Workload] = {
         JS_PULL,
         JS_PULL_ACK,
         HANDLER,
-        HANDLER_LANES,
         HANDLER_ONCE,
         APP_PUBLISH,
+        COMMAND,
+        COMMAND_64,
         SPARK_READ,
         SPARK_READ_LARGE,
         SPARK_WRITE,

@@ -1,62 +1,40 @@
-"""``jetspark demo``: the order pipeline of ``examples/orders``, end to end, on this machine."""
+"""``jetspark demo``: the application of ``examples/orders``, end to end, on this machine."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import logging
 from typing import Annotated
 
 import typer
 
-import jetspark
 from jetspark.errors import ConfigError, JetSparkError
 
 __all__ = ["demo"]
 
 
 def demo(
-    events: Annotated[int, typer.Option(help="How many order events.", min=1)] = 200_000,
+    events: Annotated[int, typer.Option(help="How many events to publish.", min=1000)] = 500_000,
     servers: Annotated[str | None, typer.Option(help="Use this NATS instead of starting one.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave server and data, and say how to look at them.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep server and data until Enter, to look at them.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Only remove what a demo that was killed has left on --servers.")
+    ] = False,
 ) -> None:
-    """Run the order pipeline: events into JetStream, through Spark, state into key-value buckets; then check it.
+    """Show an application end to end: publish, fold on Spark and live, crash, replay, rebuild, redrive; check it all.
 
-    Exits with 1 when the result is not what an independent computation gives, or when a second run or a replay changes
-    it.
+    Exits with 1 when a stage fails, or something is not what it should be. Leaves nothing behind.
     """
     try:
-        folder = _examples()
+        if remove and servers is None:
+            raise ConfigError("--remove: expected together with --servers, which says where")
+        from jetspark.demo.running import DemoOptions, run_demo
         from jetspark.spark.session import check_java  # says which extra is missing, if it is
 
         check_java()
     except JetSparkError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    command = [sys.executable, "-m", "orders", "--events", str(events)]
-    command += ["--servers", servers] if servers else []
-    command += ["--keep"] if keep else []
-    # Spark's workers inherit the path, and import the projections from there.
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable}
-    raise typer.Exit(_run(command, environment))
-
-
-def _run(command: list[str], environment: dict[str, str]) -> int:
-    with subprocess.Popen(command, env=environment) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                # The terminal interrupts the pipeline too, which stops Spark, removes what it made and says so.
-                continue
-
-
-def _examples() -> Path:
-    """Beside the package when it is installed, in the repository when it is not."""
-    package = Path(jetspark.__file__).parent
-    for folder in (package / "_examples", package.parents[1] / "examples"):
-        if (folder / "orders" / "__main__.py").exists():
-            return folder
-    raise ConfigError("the example 'orders' is not part of this installation; clone the repository")
+    logging.getLogger("jetspark").setLevel(logging.ERROR)
+    logging.getLogger().addHandler(logging.NullHandler())  # py4j logs what Java says when it is stopped
+    options = DemoOptions(events=events, servers=servers, is_kept=keep, is_removal=remove)
+    raise typer.Exit(run_demo(options))

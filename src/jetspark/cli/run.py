@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
 from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.app import LiveOptions
 
 __all__ = ["run_workers"]
 
@@ -21,6 +24,9 @@ def run_workers(
     only: Annotated[list[str] | None, typer.Option("--only", help="Run this handler; may be repeated.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Make what the application declares first.")] = False,
     workers: Annotated[int, typer.Option("--workers", help="Processes that share the work.", min=1)] = 1,
+    partitions: Annotated[
+        int, typer.Option("--partitions", help="Parts of the keys of projections that processes share.", min=1)
+    ] = 1,
     reload: Annotated[bool, typer.Option("--reload", help="Restart the workers when a source file changes.")] = False,
     stop_timeout: Annotated[
         float, typer.Option("--stop-timeout", help="Seconds that running handlers have to finish at the end.", min=0)
@@ -29,12 +35,17 @@ def run_workers(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
     ] = None,
+    lease: Annotated[
+        float,
+        typer.Option("--lease", help="Seconds that a process that died holds up the next one's projections.", min=1),
+    ] = 10.0,
     servers: Servers = None,
 ) -> None:
     """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
 
     Refuses to start where the server is not as the application declares: see `jetspark plan`. With `--workers` a
-    process that dies is started again; the order of keys holds across processes for handlers with partitions. With
+    process that dies is started again; the order of keys holds across processes for handlers with partitions.
+    Projections are folded by one process and the others stand by, unless `--partitions` divides their keys. With
     `--engine spark` the projections are folded by a Spark stream on this machine, and no handler runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -49,14 +60,24 @@ def run_workers(
     if workers == 1 and not reload:
         end_with_parent()
         declared = load_app(app)
-        asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, **options))
+        live = _live_options(partitions, lease)
+        asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
         return
     if apply:
         asyncio.run(load_app(app).apply(**options))
     command = [sys.executable, "-m", "jetspark", "run", app, "--stop-timeout", str(stop_timeout)]
+    command += ["--lease", str(lease)]
     for name in only or ():
         command += ["--only", name]
+    if partitions > 1:
+        command += ["--partitions", str(partitions)]
     if servers:
         command += ["--servers", servers]
     folder = watched_folder(app) if reload else None
     raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())
+
+
+def _live_options(partitions: int, lease_s: float) -> LiveOptions:
+    from jetspark.app import LiveOptions
+
+    return LiveOptions(partitions=partitions, lease_s=lease_s)

@@ -35,9 +35,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -78,6 +77,8 @@ MIN_CHUNK_MESSAGES = 16
 # Whatever ends a run is read by itself, and the run goes on behind it: a status after each pull request, say. Each time
 # the rest of the chunk is copied, so this is for exceptions.
 MAX_INTERRUPTIONS = 8
+# Few messages in a chunk that could have held more are large, and nothing is saved by reading them together.
+LARGE_MESSAGE_BYTES = 4 << 10
 # Trying to read columns in vain takes half as long as reading lines; so it is tried less and less often.
 MAX_CHUNKS_WITHOUT_COLUMNS = 63
 
@@ -219,9 +220,9 @@ class Parser:
         self.chunk_bytes = len(tail) + len(data)
         run = self._run
         if run is not None and (tail + data[: len(run.kind.before)]).startswith(run.kind.before):
-            tail, data = b"", self._read_many(partial(self._read_run, run), run.kind.before, tail + data)
+            tail, data = b"", self._read_runs(run, tail + data)
         elif self._expects_columns:
-            tail, data = b"", self._read_many(self._read_columns, b"MSG ", tail + data)
+            tail, data = b"", self._read_all_columns(tail + data)
         if self._skip_chunks:
             self._skip_chunks -= 1
             position = 0
@@ -233,16 +234,16 @@ class Parser:
             if position < len(rest):
                 self._tail.append(rest[position:])
 
-    def _read_many(self, read: Callable[[bytes], bytes], beginning: bytes, data: bytes) -> bytes:
-        """Read expected messages and the few with headers between them; returns what follows."""
-        data = read(data)
+    def _read_runs(self, run: _Run, data: bytes) -> bytes:
+        """Read messages of an expected run and the few with headers between them; returns what follows."""
+        data = self._read_run(run, data)
         for _ in range(MAX_INTERRUPTIONS):
             if not data.startswith(b"HMSG "):
                 break
             position = self._read_frames(data, max_frames=1)
-            if not data.startswith(beginning, position):
+            if not data.startswith(run.kind.before, position):
                 return data[position:]
-            data = read(data[position:])
+            data = self._read_run(run, data[position:])
         return data
 
     def _read_run(self, run: _Run, data: bytes) -> bytes:
@@ -277,24 +278,38 @@ class Parser:
             )
         return rest
 
+    def _read_all_columns(self, data: bytes) -> bytes:
+        """Read messages of one subscription and the few others between them; returns what follows."""
+        data = self._read_columns(data)
+        for _ in range(MAX_INTERRUPTIONS):
+            if not self._expects_columns or not data.startswith((b"HMSG ", b"MSG ")):
+                break
+            position = self._read_frames(data, max_frames=1)
+            if not position or not data.startswith(b"MSG ", position):
+                return data[position:]
+            data = self._read_columns(data[position:])
+        return data
+
     def _read_columns(self, data: bytes) -> bytes:
         """Read messages of one subscription, whatever their subjects and sizes; returns what follows them."""
         pieces = _MSG_LINES.split(b"\r\n" + data)  # b"", line, payload, line, ..., payload and what follows it
         lines, payloads = pieces[1::2], pieces[2::2]
         if pieces[0] or len(lines) < MIN_CHUNK_MESSAGES:
-            self._expects_columns = False
+            self._expects_columns = len(data) < MIN_CHUNK_MESSAGES * LARGE_MESSAGE_BYTES
             return data
         raw_subjects, sid, replies, sizes = self._columns(lines)
         # Up to the first that is not as long as announced: another frame than that of a plain message follows it.
         lengths = list(map(len, payloads))
-        count = len(sizes) - 1 if lengths[:-1] == sizes[:-1] else _common(lengths, sizes)
+        count = min(len(sizes), len(lines) - 1)
+        if lengths[:count] != sizes[:count]:
+            count = next(place for place, size in enumerate(sizes) if size != lengths[place])
         if count < MIN_CHUNK_MESSAGES:
             self._expects_columns = False
             self._chunks_until_columns = self._next_wait = min(2 * self._next_wait + 1, MAX_CHUNKS_WITHOUT_COLUMNS)
             return data
         self._next_wait = 0
         rest_bytes = -2
-        if payloads[count][sizes[count] :][:2] == b"\r\n" and sizes[count] >= 0:
+        if count < len(sizes) and sizes[count] >= 0 and payloads[count][sizes[count] :][:2] == b"\r\n":
             rest_bytes = lengths[count] - sizes[count] - 2
             payloads[count] = payloads[count][: sizes[count]]
             count += 1
@@ -306,7 +321,7 @@ class Parser:
         return data[len(data) - rest_bytes :] if rest_bytes else b""
 
     def _columns(self, lines: list[bytes]) -> tuple[list[bytes], bytes, list[bytes], list[int]]:
-        """Subjects, subscription, reply subjects and sizes; nothing if some lines are not like the others."""
+        """Subjects, subscription, reply subjects and sizes of the lines up to the first that is not like the others."""
         # No line has a CR in it: as a word of its own it shows where a line ends.
         words = b" \r ".join(lines).split(b" ")
         width = words.index(b"\r") + 1
@@ -318,7 +333,8 @@ class Parser:
             or sids.count(sids[0]) != len(lines)
             or max(map(len, lines)) > MAX_LINE_BYTES - len(b"MSG ")
         ):
-            return [], b"", [], []
+            alike = _alike(lines)
+            return self._columns(lines[:alike]) if MIN_CHUNK_MESSAGES <= alike < len(lines) else ([], b"", [], [])
         replies = words[2::width] if width == 5 else []
         return words[::width], sids[0], replies, list(map(self._known_sizes.__getitem__, words[width - 2 :: width]))
 
@@ -656,9 +672,15 @@ def _size(text: bytes) -> int:
     return size
 
 
-def _common(some: list[int], others: list[int]) -> int:
-    """How many numbers they have in common before the first that differs."""
-    return next((place for place, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), 0)
+def _alike(lines: list[bytes]) -> int:
+    """How many of the first have the same subscription and as many words."""
+    words = lines[0].split(b" ")
+    sid, width = words[1] if len(words) > 1 else b"", len(words)
+    for place, line in enumerate(lines):
+        words = line.split(b" ")
+        if len(words) != width or words[1] != sid or len(line) > MAX_LINE_BYTES - len(b"MSG "):
+            return place
+    return len(lines)
 
 
 def _show(data: bytes) -> str:

@@ -12,11 +12,24 @@ anything is sent. What passes costs one regular expression; finding words for wh
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import NoReturn
 
 from jetspark.errors import InvalidSubject
 
-__all__ = ["ApiSubject", "is_subset", "matches", "overlaps", "validate_filter", "validate_queue", "validate_subject"]
+__all__ = [
+    "ApiSubject",
+    "common_filter",
+    "is_subset",
+    "matches",
+    "on_one_of",
+    "overlaps",
+    "reading_filters",
+    "validate_filter",
+    "validate_queue",
+    "validate_subject",
+]
 
 # The server's own list of blanks (a form feed is one), NUL, and lone surrogates, which have no UTF-8 form.
 # Other control characters are unwise but legal, and a stream may hold them already: they stay addressable.
@@ -131,6 +144,43 @@ def is_subset(a: str, b: str) -> bool:
         if token_a == ">" or (token_b != "*" and token_a != token_b):
             return False
     return len(tokens_a) == len(tokens_b)
+
+
+def common_filter(filters: Sequence[str]) -> str:
+    """A filter that matches whatever one of these matches, and little else: ``a.*.*`` for ``a.*.x`` and ``a.*.y``."""
+    common: list[str] = []
+    parts = [each.split(".") for each in filters]
+    for tokens in zip(*parts, strict=False):
+        if ">" in tokens:
+            return ".".join([*common, ">"])
+        common.append(tokens[0] if len({*tokens}) == 1 else "*")
+    if len({*map(len, parts)}) > 1:  # `a` and `a.b`: `a.>` would not match `a`
+        common[-1] = ">"
+    return ".".join(common)
+
+
+def reading_filters(filters: Sequence[str]) -> list[str]:
+    """What to ask the server for, to read all that is on some filters: those, or a single wider one.
+
+    The server takes none that overlap. And a consumer with several filters that have wildcards looks, for each message,
+    at every subject of a block of the stream: with ten thousand subjects 2.4 ms a message (measured, 2.15.1), where one
+    filter takes 4 µs. Who asks for more than he wants drops the rest by :func:`on_one_of`.
+    """
+    unique = list(dict.fromkeys(filters))
+    widest = [each for each in unique if not any(each != other and is_subset(each, other) for other in unique)]
+    has_wildcards = any(token in ("*", ">") for each in widest for token in each.split("."))
+    if len(widest) > 1 and (has_wildcards or any(overlaps(*pair) for pair in combinations(widest, 2))):
+        return [common_filter(widest)]
+    return widest
+
+
+def on_one_of(filters: Sequence[str]) -> Callable[[str], object]:
+    """A quick test of whether a subject matches one of some filters."""
+    patterns = [
+        r"\.".join({"*": r"[^.]+", ">": r".+"}.get(token, re.escape(token)) for token in each.split("."))
+        for each in filters
+    ]
+    return re.compile("|".join(patterns), re.DOTALL).fullmatch
 
 
 def _refuse_subject(subject: str) -> NoReturn:

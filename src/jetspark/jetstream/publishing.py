@@ -15,7 +15,7 @@ from jetspark.jetstream.features import MESSAGE_TTL
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Request
 
-__all__ = ["Expect", "check_batch_id", "header_block", "publish", "publish_headers", "read_pub_ack"]
+__all__ = ["Expect", "check_batch_id", "expected_headers", "header_block", "publish", "publish_headers", "read_pub_ack"]
 
 _is_batch_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _is_plain_id = re.compile(r"[!-~]+").fullmatch
@@ -67,16 +67,22 @@ def publish_headers(
     if ttl_s is not None:
         # The server counts whole seconds and refuses less than one.
         result["Nats-TTL"] = f"{math.ceil(seconds('ttl', ttl_s, low=1))}s"
-    if expect is not None:
-        for name, value in (
-            ("Nats-Expected-Stream", expect.stream),
-            ("Nats-Expected-Last-Sequence", expect.last_sequence),
-            ("Nats-Expected-Last-Subject-Sequence", expect.last_subject_sequence),
-            ("Nats-Expected-Last-Subject-Sequence-Subject", expect.last_subject_sequence_subject),
-        ):
-            if value is not None:
-                result[name] = str(value)
+    for name, value in expected_headers(expect).items():
+        result[name] = value
     return result
+
+
+def expected_headers(expect: Expect | None) -> dict[str, str]:
+    """The headers that say what is expected."""
+    if expect is None:
+        return {}
+    named = (
+        ("Nats-Expected-Stream", expect.stream),
+        ("Nats-Expected-Last-Sequence", expect.last_sequence),
+        ("Nats-Expected-Last-Subject-Sequence", expect.last_subject_sequence),
+        ("Nats-Expected-Last-Subject-Sequence-Subject", expect.last_subject_sequence_subject),
+    )
+    return {name: str(value) for name, value in named if value is not None}
 
 
 def check_batch_id(batch_id: str) -> str:

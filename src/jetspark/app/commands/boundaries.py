@@ -64,6 +64,8 @@ class BoundaryPast:
         self.entries: list[PastEvent] = []
         self.last = 0 if snapshot is None else -1
         """The sequence of the last event under the filter; -1 while that is not known."""
+        self.through = 0
+        """Where the stream ended when this was all of the boundary; 0 if that is not known."""
         self.decided: dict[str, PastEvent] = {}
         """The first event of each command, by its id."""
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
-from jetspark.aio.client import Client
+from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.message import Message
+from jetspark.aio.transport import expire
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
 from jetspark.app.commands.declaring import Command, CommandReply
 from jetspark.core.numbers import UINT64, timeout_of, whole
-from jetspark.errors import CommandInDoubt, ConfigError, NoResponders, NoWorkers, RequestTimeout
+from jetspark.errors import (
+    BufferFull,
+    CommandInDoubt,
+    ConfigError,
+    JetSparkError,
+    NoResponders,
+    NoWorkers,
+    RequestTimeout,
+)
 
 if TYPE_CHECKING:
     from jetspark.app.client import AppClient
@@ -22,7 +32,6 @@ __all__ = ["call_command"]
 
 async def call_command(
     client: AppClient,
-    nc: Client,
     command: Command,
     *,
     command_id: str | None,
@@ -32,15 +41,17 @@ async def call_command(
 ) -> CommandReply:
     """What :meth:`AppClient.call` does."""
     app = client.app
-    name = next((name for name, spec in app.commands.items() if spec.kind is type(command)), None)
-    if name is None:
+    contract = getattr(type(command), "__contract__", None)
+    name = "" if contract is None else contract.type
+    if name not in app.commands or app.commands[name].kind is not type(command):
         known = ", ".join(sorted(spec.kind.__name__ for spec in app.commands.values())) or "it has none"
         raise ConfigError(f"{type(command).__name__} is no command of app {app.name!r}: expected one of {known}")
     if command_id == "":
         raise ConfigError("command_id='': expected a text that is new for each command, or None for one of our own")
     if expected_version is not None:
         whole("expected_version", expected_version, low=0, high=UINT64)
-    timeout_s = timeout_of(timeout, nc.options.request_timeout_s)
+    context = context_of(client.js)
+    timeout_s = timeout_of(timeout, context.client.options.request_timeout_s)
     outer = current_cause.get()
     id = command_id or client.new_id()
     cause = Cause(id, correlation_id or (outer.correlation_id if outer is not None else id), client.child_trace(outer))
@@ -54,10 +65,13 @@ async def call_command(
         timeout_s=timeout_s,
     )
     subject = wire.command_subject(app.name, name)
+    asking = _Asking(context, subject, body, headers)
     try:
-        answer = await _ask(nc, subject, body, headers, timeout_s)
+        answer = await asking.answer(timeout_s)
         return wire.read_reply(answer.data, answer.headers)
     except NoResponders:
+        if asking.was_repeated:  # somebody may have got the first one
+            raise CommandInDoubt(name, id, timeout_s) from None
         raise NoWorkers(app.name, name, subject) from None
     except CommandInDoubt as error:
         raise CommandInDoubt(name, id, timeout_s) from error.__cause__
@@ -67,23 +81,46 @@ async def call_command(
         raise CommandInDoubt(name, id, timeout_s) from None
 
 
-async def _ask(nc: Client, subject: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Message:
-    """Send a request, and once more when half of the time has passed: the worker, or the connection, may be gone.
+class _Asking:
+    """One request, which is sent once more when half of its time has passed: the worker or the connection may be gone.
 
-    Twice does no harm, since the command has an id. The first one is still waited for: a worker may only be slow.
+    Twice does no harm, since the command has an id. It is what ``Client.request`` does, with a second message for the
+    same answer; tasks for both would make every call longer.
     """
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    asking = {asyncio.create_task(nc.request(subject, body, headers=headers, timeout=timeout_s))}
-    try:
-        done, _ = await asyncio.wait(asking, timeout=timeout_s / 2)
-        if not done:
-            left_s = max(0.001, deadline - asyncio.get_running_loop().time())
-            asking.add(asyncio.create_task(nc.request(subject, body, headers=headers, timeout=left_s)))
-        while True:
-            done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            answered = [task for task in done if task.exception() is None]
-            if answered or not asking:
-                return (answered or list(done))[0].result()
-    finally:
-        for task in asking:
-            task.cancel()
+
+    def __init__(self, context: DriverContext, subject: str, body: bytes, headers: dict[str, str]) -> None:
+        self._context, self._message = context, (subject, body, headers)
+        self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._tokens: list[str] = []
+
+    @property
+    def was_repeated(self) -> bool:
+        return len(self._tokens) > 1
+
+    async def answer(self, timeout_s: float) -> Message:
+        subject, body, headers = self._message
+        try:
+            self._send()
+        except BufferFull:
+            return await self._context.client.request(subject, body, headers=headers, timeout=timeout_s)
+        loop = asyncio.get_running_loop()
+        timers = (
+            loop.call_later(timeout_s / 2, self._send_again),
+            loop.call_later(timeout_s, expire, self._answer, f"request to {subject!r}", timeout_s),
+        )
+        try:
+            return await self._answer
+        finally:
+            for timer in timers:
+                timer.cancel()
+            for token in self._tokens:
+                self._context.connection.forget(token)
+
+    def _send(self) -> None:
+        self._tokens.append(self._context.connection.request(self._answer, *self._message))
+        self._context.link.flush()
+
+    def _send_again(self) -> None:
+        # Whatever speaks against it now: the first one is still waited for.
+        with contextlib.suppress(JetSparkError):
+            self._send()

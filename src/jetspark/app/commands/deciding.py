@@ -28,7 +28,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jetspark.app.causes import Cause, child_of
 from jetspark.app.commands.boundaries import (
@@ -41,7 +41,7 @@ from jetspark.app.commands.boundaries import (
 )
 from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, PastEvent
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
-from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, decode, derived_id, encode
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -134,16 +134,14 @@ class ReadSnapshot:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedMessage:
+class GuardedMessage(NamedTuple):
     """One message of an append."""
 
     encoded: Encoded
     guard: Guard | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Store all of these messages, or none; one of the three answers below."""
 
     messages: tuple[GuardedMessage, ...]
@@ -151,8 +149,7 @@ class Append:
     """Only if this is the last sequence of the whole stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """They are stored, without a gap; this is the sequence of the last one."""
 
     sequence: int
@@ -213,6 +210,9 @@ class Deciding:
         self.stream, self.stored, self.replicas, self.source = stream, tuple(stored), replicas, source
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random, self._random_bits = clock, random, random_bits
+        self._checked: set[Contract] = set()
+        self.known_end = 0
+        """The highest sequence of the stream that was seen."""
 
     def boundary(self, spec: CommandSpec, command: Command) -> tuple[str, ...]:
         """What a command reads.
@@ -249,9 +249,8 @@ class Deciding:
         for index, event in enumerate(events):
             try:
                 contract = contract_of(event)
-                subject = contract.subject.filter
-                if self.stored and not any(is_subset(subject, each) for each in self.stored):
-                    raise ConfigError(f"{type(event).__name__} goes to {subject!r}, which the stream does not store")
+                if contract not in self._checked:
+                    self._check(contract)
                 own_id = None if contract.id_of is None else contract.id_of(event)
                 encoded = encode(
                     event,
@@ -271,6 +270,12 @@ class Deciding:
             encoded.headers.update({COMMAND_HEADER: spec.name, OUTCOME_HEADER: outcome})
             found.append(encoded)
         return found
+
+    def _check(self, contract: Contract) -> None:
+        subject = contract.subject.filter
+        if self.stored and not any(is_subset(subject, each) for each in self.stored):
+            raise ConfigError(f"{contract.kind.__name__} goes to {subject!r}, which the stream does not store")
+        self._checked.add(contract)
 
     def read(self, message: StoredMessage) -> PastEvent:
         """A stored message as an event of the past.
@@ -318,12 +323,12 @@ class _DecidingRun:
         yield from self._open()
         conflicts = failures = 0
         while conflicts < self._spec.tries:
-            end: int | None = None
-            if self._guards_stream:
-                # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
-                end = yield ReadStreamEnd()
-                yield from self._catch_up()
+            # What was found is a fact; and asked for again, most commands are found without reading.
             reply = self._find()
+            if reply is not None:
+                return reply
+            end = (yield from self._read_end(is_first=not failures)) if self._guards_stream else None
+            reply = self._find() if self._guards_stream else None
             if reply is not None:
                 return reply
             outcome = self._decide()
@@ -335,13 +340,15 @@ class _DecidingRun:
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
                 yield PauseFor(self._deciding.pause_s(failures))
-                yield from self._catch_up()
+                if not self._guards_stream:
+                    yield from self._catch_up()
             elif (yield from self._catch_up()):
                 conflicts += 1
             elif isinstance(outcome, Decision):
                 return CommandReply(command_id=self._id, sequence=0, events=0, data=outcome.reply)
             else:
                 raise outcome
+        yield from self._catch_up()
         reply = self._find()
         if reply is not None:
             return reply
@@ -425,6 +432,22 @@ class _DecidingRun:
                 self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
         return has_moved
 
+    def _read_end(self, *, is_first: bool) -> CommandSteps[int]:
+        """Where the stream ends, with the boundaries complete up to there.
+
+        At first it is enough if this worker has stored the last message that it knows of, and has all up to then.
+        """
+        known = min(past.through for past in self._pasts)
+        if is_first and known and known == self._deciding.known_end:
+            return known
+        # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
+        end: int = yield ReadStreamEnd()
+        yield from self._catch_up()
+        self._deciding.known_end = max(self._deciding.known_end, end)
+        for past in self._pasts:
+            past.through = end
+        return end
+
     # ---- deciding ----------------------------------------------------------------------------------------------
 
     def _find(self) -> CommandReply | None:
@@ -492,5 +515,7 @@ class _DecidingRun:
                 if matches(past.filter, message.subject)
             ]
             past.add(own)
+            past.through = last if self._guards_stream else 0
             self._deciding.cache.put(past, self._key)
+        self._deciding.known_end = max(self._deciding.known_end, last)
         return CommandReply(command_id=self._id, sequence=last, events=len(encoded), data=decision.reply)

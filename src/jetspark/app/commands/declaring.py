@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgspec
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["Command", "CommandReply", "CommandSpec", "Decision", "Guarding", "Past", "PastEvent", "reduced"]
+__all__ = [
+    "UNCHANGED",
+    "Command",
+    "CommandReply",
+    "CommandSpec",
+    "Decision",
+    "Guarding",
+    "Past",
+    "PastEvent",
+    "reduced",
+]
 
 E = TypeVar("E")
 
@@ -79,13 +89,31 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
         raise ConfigError(f"{type(self).__name__}: write `def snapshot_key(self)`: a key of the projection")
 
 
+UNCHANGED: Any = msgspec.UNSET
+"""The state of a run that stays as it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What follows: events to store, and what the caller is told besides."""
+    """What follows from a command (:class:`Command`), or from an event of a workflow (``@app.workflow``)."""
 
     events: Sequence[Any] = ()
+    """To be stored."""
     reply: Any = None
-    """Anything JSON has. It is recorded with the events, so a retry is told the same; keep it small."""
+    """Of a command: what the caller is told besides. Anything JSON has; it is recorded with the events, so a retry is
+    told the same; keep it small."""
+    state: Any = UNCHANGED
+    """Of a workflow: the run's new state."""
+    timers: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Of a workflow, by name: an event, and when it is published: seconds, a ``timedelta``, or a time with a zone."""
+    cancels: Sequence[str] = ()
+    """Of a workflow: timers that end."""
+    compensations: Sequence[Any] = ()
+    """Of a workflow: events that undo this step. They are published, last one first, if the run fails later."""
+    is_done: bool = False
+    """Of a workflow: the run is over, and so are its timers."""
+    failed: str | None = None
+    """Of a workflow: why the run is over without having reached its end."""
 
     @classmethod
     def of(cls, decided: Any) -> Decision:
@@ -95,7 +123,11 @@ class Decision:
             ConfigError: It is neither events nor a decision.
         """
         if isinstance(decided, Decision):
-            return cls(events=tuple(decided.events), reply=decided.reply)
+            events = decided.events if isinstance(decided.events, list | tuple) else [*decided.events]
+            plain = cls(events=events, reply=decided.reply)
+            if replace(decided, events=events) != plain:
+                raise ConfigError(f"decide returned {decided!r}: a command has events and a reply, and nothing else")
+            return plain
         if decided is None:
             return cls()
         if hasattr(type(decided), "__contract__"):
@@ -173,6 +205,8 @@ class Past:
 def reduced(filters: Iterable[str]) -> tuple[str, ...]:
     """Filters in order, each once, without those that another one covers."""
     unique = sorted(set(filters))
+    if len(unique) == 1:
+        return (unique[0],)
     return tuple(one for one in unique if not any(one != other and is_subset(one, other) for other in unique))
 
 

@@ -45,7 +45,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import StoredMessage
-from jetspark.jetstream.publishing import Expect
+from jetspark.jetstream.publishing import Expect, expected_headers, publish
 from jetspark.jetstream.wire import time_text
 
 __all__ = ["CommandStore"]
@@ -165,9 +165,9 @@ class CommandStore:
     async def _publish(self, step: Append) -> Appended | AppendMoved:
         [message] = step.messages
         encoded = message.encoded
-        ack = await self._js.publish(
-            encoded.subject, encoded.data, headers=encoded.headers, expect=self._expect(step, 0), timeout=REQUEST_S
-        )
+        # Not JetStream.publish: that copies headers which are a plain dict here, for a fifth of the time of a command.
+        fields = encoded.headers | expected_headers(self._expect(step, 0))
+        ack = await self._context.run(publish(encoded.subject, encoded.data, fields), REQUEST_S)
         # A duplicate is stored already: it is found when the boundary is read again.
         return AppendMoved() if ack.duplicate else Appended(ack.sequence)
 

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.client import Client
+from jetspark.aio.context import context_of
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription
 from jetspark.app.causes import Cause
@@ -71,27 +71,29 @@ class _Turns:
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    @asynccontextmanager
-    async def turn(self, boundary: Sequence[str]) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as held:
-            # Everybody in the same order, so that no two wait for each other; a boundary is sorted.
-            for filter in boundary:
-                await held.enter_async_context(self._one(filter))
-            yield
+    async def begin(self, boundary: Sequence[str]) -> None:
+        """Wait for one's turn; then :meth:`end` has to be called. All wait in the same order, that of the filters."""
+        for place, filter in enumerate(boundary):
+            lock, users = self._locks.get(filter) or (asyncio.Lock(), 0)
+            self._locks[filter] = lock, users + 1
+            try:
+                await lock.acquire()
+            except BaseException:
+                self._leave(filter)
+                self.end(boundary[:place])
+                raise
 
-    @asynccontextmanager
-    async def _one(self, filter: str) -> AsyncIterator[None]:
-        lock, users = self._locks.get(filter) or (asyncio.Lock(), 0)
-        self._locks[filter] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[filter]
-            if users == 1:
-                del self._locks[filter]
-            else:
-                self._locks[filter] = lock, users - 1
+    def end(self, boundary: Sequence[str]) -> None:
+        for filter in boundary:
+            self._locks[filter][0].release()
+            self._leave(filter)
+
+    def _leave(self, filter: str) -> None:
+        lock, users = self._locks[filter]
+        if users > 1:
+            self._locks[filter] = lock, users - 1
+        else:
+            del self._locks[filter]
 
 
 class CommandWorker:
@@ -108,6 +110,7 @@ class CommandWorker:
     ) -> None:
         self._app, self._specs, self._client = app, specs, client
         self._js = client.jetstream()
+        self._link = context_of(self._js).link
         self._catalogue, self._options = catalogue, options or CommandOptions()
         self._commands = Catalogue(*(spec.kind for spec in specs))
         self._views = Views(app, self._js)
@@ -220,10 +223,11 @@ class CommandWorker:
                     body = wire.write_reply(await self._decide(spec, message))
                 if message.reply:
                     await message.respond(body)
+                    self._link.flush()  # now, and not in the next round of the loop: somebody waits
         except TimeoutError:
             # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
             failed = RequestTimeout(f"command {spec.name!r}", self._loop.time() - began)
-            _logger.warning("command %s: not decided within the caller's time", spec.name)
+            _logger.debug("command %s: not decided within the caller's time", spec.name)
         except ConnectionClosed as error:
             failed = error
         except Exception as error:
@@ -257,5 +261,8 @@ class CommandWorker:
             expected_version=wire.read_expected_version(message.headers),
         )
         boundary = self._deciding.boundary(spec, request.command)
-        async with self._turns.turn(boundary):
+        await self._turns.begin(boundary)
+        try:
             return await self._store.run(self._deciding.run(spec, request, boundary))
+        finally:
+            self._turns.end(boundary)

@@ -40,6 +40,9 @@ class EventMeta(msgspec.StructMeta):
                 raise ConfigError(f"{name}: {option}={config[option]!r}: an event is a fact, always {option}")
         if config.get("array_like"):
             raise ConfigError(f"{name}: array_like=True: the data of an event is an object, whose fields have names")
+        # An immutable fact refers to nothing that refers to it. Else the collector looks at every event in hand, and at
+        # every tuple it is in: a tenth of the time that a projection takes.
+        config.setdefault("gc", False)
         cls = super().__new__(mcls, name, bases, namespace, **config)
         clash = RESERVED.intersection(cls.__struct_fields__)
         if clash:

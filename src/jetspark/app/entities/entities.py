@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from jetspark.app.entities.changes import PendingChange, recent_changes
 from jetspark.app.entities.committing import Committer
@@ -14,24 +14,54 @@ from jetspark.core.numbers import whole
 from jetspark.errors import ConfigError, Conflict, MessageNotFound, UsageError
 
 if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream import Stream
-    from jetspark.app.client import AppClient
+    from jetspark.app.contracts.envelope import Encoded
+    from jetspark.app.declarations import Declarations
 
-__all__ = ["Entities", "EntityChange"]
+__all__ = ["Entities", "EntityChange", "EntityWriter"]
 
 TRIES = 20
+
+
+class EntityWriter(NamedTuple):
+    """Who changes entities: a client, or a handler."""
+
+    app: Declarations
+    js: JetStream
+    encode: Callable[..., Encoded]
+    """An event, and ``time=``, as a message."""
+    new_id: Callable[[], str]
+    now: Callable[[], datetime.datetime]
+    committer: Committer
+
+    def entities(self, name: str) -> Entities:
+        """
+        Raises:
+            ConfigError: The application has no such kind.
+        """
+        spec = self.app.entity_specs.get(name)
+        if spec is None:
+            known = ", ".join(sorted(self.app.entity_specs)) or "none"
+            raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
+        return Entities(self, spec)
 
 
 class Entities:
     """The entities of one kind: ``client.entities("orders")``."""
 
-    def __init__(self, client: AppClient, spec: EntitySpec, committer: Committer) -> None:
-        self._client, self._spec, self._committer = client, spec, committer
+    def __init__(self, writer: EntityWriter, spec: EntitySpec) -> None:
+        self._writer, self._spec = writer, spec
         self._stream: Stream | None = None
 
     @property
     def name(self) -> str:
         return self._spec.name
+
+    @property
+    def bucket(self) -> str:
+        """The bucket that has the states."""
+        return self._spec.bucket
 
     async def get(self, key: str) -> Any:
         """The state of an entity, by the word of the leader; None if there is none."""
@@ -44,7 +74,7 @@ class Entities:
         Entering reads it; leaving stores its new state, if it is still as it was read, together with the events and
         timers, or nothing. Leaving by an exception stores nothing.
         """
-        return EntityChange(self, self._client, self._spec, key)
+        return EntityChange(self, self._writer, self._spec, key)
 
     async def modify(self, key: str, decide: Callable[[EntityChange], Any], *, tries: int = TRIES) -> EntityChange:
         """Change an entity by a function of the change, which is called again on the new state if others were faster.
@@ -74,7 +104,7 @@ class Entities:
     async def _read(self, key: str) -> tuple[Any, int, tuple[str, ...]]:
         """State, revision, and the changes that have led to it."""
         if self._stream is None:
-            self._stream = await self._client.js.stream(self._client.app.stream)
+            self._stream = await self._writer.js.stream(self._writer.app.stream)
         try:
             found = await self._stream.get_message(last_for=self._spec.subject_of(key), direct=False)
         except MessageNotFound:
@@ -84,14 +114,14 @@ class Entities:
         return state, found.sequence, recent_changes(found.headers)
 
     async def _commit(self, change: PendingChange) -> int:
-        return await self._committer.commit(change)
+        return await self._writer.committer.commit(change)
 
 
 class EntityChange:
     """What is to become of one entity; see :meth:`Entities.change`."""
 
-    def __init__(self, entities: Entities, client: AppClient, spec: EntitySpec, key: str) -> None:
-        self._entities, self._client, self._spec = entities, client, spec
+    def __init__(self, entities: Entities, writer: EntityWriter, spec: EntitySpec, key: str) -> None:
+        self._entities, self._writer, self._spec = entities, writer, spec
         self._subject, self.key = spec.subject_of(key), key
         self.state: Any = None
         """As it was read; None if there is none. Changing the object itself changes nothing: see :meth:`set`."""
@@ -100,8 +130,8 @@ class EntityChange:
         self._recent: tuple[str, ...] = ()
         self._new: bytes | None = None
         self._is_set = False
-        self._events: list[Any] = []
-        self._timers: list[tuple[str, Any, When]] = []
+        self._events: list[Encoded] = []
+        self._timers: list[Encoded] = []
         self._cancels: list[str] = []
         self._place = "before"
 
@@ -132,18 +162,28 @@ class EntityChange:
         self._new, self._is_set = None, True
 
     def emit(self, event: Any) -> None:
-        """Have an event published with the change."""
+        """Have an event published with the change.
+
+        Raises:
+            InvalidEvent: A field breaks its contract.
+        """
         self._check()
-        self._client.app.register(type(event))
-        self._events.append(event)
+        self._writer.app.register(type(event))
+        self._events.append(self._writer.encode(event))
 
     def set_timer(
         self, name: str, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None
-    ) -> None:
-        """Set a timer with the change; see :meth:`Timers.set`. It needs ``App(timers=True)``."""
+    ) -> str:
+        """Set a timer with the change; see :meth:`Timers.set`. It needs ``App(timers=True)``.
+
+        Returns the id that its event will have.
+        """
         self._check()
         self._check_timers()
-        self._timers.append((name, event, When.of(self._client.now(), at=at, after=after)))
+        when = When.of(self._writer.now(), at=at, after=after)
+        encoded = self._writer.encode(event, time=when.due)
+        self._timers.append(timer_message(self._writer.app.name, name, when, encoded))
+        return encoded.headers["Nats-Msg-Id"]
 
     def cancel_timer(self, name: str) -> None:
         """End a timer with the change, if it is set."""
@@ -156,24 +196,20 @@ class EntityChange:
             raise UsageError("a change is made inside of its block: async with entities.change(key) as change:")
 
     def _check_timers(self) -> None:
-        if not self._client.app.has_timers:
-            raise ConfigError(f"app {self._client.app.name!r} has no timers: declare it with App(..., timers=True)")
+        if not self._writer.app.has_timers:
+            raise ConfigError(f"app {self._writer.app.name!r} has no timers: declare it with App(..., timers=True)")
 
     def _pending(self) -> PendingChange:
-        client, app = self._client, self._client.app.name
         if not self._is_set:
             # Written as it was: the guard is on this message.
             self._new = None if self.state is None else self._spec.encode(self.state)
         return PendingChange(
-            id=client.new_id(),
+            id=self._writer.new_id(),
             subject=self._subject,
             revision=self.revision,
             state=self._new,
             recent=self._recent,
-            events=[client.encode(event) for event in self._events],
-            timers=[
-                timer_message(app, name, when, client.encode(event, time=when.due))
-                for name, event, when in self._timers
-            ],
-            cancels=[cancelling(app, name) for name in self._cancels],
+            events=self._events,
+            timers=self._timers,
+            cancels=[cancelling(self._writer.app.name, name) for name in self._cancels],
         )

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.causes import current_cause
+from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.entities import Entities, EntityWriter
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import HandlerTimeout, Skip
@@ -50,6 +52,7 @@ class HandlerCalls:
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
         if spec.batch is not None and self._wants_context:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
+        self._committer: Committer | None = None
         self._effects: KeyValue | None = None
         """The bucket of the handler's transactions, when it has been looked up."""
         self._once = OnceRecords(
@@ -138,6 +141,17 @@ class HandlerCalls:
                 await context.send(encoded)
             return
 
+    def _entities(self, context: Context, name: str) -> Entities:
+        if self._committer is None:
+            self._committer = Committer(self._js, self._app.stream)
+        writer = EntityWriter(self._app, self._js, context.encode_new, context.new_id, context.now, self._committer)
+        return writer.entities(name)
+
+    async def close(self) -> None:
+        """Nobody calls any more."""
+        if self._committer is not None:
+            await self._committer.close()
+
     def _named(self, context: Context | None) -> dict[str, Any]:
         if context is None:
             return self._arguments
@@ -160,6 +174,7 @@ class HandlerCalls:
             clock=self._clock,
             log=self._log,
             is_replay=self.is_replay,
+            entities=self._entities,
         )
 
 

@@ -17,6 +17,7 @@ from jetspark.jetstream.info import PubAck
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
+    from jetspark.app.entities.entities import Entities
     from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 
 __all__ = ["Context", "Dependencies", "open_lifespans", "plan_arguments"]
@@ -35,6 +36,7 @@ class Context:
         "_app",
         "_clock",
         "_count",
+        "_entities",
         "_handler",
         "_ids",
         "_js",
@@ -71,6 +73,7 @@ class Context:
         clock: Callable[[], datetime.datetime],
         log: logging.Logger,
         is_replay: bool = False,
+        entities: Callable[[Context, str], Entities] | None = None,
     ) -> None:
         self.decoded = decoded
         """The event with its envelope."""
@@ -87,6 +90,7 @@ class Context:
         """Whether the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
         self._app, self._handler, self._source = app, handler, source
         self._js, self._once, self._clock = js, once, clock
+        self._entities = entities
         self._count = 0
         self._ids = 0
         self._timers = 0
@@ -113,6 +117,11 @@ class Context:
     @property
     def correlation_id(self) -> str:
         return self.decoded.correlation_id
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that the event is part of, in W3C form; what the handler publishes is part of it, too."""
+        return self.decoded.traceparent
 
     @property
     def is_redrive(self) -> bool:
@@ -182,10 +191,23 @@ class Context:
         await timers.set(name or id, event, at=at, after=after, set_id=id)
         return name or id
 
+    def entities(self, name: str) -> Entities:
+        """The entities of one kind: ``async with ctx.entities("orders").change(key) as change``.
+
+        A change is not part of the handler's attempt: when the event is handled again, the entity is as the change left
+        it. Let the state tell that the event was taken.
+
+        Raises:
+            ConfigError: The application has no such kind.
+        """
+        if self._entities is None:
+            raise ConfigError("ctx.entities: this context has none")
+        return self._entities(self, name)
+
     @property
     def timers(self) -> Timers:
         """The timers of the application, whoever set them."""
-        return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)
+        return Timers(self._app, self.stream, self._js, self.encode_new, self._clock)
 
     def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
         cause = self.decoded
@@ -200,7 +222,8 @@ class Context:
             traceparent=cause.traceparent,
         )
 
-    def _encode_new(self, event: Any, time: datetime.datetime | None) -> Encoded:
+    def encode_new(self, event: Any, time: datetime.datetime | None = None) -> Encoded:
+        """An event that this one led to, as a message with an id from :meth:`new_id`."""
         return self._encode(event, self.new_id(), time)
 
     async def send(self, encoded: Encoded) -> PubAck:

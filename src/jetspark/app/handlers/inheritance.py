@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -80,17 +81,24 @@ async def settle_inherited(
     worker keeps for long is not waited for: without partitions order is not promised between processes.
     """
     loop, lanes = asyncio.get_running_loop(), machine.lanes
-    give_up_at = loop.time() + 2 * machine.limits.ack_wait_s
+    since: dict[int, float] = {}
+    """Each is waited for by itself: with a bad network there is always one that is expected, and another one later."""
     while expected and not machine.is_stopping:
+        since = {each: since.get(each, loop.time()) for each in expected}
         await asyncio.sleep(INHERITED_POLL_S)
         before = held()
         try:
             info = await consumer.info()
             # Had before the question and after it: none of these was settled when the server answered.
-            is_over = info.ack_pending <= len(before & held()) or (gives_up and loop.time() > give_up_at)
+            is_over = info.ack_pending <= len(before & held())
             floor = info.ack_floor.stream_sequence
             arrived = expected.keys() - set(lanes.expected)
-            settled = [each for each, own in expected.items() if each not in arrived and (is_over or own <= floor)]
+            given_up_before = loop.time() - 2 * machine.limits.ack_wait_s if gives_up else -math.inf
+            settled = [
+                each
+                for each, own in expected.items()
+                if each not in arrived and (is_over or own <= floor or since.get(each, math.inf) < given_up_before)
+            ]
             if settled:
                 await before_gone()
         except JetSparkError:

@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import socket
+import typing
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,7 +72,7 @@ class OnceRecords:
         key = once_key(self._handler, context.event_id, name)
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
-            result: T = claimed.result
+            result: T = _as_returned(claimed.result, function)
             return result
         if "idempotency_key" in _parameters(function) and "idempotency_key" not in named:
             named = {**named, "idempotency_key": context.idempotency_key(name)}
@@ -233,6 +234,15 @@ class EffectTransaction:
                 raise
             return others
         return events
+
+
+def _as_returned(result: Any, function: Callable[..., Any]) -> Any:
+    """A recorded result as the function returned it, where its annotation says what that was: JSON has few types."""
+    try:
+        kind = typing.get_type_hints(function).get("return", Any)
+        return msgspec.convert(result, kind)
+    except (NameError, TypeError, ValueError):  # no annotation that helps, or a result that it is wrong about
+        return result
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

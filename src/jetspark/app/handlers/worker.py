@@ -23,6 +23,7 @@ from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.readers import PartitionReaders
 from jetspark.app.handlers.record_watch import Members, RecordWatch
+from jetspark.app.handlers.reporting import HandlerReports
 from jetspark.app.handlers.retry import Bury, Skip
 from jetspark.app.handlers.room import Room
 from jetspark.app.handlers.settling import (
@@ -87,6 +88,7 @@ class HandlerWorker:
         self.is_stopping = False
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
         self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)
+        self._reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
         members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
         self.records = RecordWatch(store, self.machine, members)
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
@@ -148,6 +150,7 @@ class HandlerWorker:
             done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
         if self._timer is not None:
             self._timer.cancel()
+        await self._calls.close()
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
 
     async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
@@ -225,6 +228,8 @@ class HandlerWorker:
                     machine.finish(item, None, now)
                     await item.message.ack()
                     machine.settled(item)
+                    if self._reports is not None:
+                        self._reports.finished(item, "done")
                 else:
                     await self._conclude(item, error)
             self._note_end(item)
@@ -254,7 +259,11 @@ class HandlerWorker:
                     batch.append(item)
                 else:
                     self._note_end(item)
+            if self._reports is not None:
+                self._reports.started(batch)
             error = await self._call_batch(batch) if batch else None
+            if self._reports is not None:
+                self._reports.ended(batch)
             for item in batch:
                 # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
                 alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
@@ -289,19 +298,30 @@ class HandlerWorker:
             self.machine.dismiss(item)
             self.machine.lapse(item)
             self._note_lapsed()
+            if self._reports is not None:
+                self._reports.finished(item, "given_back", error)
             return
         if error is not None and not isinstance(error, Skip):
             self.log.warning(
                 "sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, type(error).__name__, error
             )
-        decided = await self.steps(conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter))
+        steps = conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter)
+        work = self.steps(steps)
+        decided = await (work if self._reports is None else self._reports.settle(item, error, work))
         if isinstance(decided, Bury):
             end = "a dead letter" if self.spec.dead_letter else "dropped"
             self.log.error("sequence %d: given up after %d attempts: %s", item.sequence, item.attempts, end)
         self.arm()
 
     async def _call(self, item: WorkItem) -> BaseException | None:
-        return await self._calls.call(item)
+        if self._reports is None:
+            return await self._calls.call(item)
+        self._reports.started([item])
+        try:
+            return await self._calls.call(item)
+        except asyncio.CancelledError:
+            self._reports.finished(item, "given_back")
+            raise
 
     async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
         now = self._loop.time()
@@ -331,7 +351,10 @@ class HandlerWorker:
             try:
                 if isinstance(step, PauseHandler):
                     return await self._pause()
-                return await self.store.perform(step)
+                answer = await self.store.perform(step)
+                if self._reports is not None and answer is True:
+                    self._reports.step(step)
+                return answer
             except ConnectionClosed:
                 raise
             except JetSparkError as error:
@@ -343,6 +366,8 @@ class HandlerWorker:
         breaker = self.spec.breaker
         assert breaker is not None
         until = utc_now() + datetime.timedelta(seconds=breaker.open_s)
+        if self._reports is not None:
+            self._reports.paused(breaker.open_s)
         self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
         if self._readers is not None:
             for consumer in self._readers.consumers:

@@ -18,7 +18,7 @@ from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
-from jetspark.core.subjects import is_subset
+from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
@@ -79,6 +79,9 @@ class Router:
         for spec in self.specs.values():
             for kind in spec.events:
                 self._of_kind.setdefault(kind, []).append(spec)
+        filters = self.filters
+        # A single filter is what the server is asked for. With several, messages on others may come, too.
+        self._is_wanted = on_one_of(filters) if len(filters) > 1 else None
 
     @property
     def filters(self) -> list[str]:
@@ -86,11 +89,16 @@ class Router:
         filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
         return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
 
+    @property
+    def reading(self) -> list[str]:
+        """What to ask the server for; it may be more than :attr:`filters`, and the rest is left out here."""
+        return reading_filters(self.filters)
+
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
-        [(_, _, event, found, failures)] = self.spread([message])
-        rows = [Row(name, key, message.sequence, event) for name, keys in found for key in keys]
-        return Routing(rows, failures)
+        for _, _, event, found, failures in self.spread([message]):
+            return Routing([Row(name, key, message.sequence, event) for name, keys in found for key in keys], failures)
+        return Routing([], [])
 
     def sort(
         self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]
@@ -107,10 +115,13 @@ class Router:
         return failed
 
     def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:
-        """The keys of each of many messages. This is the inner loop of all reading."""
+        """The keys of each of many messages; of none that is on no filter. This is the inner loop of all reading."""
         of_kind, catalogue, nothing = self._of_kind, self._catalogue, list[Failure]()
+        is_wanted = self._is_wanted
         for message in messages:
             sequence, subject, data, headers, time_us = message
+            if is_wanted is not None and not is_wanted(subject):
+                continue
             try:
                 envelope, _, event = read_event(subject, data, headers, catalogue)
             except ContractViolation as error:

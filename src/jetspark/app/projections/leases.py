@@ -65,6 +65,14 @@ class Lease:
                 continue
             await self._until_free()
 
+    async def try_acquire(self) -> bool:
+        """Take it if nobody has it; False if somebody has."""
+        try:
+            self._revision = await self._records.create(self._key, self._owner, ttl=self._lease_s)
+        except KeyExists:
+            return False
+        return True
+
     async def keep(self) -> None:
         """Hold it for ever.
 

@@ -33,7 +33,8 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.marks import Parked, position_key
-from jetspark.app.projections.positions import FoldPosition, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, first_ever, part_start, position_change, start_of
+from jetspark.app.projections.shares import PartitionShares, part_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.app.topology.names import escape_token
@@ -72,9 +73,11 @@ class LiveOptions:
     """How often the position is written: readers that wait for an event of another key wait for it."""
     lease_s: float = 10.0
     """How long a process that died holds the others up."""
+    partitions: int = 1
+    """Parts of the keys that several processes share; the same in all of them. With 1, one process folds everything."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "cache_keys", "cache_bytes"):
+        for name in ("batch", "cache_keys", "cache_bytes", "partitions"):
             whole(name, getattr(self, name))
         for name in ("batch_wait_s", "position_every_s", "lease_s"):
             seconds(name, getattr(self, name))
@@ -104,24 +107,71 @@ class _Again(Exception):
 
 
 class _Place:
-    """One projection in its bucket."""
+    """One projection in its bucket; with ``held``, some partitions of it."""
 
-    def __init__(self, spec: ProjectionSpec, place: ProjectionPlace, js: JetStream, options: LiveOptions) -> None:
+    def __init__(
+        self,
+        spec: ProjectionSpec,
+        place: ProjectionPlace,
+        js: JetStream,
+        options: LiveOptions,
+        held: frozenset[int] | None = None,
+    ) -> None:
         self.spec, self.place = spec, place
+        self._partitions, self._held = options.partitions, held
+        self._part_revisions: dict[int, int] = {}
         self.states = LiveStates(spec, CacheLimits(options.cache_keys, options.cache_bytes))
         self.bucket: StateBucket
         self.written: FoldPosition
         """The position, as the bucket has it."""
         self.revision = 0
         self.start = 0
+        self._missed: tuple[int, int] | None = None
+        """What the stream has dropped before it was read, and the position does not say yet."""
         # A procedure at a time: storing must not wait until something is loaded.
         self.loading, self.storing = ProcedureRunner(js), ProcedureRunner(js)
 
     async def open(self, beginning: FoldPosition) -> None:
         self.bucket = await self.storing.run(open_bucket(self.place.bucket))
         found = await self._read_position()
-        self.written = start_of(found, beginning, projection=self.spec.name, bucket=self.place.bucket)
+        name, bucket = self.spec.name, self.place.bucket
+        self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
+        if self._held is not None:
+            parts = await self._read_parts()
+            self._part_revisions = {part: revision for part, (_, revision) in parts.items()}
+            self.start = min(part_start(parts[part][0], self.written) for part in self._held)
+
+    def is_mine(self, key: str) -> bool:
+        return self._held is None or part_of(key, self._partitions) in self._held
+
+    async def _read_parts(self) -> dict[int, tuple[FoldPosition | None, int]]:
+        """The position of each partition, and its revision."""
+        keys = [position_key(self._part_name(part)) for part in range(self._partitions)]
+        found = await self.storing.run(self.bucket.load_from_leader(keys))
+        parts: dict[int, tuple[FoldPosition | None, int]] = {}
+        for part, key in enumerate(keys):
+            current = found.get(key)
+            if current is None or current.value is None:
+                parts[part] = None, 0 if current is None else current.revision
+            else:
+                parts[part] = FoldPosition.decode(current.value), current.revision
+        return parts
+
+    def _part_name(self, part: int) -> str:
+        return f"{part}-{self._partitions}"
+
+    def note_missed(self, first: int, last: int) -> None:
+        """Events between two sequences were dropped before they were read."""
+        if max(first, self.start + 1) <= last:
+            _logger.error(
+                "projection %s: the stream has dropped events up to %d, and those up to %d were read: its position "
+                "says that it is incomplete",
+                self.spec.name,
+                last,
+                first - 1,
+            )
+            self._missed = self.written._replace(missed=self._missed).missing(max(first, self.start + 1), last).missed
 
     async def _read_position(self) -> FoldPosition | None:
         # Of the leader: what a replica that is behind says may have been moved back since.
@@ -144,8 +194,15 @@ class _Place:
         """
         changes = self.states.take(await self._make_sure())
         position: list[Change] = []
-        if with_position and through > self.written.sequence:
-            wanted = self.written._replace(sequence=through)
+        if self._held is not None:
+            is_done = await self._store_states(changes, counts)
+            if with_position:
+                await self._store_parts(through)
+            return is_done
+        if with_position and (through > self.written.sequence or self._missed is not None):
+            wanted = self.written._replace(sequence=max(through, self.written.sequence))
+            if self._missed is not None:
+                wanted = wanted.missing(*self._missed)
             position = [position_change(wanted, self.revision)]
         if not changes and not position:
             return True
@@ -159,9 +216,41 @@ class _Place:
         counts.conflicts += len(conflicts)
         return not conflicts
 
+    async def _store_states(self, changes: list[Change], counts: LiveCounts) -> bool:
+        if not changes:
+            return True
+        outcome = await self.storing.run(self.bucket.store_all(changes))
+        self.states.settle(changes, outcome)
+        counts.stored += outcome.written
+        counts.conflicts += len(outcome.conflicts)
+        return not outcome.conflicts
+
+    async def _store_parts(self, through: int) -> None:
+        """The positions of our partitions, then that of the bucket, which is the lowest of all."""
+        assert self._held is not None
+        wanted = self.written._replace(sequence=through, missed=None)
+        mine = [
+            position_change(wanted, self._part_revisions[part], self._part_name(part)) for part in sorted(self._held)
+        ]
+        if through > self.start:
+            await self.storing.run(self.bucket.store_all(mine))  # refused where another process has it, too
+        known, found = self.written, await self._read_position()
+        if (found is None and known.sequence) or (found is not None and found.repairs != known.repairs):
+            raise _Again(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
+        self.written = known if found is None else found._replace(version=known.version)
+        parts = await self._read_parts()
+        self._part_revisions = {part: revision for part, (_, revision) in parts.items()}
+        whole = self.written._replace(sequence=min(part_start(parts[part][0], self.written) for part in parts))
+        if self._missed is not None:
+            whole = whole.missing(*self._missed)
+        if whole != self.written:
+            outcome = await self.storing.run(self.bucket.store_all([position_change(whole, self.revision)]))
+            if not outcome.conflicts:
+                self.written, self._missed = whole, None
+
     async def _settle_position(self, wanted: FoldPosition, revision: int | None, is_conflict: bool) -> None:
         if not is_conflict and revision is not None:
-            self.written, self.revision = wanted, revision
+            self.written, self.revision, self._missed = wanted, revision, None
             return
         known = self.written
         found = await self._read_position()
@@ -197,6 +286,9 @@ class _Place:
         found = await self._read_position()
         if self.bucket.created != before or (known.sequence and (found is None or found.sequence < known.sequence)):
             raise _Again(f"bucket {self.place.bucket} was made anew, or emptied: it is folded from its position")
+        if found is not None and found.repairs != known.repairs:
+            # What others have stored may have fewer events: a repaired fold ignores some. It goes with its position.
+            raise _Again(f"keys of projection {self.spec.name!r} were repaired: it goes on from {found.sequence}")
         await self.storing.run(self.bucket.store_all(gone.changes))
         keys = ", ".join(repr(change.key) for change in gone.changes[:5])
         raise _Again(f"states were removed from bucket {self.place.bucket}: {keys} and perhaps others are parked")
@@ -217,6 +309,7 @@ class _Engine:
         self._app, self._js, self._options, self.counts = app, js, options, counts
         self._places = {place.spec.name: place for place in places}
         self._router = Router([place.spec for place in places], catalogue)
+        self._is_partitioned = options.partitions > 1
         self._read = 0
         """Everything up to here is folded, or has a letter."""
         self._folded = self._stored_events = 0
@@ -224,6 +317,8 @@ class _Engine:
         """Events that wait in the stream, as the last one has said."""
         self._through = 0
         """Everything up to here is stored."""
+        self._gap_from: int | None = None
+        """Behind this sequence some were not delivered: they are for others, or the stream has dropped them."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
         self._is_ending = False
         self._position_at = clock.now()
@@ -260,23 +355,15 @@ class _Engine:
         beginning = FoldPosition.beginning(self._app.stream, stream.cached_info.created)
         await asyncio.gather(*(place.open(beginning) for place in self._places.values()))
         self._read = self._through = min(place.start for place in self._places.values())
-        first = stream.cached_info.state.first_sequence
-        if 0 < self._read < first - 1:
-            _logger.warning(
-                "app %s: stream %s begins at %d, and the projections were read up to %d only: whatever events were "
-                "between are gone",
-                self._app.name,
-                self._app.stream,
-                first,
-                self._read,
-            )
+        info = stream.cached_info
+        for place in self._places.values():
+            place.note_missed(max(place.start + 1, first_ever(info.config)), info.state.first_sequence - 1)
         return beginning
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
     async def _read_stream(self, beginning: FoldPosition) -> None:
-        filters = self._router.filters
-        options = OrderedOptions(filter_subjects=filters, start_sequence=self._read + 1)
+        options = OrderedOptions(filter_subjects=self._router.reading, start_sequence=self._read + 1)
         reading = Reading(context_of(self._js), self._app.stream, options)
         try:
             await reading.start()
@@ -298,6 +385,8 @@ class _Engine:
             mine = rows[name]
             if self._read < place.start:  # this one is further than others
                 mine = [row for row in mine if row[1] > place.start]
+            if self._is_partitioned:
+                mine = [row for row in mine if place.is_mine(row[0])]
             if mine:
                 await place.load(mine)
                 place.states.apply(mine)
@@ -305,6 +394,8 @@ class _Engine:
         for recorded, failures in failed:
             [message] = [each for each in messages if sequence_of(each) == recorded.sequence]
             await self._write_letter(message, failures)
+        if sequence - self._read != len(messages) and self._gap_from is None:
+            self._gap_from = self._read
         self._read, self._pending = sequence, messages[-1].metadata.pending
         self._folded += len(messages)
         self.counts.events += len(messages)
@@ -369,6 +460,7 @@ class _Engine:
             with_position = self._is_ending or now - self._position_at >= self._options.position_every_s
             if with_position:
                 self._position_at = now
+                await self._look_for_losses()
             done = await _all([self._store_in(place, with_position) for place in self._places.values()])
             self._tell_parked()
             if all(done):
@@ -377,6 +469,16 @@ class _Engine:
                 self.counts.batches += 1
                 self._room.set()
                 return
+
+    async def _look_for_losses(self) -> None:
+        """Before a position passes by sequences that did not come: whether the stream still had them."""
+        gap_from, self._gap_from = self._gap_from, None
+        if gap_from is None:
+            return
+        first = (await (await self._js.stream(self._app.stream)).info()).state.first_sequence
+        if first > gap_from + 1:
+            for place in self._places.values():
+                place.note_missed(gap_from + 1, first - 1)
 
     async def _store_in(self, place: _Place, with_position: bool) -> bool:
         try:
@@ -436,6 +538,9 @@ class ProjectionWorker:
             JetSparkError: The server refuses something for good.
         """
         records = await self._open_records()
+        if self._options.partitions > 1:
+            await self._run_partitions(records)
+            return
         key = f"lease.{escape_token(self.name)}"
         lease = Lease(records, key, self._owner, lease_s=self._options.lease_s)
         while not self._is_stopping:
@@ -449,6 +554,58 @@ class ProjectionWorker:
             finally:
                 self.is_active = False
                 await lease.release()
+
+    async def _run_partitions(self, records: KeyValue) -> None:
+        options = self._options
+        shares = PartitionShares(
+            records, self.name, self._owner, partitions=options.partitions, lease_s=options.lease_s
+        )
+        taking = asyncio.create_task(shares.run())
+        try:
+            while not self._is_stopping:
+                await shares.settle()
+                if shares.wanted:
+                    self.is_active = True
+                    await self._work_on(shares, shares.wanted, records, taking)
+                    self.is_active = False
+                else:
+                    await self._until_changed(shares, taking)
+        finally:
+            self.is_active = False
+            await _end(taking)
+        if not taking.cancelled():
+            taking.result()
+
+    async def _until_changed(self, shares: PartitionShares, taking: asyncio.Task[None]) -> None:
+        changed = asyncio.create_task(shares.changed.wait())
+        try:
+            await asyncio.wait([changed, taking], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(changed)
+        if taking.done():
+            taking.result()
+
+    async def _work_on(
+        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, taking: asyncio.Task[None]
+    ) -> None:
+        """Fold some partitions, until others are to be folded."""
+        work = asyncio.create_task(self._work(None, records, held))
+        changed = asyncio.create_task(self._until_others(shares, held, taking))
+        try:
+            await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not shares.lost and self._engine is not None:
+                self._engine.end()  # store what was read, for the one that comes next
+                await asyncio.wait([work], timeout=self._options.lease_s / 2)
+        finally:
+            await _end(work, changed)
+        for task in (work, changed):
+            if not task.cancelled():
+                task.result()
+
+    async def _until_others(self, shares: PartitionShares, held: frozenset[int], taking: asyncio.Task[None]) -> None:
+        while shares.wanted == held:
+            shares.changed.clear()
+            await self._until_changed(shares, taking)
 
     async def _open_records(self) -> KeyValue:
         attempt = 0
@@ -477,12 +634,12 @@ class ProjectionWorker:
             runners.cancel()
             await asyncio.wait([runners])
 
-    async def _work(self, lease: Lease, records: KeyValue) -> None:
+    async def _work(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None = None) -> None:
         failures = 0
         while not self._is_stopping:
             before = self.counts.position
             try:
-                await self._run_once(lease, records)
+                await self._run_once(lease, records, held)
                 return
             except _Again as reason:
                 _logger.warning("app %s: %s", self.app.name, reason)
@@ -495,14 +652,17 @@ class ProjectionWorker:
             if failures:
                 await asyncio.sleep(PAUSE.wait_s(failures))
 
-    async def _run_once(self, lease: Lease, records: KeyValue) -> None:
+    async def _run_once(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None) -> None:
         found = {spec.name: (await find_place(records, spec)).place for spec in self._specs}
-        places = [_Place(spec, check_version(spec, found[spec.name]), self._js, self._options) for spec in self._specs]
+        places = [
+            _Place(spec, check_version(spec, found[spec.name]), self._js, self._options, held) for spec in self._specs
+        ]
         engine = _Engine(self.app, places, self._js, self._catalogue, self._options, self.counts)
         self._engine = engine
         watching = [self._follow(records, spec, found) for spec in self._specs]
         try:
-            async with _beside([lease.keep(), *watching]) as others:
+            keeping = [] if lease is None else [lease.keep()]
+            async with _beside([*keeping, *watching]) as others:
                 main = asyncio.create_task(engine.run())
                 try:
                     await asyncio.wait([main, *others], return_when=asyncio.FIRST_COMPLETED)

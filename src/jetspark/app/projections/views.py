@@ -41,7 +41,7 @@ from jetspark.state.lookup import stored_of
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
 
-__all__ = ["View", "ViewEntry", "ViewReplica", "Views"]
+__all__ = ["View", "ViewEntry", "ViewPosition", "ViewReplica", "Views"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -64,6 +64,17 @@ class ViewEntry(NamedTuple):
     """In the bucket."""
     parked: Parked | None = None
     """Why later events are not in it."""
+
+
+class ViewPosition(NamedTuple):
+    """How far a projection is."""
+
+    sequence: int
+    """Every event up to this one is stored, or parks its key."""
+    missed: tuple[int, int] | None = None
+    """The projection is incomplete: between these sequences, both included, the stream had dropped events before they
+    were read.
+    """
 
 
 class _Found(NamedTuple):
@@ -189,6 +200,14 @@ class View:
         what = f"projection {self.name!r} (key {name!r}) at sequence {wanted}: does a worker run it?"
         return self._entry(name, await self._within(timeout, what, self._reach(name, wanted)))
 
+    async def position(self) -> ViewPosition:
+        """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
+        current = await self._load(position_key())
+        if current.value is None:
+            return ViewPosition(0)
+        position = FoldPosition.decode(current.value)
+        return ViewPosition(position.sequence, position.missed)
+
     async def wait_for(self, key: Any, condition: Callable[[Any], object], *, timeout: float | None = None) -> Any:
         """The first state of a key for which ``condition`` is true; it is asked with None while there is no state.
 
@@ -311,7 +330,7 @@ class View:
             raise DataLoss(self._app.stream, 1, first)
         state = KeyState(self._spec, name, NOTHING)
         router = Router([self._spec], self._app.catalogue)
-        options = OrderedOptions(filter_subjects=router.filters)
+        options = OrderedOptions(filter_subjects=router.reading)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:
             await reading.start()

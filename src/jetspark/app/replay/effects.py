@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
     from jetspark.app.contracts.envelope import Decoded
+    from jetspark.app.entities.entities import Entities
     from jetspark.app.handlers.lanes import WorkItem
 
 __all__ = ["EffectHeldBack", "EffectReplayCalls", "HeldBack", "HeldBackCalls"]
@@ -79,6 +80,7 @@ class HeldBackCalls(HandlerCalls):
         held_back = self.held_back.setdefault(item.sequence, HeldBack())
         context = super()._context(item, decoded)
         context._js = cast("JetStream", _HeldBackPublisher(self._app.stream, held_back))
+        context._entities = _no_entities
         context._once = _RecordedOnly(self._records, self._spec.name, held_back)
         return context
 
@@ -94,6 +96,10 @@ class HeldBackCalls(HandlerCalls):
         for event in returned_events(result):
             await context.publish(event)
         self.held_back[item.sequence].writes += transaction.write_count
+
+
+def _no_entities(context: Context, name: str) -> Entities:
+    raise EffectHeldBack(f"entities of {name}")
 
 
 class _HeldBackPublisher:

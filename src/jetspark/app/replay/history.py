@@ -6,7 +6,6 @@ import asyncio
 import datetime
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jetspark.aio import clock
@@ -17,7 +16,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
 from jetspark.app.replay.contents import NOTHING, KeyContent
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of, first_ever
-from jetspark.core.subjects import matches, overlaps
+from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.wire import time_text
@@ -83,9 +82,9 @@ class StreamHistory:
     def __init__(self, js: JetStream, stream: str, filters: Sequence[str]) -> None:
         self._js, self._stream = js, stream
         self.filters = tuple(filters)
-        # The server takes none that overlap; then everything is read, and sorted out here.
-        is_overlapping = any(overlaps(one, other) for one, other in combinations(filters, 2))
-        self._server_filters = () if is_overlapping else self.filters
+        # It may be more than was asked for; the rest is left out here.
+        self._server_filters = tuple(reading_filters(filters))
+        self._is_wanted = None if {*self._server_filters} == {*filters} else on_one_of(filters)
 
     async def info(self) -> StreamInfo:
         """The stream as it is now."""
@@ -160,9 +159,7 @@ class StreamHistory:
     def wanted(self, messages: list[Recorded], subject: str | None) -> list[Recorded]:
         """Those on the filters, and on a subject, if one is given."""
         found = messages if subject is None else [each for each in messages if matches(subject, each.subject)]
-        if self._server_filters:
-            return found
-        return [each for each in found if any(matches(filter_, each.subject) for filter_ in self.filters)]
+        return found if (is_wanted := self._is_wanted) is None else [each for each in found if is_wanted(each.subject)]
 
     async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
         """Of the first message stored at or after a moment; the next sequence where there is none."""

@@ -14,6 +14,7 @@ from jetspark.app.contracts.tokens import unescape
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.shares import all_partitions
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.jetstream.kv import Bucket
 from jetspark.state.changes import Change, header_fields
@@ -94,7 +95,9 @@ async def standstill(records: KeyValue, projection: str, owner: str) -> AsyncIte
 
     One that does not answer for as long as a lease lasts is taken for dead.
     """
-    keys = [key async for key in records.keys("lease.*") if _may_be_of(key.removeprefix("lease."), projection)]
+    held = [key async for key in records.keys("lease.*") if _may_be_of(key.removeprefix("lease."), projection)]
+    # Partitions that nobody has now, too: somebody could take them meanwhile.
+    keys = sorted({each for key in held for each in all_partitions(key)})
     seized: list[Lease] = []
     keeping: list[asyncio.Task[None]] = []
     try:

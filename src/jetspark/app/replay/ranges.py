@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.app.contracts.tokens import escape
+from jetspark.app.projections.positions import first_ever
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, DataLoss
-from jetspark.jetstream.config import StreamConfig
 from jetspark.state.scan import Head
 
 __all__ = ["Extent", "ReplayRequest", "check_is_whole", "extent_of", "first_ever"]
@@ -102,11 +102,6 @@ class Extent:
     def __str__(self) -> str:
         what = "nothing" if self.is_empty else f"sequences {self.first} to {self.last}"
         return f"{what} of stream {self.stream}"
-
-
-def first_ever(config: StreamConfig) -> int:
-    """The sequence of the first message that a stream ever had."""
-    return max(1, config.first_sequence or 1)
 
 
 def extent_of(

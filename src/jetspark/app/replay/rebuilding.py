@@ -243,7 +243,8 @@ class _Rebuilding:
         self._target = await self._runner.run(open_bucket(self._bucket))
         noted = await read_position(self._js, self._bucket)
         beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
-        self._position = start_of(noted.position, beginning, projection=self._spec.name, bucket=self._bucket)
+        name, version = self._spec.name, self._spec.version
+        self._position = start_of(noted.position, beginning, projection=name, bucket=self._bucket, version=version)
         self._revision, self._began_at = noted.revision, self._position.sequence
 
     async def _have_folded(self, engine: FoldEngine) -> None:

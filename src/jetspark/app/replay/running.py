@@ -442,7 +442,8 @@ class _KeyRepair:
         """Keys, and the position no further than they are; returns those that others were quicker with."""
         for begin in range(0, len(changes), MAX_TOGETHER):
             if noted.position is None:
-                position = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
+                beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
+                position = beginning._replace(version=self._spec.version)
             else:
                 position = noted.position
             some = [*changes[begin : begin + MAX_TOGETHER], position_change(position.repaired(last), noted.revision)]

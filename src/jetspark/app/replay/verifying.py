@@ -19,8 +19,9 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.replay.contents import NOTHING, Difference, Digest, KeyContent, compare, cut_keys, reaches
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
-from jetspark.app.replay.places import await_position, is_reserved
+from jetspark.app.replay.places import await_position, is_reserved, read_position
 from jetspark.app.replay.ranges import Extent
+from jetspark.errors import DataLoss
 from jetspark.state.changes import Current, current_of
 from jetspark.state.deliveries import delivery
 from jetspark.state.lookup import stored_delivery
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["SLICE_KEYS", "Verification", "verify", "verify_bucket"]
+__all__ = ["SLICE_KEYS", "Verification", "read_states", "verify", "verify_bucket"]
 
 SLICE_KEYS = 200_000
 """Keys whose states are held at a time, twice."""
@@ -127,11 +128,13 @@ async def verify(
         fresh: Returns the states at a boundary, by another engine; by default they are folded here.
 
     Raises:
-        DataLoss: The beginning of the stream is gone, so nobody can tell what the bucket should have.
+        DataLoss: The beginning of the stream is gone, so nobody can tell what the bucket should have; or the projection
+            was folded without events that the stream had dropped before they were read.
         UsageError: The bucket was made by another version of the projection.
     """
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    await _check_is_complete(js, spec.name, app.stream, place.bucket)
     history = History(js, app, spec)
     last = await history.last_event()
     boundary = min(to_seq or last, last)
@@ -149,6 +152,17 @@ async def verify(
         on_events=on_events,
         fresh=fresh,
     )
+
+
+async def _check_is_complete(js: JetStream, projection: str, stream: str, bucket: str) -> None:
+    position = (await read_position(js, bucket)).position
+    if position is not None and position.missed is not None:
+        first, last = position.missed
+        missed = (
+            f"projection {projection!r} (bucket {bucket}) was folded without what the stream had dropped between "
+            f"{first} and {last}: its state is incomplete, and cannot be made complete unless the stream is restored"
+        )
+        raise DataLoss(stream, first, last + 1, missed)
 
 
 async def verify_bucket(
@@ -179,6 +193,11 @@ async def verify_bucket(
     result.keys = found_digest.keys
     result.digest, result.expected_digest = str(found_digest), str(expected_digest)
     return result
+
+
+async def read_states(js: JetStream, bucket: str) -> dict[str, Current]:
+    """What every key of a bucket has, as of one moment; another engine's bucket can be compared with it."""
+    return {key: current async for key, current in _entries(js, bucket, is_small=True)}
 
 
 async def _slices(js: JetStream, bucket: str, size: int) -> Sequence[tuple[str, str | None]]:

@@ -66,7 +66,7 @@ class TestApp:
             lifespans do not run then.
         partitions: Read each partition of a handler for itself, as on a server. On the model a handler with partitions
             is run as one without, unless this is set: whoever reads a partition has to say so every few seconds, which
-            makes time expensive. An hour without an event costs some seconds then.
+            makes time expensive: an hour without an event costs ten seconds or more.
     """
 
     __test__ = False  # pytest takes it for tests otherwise

@@ -69,13 +69,10 @@ def advance(known: FoldPosition, stored: FoldPosition, whole: Covered) -> FoldPo
         known: What it was before anything was loaded.
         stored: What it is now.
     """
-    # Not above: most of Spark's processes plan and do without it, and what it imports.
-    from jetspark.app.projections.positions import FoldPosition
-
     is_reached = _is_reached(stored.sequence, whole.start, whole.is_earliest)
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
         return None
-    return FoldPosition(stored.stream, stored.created, whole.end - 1, stored.repairs)
+    return stored._replace(sequence=whole.end - 1)
 
 
 def _is_reached(have: int, start: int, is_earliest: bool) -> bool:

@@ -24,7 +24,6 @@ from jetspark.app.projections.buckets import alias_key, check_version, place_of
 from jetspark.app.projections.folding import Router
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
-from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions, option_text
 from jetspark.spark.engine.reaching import read_positions
@@ -48,7 +47,6 @@ __all__ = [
     "fold_states",
     "passing_folder",
     "run",
-    "source_filters",
 ]
 
 # Sequences a micro-batch takes: a second or two of work, so that a query that begins far behind shows progress.
@@ -277,9 +275,9 @@ class ProjectionPlan:
         }
         if place.folder:
             options["appFolder"] = place.folder
-        filters = Router([declared.projections[name] for name in names], declared.catalogue).filters
-        if read := source_filters(filters):
-            options["subjects"] = option_text(read)
+        router = Router([declared.projections[name] for name in names], declared.catalogue)
+        filters = router.filters
+        options["subjects"] = option_text(router.reading)
         connecting = read_options(ProjectionOptions, FORMAT, options)
         register(spark)
         if not is_stored:
@@ -337,13 +335,6 @@ def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> 
     if not names:
         raise ConfigError(f"{app!r} has no projections")
     return names
-
-
-def source_filters(filters: Sequence[str]) -> list[str]:
-    """What to read for some filters: the server takes none that overlap. None at all is everything."""
-    widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
-    pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
-    return [] if any(overlaps(one, other) for one, other in pairs) else widest
 
 
 def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:

@@ -26,7 +26,6 @@ from jetspark.spark.engine.projections import (
     bring_together,
     check_pandas,
     fold_states,
-    source_filters,
 )
 from jetspark.spark.failures import plain_failures
 from jetspark.spark.options import read_options
@@ -192,6 +191,13 @@ def _narrowed(filters: Sequence[str], subject: str | None) -> list[str] | None:
             f"({', '.join(filters)}): give another one, or take the live engine"
         )
     return source_filters(list(dict.fromkeys(narrowed)))
+
+
+def source_filters(filters: Sequence[str]) -> list[str]:
+    """What to read for some filters: the server takes none that overlap. None at all is everything."""
+    widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
+    pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
+    return [] if any(overlaps(one, other) for one, other in pairs) else widest
 
 
 def base_rows(bases: Mapping[str, Current]) -> pa.Table:

@@ -30,7 +30,7 @@ from jetspark.app.dead_letters.letters import FailureCause
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, Recorded, Router
 from jetspark.core.message import CoreMessage
-from jetspark.core.subjects import matches
+from jetspark.core.subjects import on_one_of
 from jetspark.spark.engine.covering import Covered
 from jetspark.spark.reply_subjects import places
 from jetspark.spark.schema import PROJECTION_SCHEMA
@@ -143,7 +143,7 @@ class RouteRows:
             if not reading.upcasts
         }
         filters = self._router.filters
-        self._filters = [] if set(filters) == set(subjects) else filters
+        self._is_wanted = None if set(filters) == set(subjects) else on_one_of(filters)
         self._arrow_schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
@@ -164,8 +164,8 @@ class RouteRows:
 
     def _batch(self, messages: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
         """Of messages with the fields of :class:`Recorded`."""
-        if self._filters:
-            messages = (each for each in messages if any(matches(one, each[1]) for one in self._filters))
+        if (is_wanted := self._is_wanted) is not None:
+            messages = (each for each in messages if is_wanted(each[1]))
         columns, plain = _Columns(), self._plain
         add_target, add_key, add_sequence, add_reading, add_content = (column.append for column in columns.all)
         for message in messages:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jetspark.core.headers import Headers
-from jetspark.testing.model import checks, replies
+from jetspark.testing.model import ageing, checks, replies
 from jetspark.testing.model.limits import BatchLimits
 from jetspark.testing.model.replies import ApiError, Delivery
 from jetspark.testing.model.store import Incoming, Store
@@ -172,6 +172,8 @@ def _commit(store: Store, id: str, messages: list[Incoming], now: float) -> byte
         return None
     for message in messages:
         msg_id = message.fields.get(checks.MSG_ID, "")
+        if (schedule := ageing.cancels(message)) is not None:
+            store.purge(schedule)
         sequence = store.append(message.subject, message.data, message.headers, now, msg_id)
         if rollup := message.fields.get(checks.ROLLUP):
             store.roll_up(rollup.lower(), message.subject, sequence)

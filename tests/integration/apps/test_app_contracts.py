@@ -15,7 +15,6 @@ import nats
 import pytest
 from typer.testing import CliRunner
 
-import jetspark
 from jetspark import ConsumerConfig, JetStream, StreamConfig, errors
 from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
@@ -61,21 +60,6 @@ def make_app(*events: type[Event], **options: Any) -> App:
     async def bill(event: Any) -> None: ...
 
     return app
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as nc:
-        js = nc.jetstream()
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
-        yield js
 
 
 async def test_what_an_app_declares_is_made_once(server: NatsServer, js: JetStream) -> None:

@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from support.projections import (
     some_events,
 )
 
-import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
@@ -45,21 +44,8 @@ from jetspark.state.store import load
 EVENTS = [Opened, Moved, Closed]
 # It takes some tens of milliseconds where nothing else runs.
 SWAP_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
+# Events each second while it is rebuilt: few, so that many tests fit one machine.
+TRAFFIC = int(os.environ.get("JETSPARK_TRAFFIC", "500"))
 
 
 class Mended(Balances):
@@ -201,7 +187,7 @@ asyncio.run(main())
 
 async def killed(url: str, work: str) -> tuple[str, int]:
     """The id of something that was killed in the middle, and how far it was."""
-    script = APP.format(path=[str(Path(__file__).parents[1])], url=url, work=work)
+    script = APP.format(path=[str(Path(__file__).parents[2])], url=url, work=work)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
     assert process.stdout is not None
     id, at = "", 0
@@ -252,14 +238,51 @@ async def test_a_replay_that_is_killed_goes_on_with_the_range_it_was_frozen_at(
         await until(lambda: is_folded(js, app))
 
 
+PUBLISHER = """
+import asyncio, random, sys
+sys.path[:0] = {path!r}
+from support.projections import Moved, bank
+
+async def main(rate):
+    rng, names, loop = random.Random(6), [f"k{{number}}" for number in range(10)], asyncio.get_running_loop()
+    async with bank().connect({url!r}) as client, client.bulk() as publisher:
+        began = until = loop.time()
+        ending = loop.run_in_executor(None, sys.stdin.read)
+        sent = 0
+        while not ending.done():
+            until += 0.02
+            some = [Moved(source=rng.choice(names), target=rng.choice(names), cents=1) for _ in range(rate // 50)]
+            await publisher.publish_many(some)
+            sent += len(some)
+            await asyncio.sleep(until - loop.time())
+        print(sent, loop.time() - began)
+
+asyncio.run(main({rate}))
+"""
+
+
+@asynccontextmanager
+async def bulk_traffic(url: str, rate: int, rates: list[float]) -> AsyncIterator[None]:
+    """Events that do not stop, from a process of its own; adds how many there were each second, in the end."""
+    source = PUBLISHER.format(path=sys.path, url=url, rate=rate)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", source, stdin=pipe, stdout=pipe)
+    try:
+        yield
+    finally:
+        said, _ = await process.communicate(b"")
+    sent, took_s = said.split()
+    rates.append(int(sent) / float(took_s))
+
+
 async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: NatsServer, js: JetStream) -> None:
     app = mended()
     await set_up(js, app)
+    rates: list[float] = []
     spec = app.projections["balances"]
     names = [f"k{number}" for number in range(10)]
     await publish(js, app, *(Opened(account=name) for name in names))
     records = await open_records(js, "bank")
-    rng = random.Random(6)
     seen: dict[str, int] = {}
     buckets: list[str] = []
     problems: list[str] = []
@@ -284,21 +307,24 @@ async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: 
     def has_read(count: int) -> bool:
         return len(buckets) >= count
 
-    def events() -> list[Any]:
-        return [Moved(source=rng.choice(names), target=rng.choice(names), cents=1) for _ in range(20)]
+    def has_events(count: int) -> bool:
+        return max(seen.values(), default=0) >= count
 
     async with running(app, server.url):
         await until(lambda: is_folded(js, app))
         readers = asyncio.create_task(read_on())
-        async with traffic(js, app, events):
+        async with bulk_traffic(server.url, TRAFFIC, rates):
             await until(partial(has_read, 20))
+            await until(partial(has_events, TRAFFIC))
             for number in (1, 2):
                 done = await rebuild(
                     js, app, "balances", check=number == 1, swap_in=True, drop_old=number == 2, drop_after_s=0.5
                 )
                 assert done.swap_s is not None
                 assert done.swap_s < SWAP_S
+                print(f"swapped in {done.swap_s:.3f} s, after {done.record.events} events, {len(buckets)} reads")
                 await until(partial(has_read, len(buckets) + 50))
+        print(f"{rates[0]:.0f} events/s")
         readers.cancel()
         assert problems == []
         assert set(buckets) == {"bank_balances", "bank_balances_v1", "bank_balances_v1_r1"}

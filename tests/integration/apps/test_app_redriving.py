@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.apps import is_settled, publish, running, set_up, until
 
-import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Reject
 from jetspark.app.dead_letters.redriving import (
@@ -26,18 +24,6 @@ from jetspark.server import NatsServer
 
 class Noted(Event, type="noted", subject="notes.noted"):
     number: int
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        yield client.jetstream()
 
 
 def test_conditions_name_the_fields_there_are() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
 from support.projections import Closed, Moved, Opened, bank, folded, in_buckets, in_stream, some_events
 
-import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
@@ -33,21 +31,6 @@ from jetspark.errors import ConfigError, DataLoss, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change
 from jetspark.state.store import load, store
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 async def is_folded(js: JetStream, app: App, buckets: dict[str, str] | None = None) -> bool:

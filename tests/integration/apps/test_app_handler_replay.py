@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,21 +64,6 @@ class Shop:
 
         @app.batch_handler(Paid, durable="report")
         async def report(events: list[Paid]) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 async def handled_live(server: NatsServer, js: JetStream, shop: Shop, count: int = 9) -> None:

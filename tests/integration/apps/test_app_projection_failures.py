@@ -8,9 +8,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -25,27 +25,13 @@ from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions, ProjectionWorker
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.errors import UsageError, WrongLastSequence
+from jetspark.app.replay import verify
+from jetspark.errors import DataLoss, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change, header_fields
 
 WORKER = Path(__file__).parent / "projection_worker.py"
 QUICK = LiveOptions(position_every_s=0.01, lease_s=1.0)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 async def is_folded(js: JetStream, app: App) -> bool:
@@ -285,3 +271,93 @@ async def test_a_repair_in_one_batch_with_the_position_loses_no_event(server: Na
         last = await client.publish(Moved(source="c", target="a", cents=1))
         found = await balances.get("a", at_least=last.sequence, timeout=20)
         assert (found.cents, found.moves) == (-666 + 5 + 1, 3)
+
+
+async def test_another_version_of_a_fold_touches_nothing_of_the_one_that_runs(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"), Moved(source="a", target="b", cents=3))
+    async with running(app, server.url, live=QUICK):
+        await until(lambda: is_folded(js, app))
+    before = await in_buckets(js, app)
+    newer = App(app.name, stream=app.stream, subjects=["bank.>"])
+    for spec in app.projections.values():  # declared with a new version, and started without a rebuild
+        newer.projection(spec.name, events=spec.events, bucket=spec.bucket, version=2)(spec.kind)
+    await publish(js, app, Opened(account="new"))  # a key that has no state yet, which would say what version it is
+    with pytest.raises(UsageError, match=r"is at version 1 .*this code is version 2: rebuild"):
+        await newer.run(server.url, live=QUICK)
+    assert await in_buckets(js, app) == before
+    async with running(app, server.url, live=QUICK):
+        await until(lambda: is_folded(js, app))
+
+
+async def test_a_repaired_state_with_fewer_events_is_not_taken_for_one_that_was_lost(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"), Opened(account="b"), *(Moved(source="a", target="b", cents=2),) * 3)
+    options = LiveOptions(position_every_s=0.5, lease_s=1.0)
+    async with running(app, server.url, live=options), app.connect(server.url) as client:
+        view = client.view("balances")
+        await until(lambda: _view_is(view, 5))
+        stream = await js.stream("KV_bank_balances")
+        key, place = "$KV.bank_balances.a", f"$KV.bank_balances.{position_key()}"
+        # As a repair with another code does, which ignores the last events: the state and the position, together.
+        stored, position = [await stream.get_message(last_for=subject) for subject in (key, place)]
+        state = Change("a", b'{"cents":-2,"moves":1}', "put", 3, stored.sequence, mark="1")
+        repaired = FoldPosition.decode(position.data).repaired(3)
+        async with js.atomic_batch() as batch:
+            for subject, change in ((key, state), (place, position_change(repaired, position.sequence))):
+                await batch.add(subject, change.value, headers=header_fields(change, ""))
+        await publish(js, app, Moved(source="a", target="b", cents=2))
+        await until(lambda: is_folded(js, app))  # not parked
+
+
+async def test_events_that_the_stream_dropped_before_they_were_read_make_a_projection_incomplete(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(1), 20, is_bad=False))
+    async with running(app, server.url, live=QUICK), app.connect(server.url) as client:
+        view = client.view("balances")
+        await until(lambda: is_folded(js, app))
+        await until(lambda: _view_is(view, 20))
+        assert (await view.position()).missed is None
+        assert (await verify(js, app, "balances")).is_equal
+        # What was read may go.
+        await (await js.stream(app.stream)).purge(up_to_sequence=10)
+        await publish(js, app, *some_events(random.Random(2), 5, is_bad=False))
+        await until(lambda: _view_is(view, 25))
+        assert (await view.position()).missed is None
+    await publish(js, app, *some_events(random.Random(3), 20, is_bad=False))
+    await (await js.stream(app.stream)).purge(up_to_sequence=40)
+    async with running(app, server.url, live=QUICK), app.connect(server.url) as client:
+        view = client.view("balances")
+        await until(lambda: _view_is(view, 45))
+        assert (await view.position()).missed == (26, 40)
+    with pytest.raises(DataLoss, match=r"'balances' .* folded without what the stream had dropped between 26 and 40"):
+        await verify(js, app, "balances")
+
+
+async def test_events_that_go_while_a_worker_reads_make_a_projection_incomplete(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url, live=QUICK), app.connect(server.url) as client:
+        view = client.view("balances")
+        await publish(js, app, *some_events(random.Random(1), 20, is_bad=False))
+        await until(lambda: _view_is(view, 20))
+        # The next sequence is a later one, as it is when a slow worker is passed by the limits of the stream.
+        await (await js.stream(app.stream)).purge(up_to_sequence=99)
+        await publish(js, app, Opened(account="z"))
+        await until(lambda: _view_is(view, 100))
+        assert (await view.position()).missed == (21, 99)
+
+
+async def _view_is(view: Any, sequence: int) -> bool:
+    return bool((await view.position()).sequence == sequence)

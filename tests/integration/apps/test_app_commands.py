@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,12 +230,13 @@ async def test_a_worker_that_is_told_to_end_answers_what_it_has(url: str) -> Non
                 asyncio.create_task(client.call(Enter(ledger="x", writer=f"w-{n}"), timeout=30.0)) for n in range(200)
             ]
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            os.kill(process.pid, signal.SIGTERM)
+            process.terminate()  # SIGTERM
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert await asyncio.to_thread(process.wait, 30) == 0
+            await asyncio.to_thread(process.join, 30)
+            assert process.exitcode == 0
             assert [each for each in answers if isinstance(each, jetspark.CommandInDoubt)] == []
             done = [each.data for each in answers if not isinstance(each, BaseException)]
             assert (await (await client.js.stream("BANK")).info()).state.messages == len(done) + 1
     finally:
         process.kill()
-        process.wait()
+        process.join()

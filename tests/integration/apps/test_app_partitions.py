@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -24,21 +23,6 @@ from jetspark.errors import TopologyRefused
 from jetspark.jetstream.config import StreamConfig, StreamSource, SubjectTransform
 from jetspark.server import NatsServer
 from jetspark.testing.model import ModelServer
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 class Moved(Event, type="moved", key="name", subject="moves.{name}.moved"):

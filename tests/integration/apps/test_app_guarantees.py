@@ -8,14 +8,12 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from integration.app_worker import APP, Placed
+from integration.apps.app_worker import APP, Placed
 from support.apps import is_settled, publish, running, set_up, until
 
-import jetspark
 from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
@@ -23,21 +21,6 @@ from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.server import NatsServer
 
 WORKER = Path(__file__).parent / "app_worker.py"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def js(server: NatsServer) -> AsyncIterator[JetStream]:
-    async with jetspark.connect(server.url) as client:
-        js = client.jetstream()
-        yield js
-        for name in [name async for name in js.stream_names()]:
-            await js.delete_stream(name)
 
 
 class Counted(Event, type="counted", key="name", subject="counts.{name}"):

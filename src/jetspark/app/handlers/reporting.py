@@ -1,0 +1,121 @@
+"""Tells the observers of an application what its handlers do; there is none of these where nobody observes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jetspark.app.contracts.envelope import Decoded
+from jetspark.app.handlers.retry import Bury, Decided, Skip, WaitHere, WaitLong
+from jetspark.app.handlers.settling import CloseLetter, WriteLetter
+from jetspark.app.telemetry import AttemptOutcome, AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
+
+if TYPE_CHECKING:
+    from jetspark.app.application import App, HandlerSpec
+    from jetspark.app.handlers.lanes import WorkItem
+
+__all__ = ["HandlerReports"]
+
+
+class HandlerReports:
+    """What is told of one handler in one process."""
+
+    def __init__(self, app: App, spec: HandlerSpec, observers: Sequence[HandlerObserver], log: logging.Logger) -> None:
+        self._app, self._spec, self._observers, self._log = app, spec, observers, log
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[WorkItem, tuple[HandlerAttempt, float]] = {}
+        self._ended_s: dict[WorkItem, float] = {}
+        self._wrong: set[tuple[int, str]] = set()
+        """Observers and methods that have raised something."""
+
+    def started(self, items: Iterable[WorkItem]) -> None:
+        for item in items:
+            event = item.event if isinstance(item.event, Decoded) else None
+            attempt = HandlerAttempt(
+                app=self._app.name,
+                handler=self._spec.name,
+                event_type=None if event is None else event.type,
+                event_id=None if event is None else event.id,
+                key=item.key,
+                stream=self._app.stream,
+                sequence=item.sequence,
+                attempt=item.attempts,
+                redrives=item.redrives,
+                correlation_id=None if event is None else event.correlation_id,
+                decoded=event,
+            )
+            self._running[item] = attempt, self._loop.time()
+            self._tell("on_started", attempt)
+
+    def ended(self, items: Iterable[WorkItem]) -> None:
+        """The handler's own code has ended."""
+        now = self._loop.time()
+        for item in items:
+            self._ended_s.setdefault(item, now)
+
+    async def settle(self, item: WorkItem, error: BaseException | None, work: Awaitable[Decided]) -> Decided:
+        """Have it settled, and tell what was decided."""
+        self.ended([item])
+        try:
+            decided = await work
+        except BaseException:
+            self.finished(item, "given_back", error)
+            raise
+        self._decided(item, error, decided)
+        return decided
+
+    def _decided(self, item: WorkItem, error: BaseException | None, decided: Decided) -> None:
+        if isinstance(decided, WaitHere | WaitLong):
+            self.finished(item, "retry", error, decided.seconds)
+        elif isinstance(decided, Bury):
+            self.finished(item, "dead_letter" if self._spec.dead_letter else "dropped", error)
+        else:
+            self.finished(item, "skipped" if isinstance(error, Skip) else "done", error)
+
+    def finished(
+        self,
+        item: WorkItem,
+        outcome: AttemptOutcome,
+        error: BaseException | None = None,
+        retry_in_s: float | None = None,
+    ) -> None:
+        now = self._loop.time()
+        ended = self._ended_s.pop(item, now)
+        attempt, began = self._running.pop(item, (None, now))
+        if attempt is not None:
+            result = AttemptResult(outcome=outcome, seconds=ended - began, error=error, retry_in_s=retry_in_s)
+            self._tell("on_finished", attempt, result)
+
+    def step(self, step: Any) -> None:
+        """A step was done that changed something."""
+        if not isinstance(step, WriteLetter | CloseLetter):
+            return
+        item, cause = step.item, step.cause if isinstance(step, WriteLetter) else None
+        status: Any = "closed"
+        if isinstance(step, WriteLetter):
+            status = "open" if step.behind is None else "behind"
+        change = LetterChange(
+            app=self._app.name,
+            handler=self._spec.name,
+            key=item.key,
+            stream=self._app.stream,
+            sequence=item.sequence,
+            status=status,
+            error=None if cause is None else cause.error,
+            attempts=item.attempts,
+        )
+        self._tell("on_letter", change)
+
+    def paused(self, seconds: float) -> None:
+        self._tell("on_paused", self._spec.name, seconds)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        for place, observer in enumerate(self._observers):
+            try:
+                getattr(observer, method)(*arguments)
+            except Exception:
+                if (place, method) not in self._wrong:
+                    self._wrong.add((place, method))
+                    self._log.exception("observer %r, %s: it is told on, and this is logged once", observer, method)

@@ -1,0 +1,96 @@
+"""What handlers tell while they run, as plain data: for metrics, traces and logs of one's own.
+
+::
+
+    class Metrics(HandlerObserver):
+        def on_finished(self, attempt: HandlerAttempt, result: AttemptResult) -> None:
+            counts[attempt.handler, result.outcome] += 1
+
+    app.observe(Metrics())
+
+Without an observer nothing is made and nothing is called. Observers are called in the worker's event loop, and for one
+attempt in the task that runs the handler: they must not wait for anything. What one raises is logged, once for each of
+its methods, and hurts no event.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from jetspark.app.contracts.envelope import Decoded
+
+__all__ = ["AttemptOutcome", "AttemptResult", "HandlerAttempt", "HandlerObserver", "LetterChange"]
+
+AttemptOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "dropped", "given_back"]
+"""``dropped`` is given up by a handler without dead letters; ``given_back`` is cancelled by the end of the worker, or
+with another worker by now."""
+
+
+class HandlerAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a handler with one event."""
+
+    app: str
+    handler: str
+    event_type: str | None
+    """None for a message that is no event, or breaks its contract: no handler is called with it."""
+    event_id: str | None
+    key: str | None
+    stream: str
+    sequence: int
+    """Where the event was published; the same for each attempt."""
+    attempt: int
+    """1 for the first start."""
+    redrives: int
+    """How often it was taken out of the dead letters."""
+    correlation_id: str | None
+    decoded: Decoded | None
+    """The event with its envelope."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace the event is part of, in W3C form: the parent of a span for this attempt."""
+        return None if self.decoded is None else self.decoded.traceparent
+
+
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended, and what becomes of its event."""
+
+    outcome: AttemptOutcome
+    seconds: float
+    """That the handler's own code took; publishing what it returned is part of it."""
+    error: BaseException | None = None
+    """What it raised, such as ``Skip`` or ``HandlerTimeout``."""
+    retry_in_s: float | None = None
+    """Of ``retry``."""
+
+
+class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter was written, or closed because its event is done."""
+
+    app: str
+    handler: str
+    key: str | None
+    stream: str
+    sequence: int
+    status: Literal["open", "behind", "closed"]
+    error: str | None
+    """The type of the error, of a letter that is open."""
+    attempts: int
+
+
+class HandlerObserver:
+    """Override what you want to hear of. A batch handler tells of each event of its batch."""
+
+    def on_started(self, attempt: HandlerAttempt) -> None:
+        """The handler is about to be called, in the task that calls this."""
+
+    def on_finished(self, attempt: HandlerAttempt, result: AttemptResult) -> None:
+        """What becomes of the event is decided, and stored; in the task that called :meth:`on_started`."""
+
+    def on_letter(self, letter: LetterChange) -> None:
+        """A dead letter was written or closed by this worker."""
+
+    def on_paused(self, handler: str, seconds: float) -> None:
+        """This worker has paused the handler for every worker: its breaker opened."""

@@ -1,0 +1,267 @@
+"""A workflow as a class, and one step of a run: what is remembered, an event, and what follows. Pure.
+
+A run is an entity: its record is a key of the application's bucket. A step reads the record, asks ``react``, and stores
+the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
+
+The record remembers which events it has taken, by their sequences in the stream: an event that comes again changes
+nothing. It remembers the last ones only; one that is older than all of these can no longer be told, and is refused.
+
+It also remembers the id of the event of each timer. A timer that fired although it was cancelled or set anew meanwhile
+has another id than the one that counts, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from jetspark.app.commands.declaring import UNCHANGED, Decision
+from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.tokens import text_of
+from jetspark.app.topology.names import check_app_name
+from jetspark.errors import ConfigError
+
+__all__ = ["RunRecord", "RunStatus", "StepTaken", "WorkflowSpec", "timer_name"]
+
+RunStatus: TypeAlias = Literal["running", "done", "failed"]
+
+REMEMBERED = 256
+"""Events that a record remembers."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is stored of one run."""
+
+    version: int
+    """Of the workflow that wrote the state."""
+    status: RunStatus = "running"
+    reason: str | None = None
+    """Of a run that has failed."""
+    state: msgspec.Raw = msgspec.Raw(b"null")
+    events: tuple[int, ...] = ()
+    """Sequences of the events that it has taken, the last ones."""
+    timers: dict[str, str] = {}
+    """Name of each timer it has ever set -> id of the event that counts; empty: none is set."""
+    compensations: tuple[msgspec.Raw, ...] = ()
+    """What would undo the steps so far, in their order: events as (type, version, data)."""
+    started: datetime.datetime | None = None
+    updated: datetime.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """What follows from an event: the next record, and what goes with it."""
+
+    record: RunRecord
+    events: Sequence[Any] = ()
+    timers: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Name -> event, and when."""
+    cancels: Sequence[str] = ()
+
+
+def timer_name(workflow: str, key: str, timer: str) -> str:
+    """What a run's timer is called among those of the application."""
+    return f"{workflow}/{key}/{timer}"
+
+
+class WorkflowSpec:
+    """One workflow as it was declared: ``@app.workflow(name, key=..., ...)``."""
+
+    def __init__(
+        self, name: str, kind: type, *, key: str | Callable[[Any], Any], events: Iterable[type] | None, version: int
+    ) -> None:
+        self.name, self.version = check_app_name(name), version
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ConfigError(f"workflow {name!r}: version={version!r}: expected 1 or more")
+        react = getattr(kind, "react", None)
+        if not inspect.isclass(kind) or not callable(react) or inspect.iscoroutinefunction(react):
+            raise ConfigError(f"workflow {name!r}: expected a class with `def react(self, state, event)`, not async")
+        hints = _hints(react, name)
+        parameters = list(inspect.signature(react).parameters)
+        if len(parameters) != 3:
+            raise ConfigError(f"workflow {name!r}: react takes {parameters}: expected (self, state, event)")
+        self.events = tuple(events) if events is not None else _kinds(hints.get(parameters[2]))
+        if not self.events:
+            raise ConfigError(f"workflow {name!r}: expected events=[...], or their types at `event` of react")
+        for each in self.events:
+            contract_of(each)
+        self._key = key
+        if isinstance(key, str):
+            for each in self.events:
+                if key not in _field_names(each):
+                    raise ConfigError(f"workflow {name!r}: key={key!r}: {each.__name__} has no such field")
+        self._workflow: Any = kind()
+        self._decode = msgspec.json.Decoder(hints.get(parameters[1], Any)).decode
+        self._convert: Callable[[Any], Any] = lambda value: msgspec.convert(value, hints.get(parameters[1], Any))
+        self._upcast = getattr(self._workflow, "upcast", None)
+        self._encode = msgspec.json.Encoder(order="sorted").encode
+
+    @property
+    def lane_key(self) -> str | Callable[[Any], str]:
+        """By which its handler keeps events in order: those of one run."""
+        return self._key if isinstance(self._key, str) else self.key_of
+
+    def key_of(self, event: Any) -> str:
+        """The run that an event belongs to."""
+        return text_of(getattr(event, self._key) if isinstance(self._key, str) else self._key(event))
+
+    def state_of(self, record: RunRecord) -> Any:
+        """A run's state as ``react`` gets it.
+
+        Raises:
+            ConfigError: It is of a newer version, or cannot be read as the type that ``react`` names.
+        """
+        if record.version > self.version:
+            raise ConfigError(
+                f"workflow {self.name!r}: a run is of version {record.version}, and this program knows {self.version}: "
+                "run the newer one"
+            )
+        try:
+            if record.version == self.version or self._upcast is None:
+                return self._decode(record.state)
+            value = msgspec.json.decode(record.state)
+            for version in range(record.version, self.version):
+                value = self._upcast(value, version)
+            return self._convert(value)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ConfigError(
+                f"workflow {self.name!r}: a state of version {record.version} cannot be read: {error}. Give new fields "
+                "a default, or write `def upcast(self, state, version)`"
+            ) from error
+
+    def react(self, state: Any, event: Any) -> Decision | None:
+        """Ask the user's code.
+
+        Raises:
+            ConfigError: It returned neither a decision nor None.
+        """
+        decided = self._workflow.react(state, event)
+        if decided is not None and not isinstance(decided, Decision):
+            raise ConfigError(f"workflow {self.name!r}: react returned {decided!r}: expected a Decision, or None")
+        return decided
+
+    def step(
+        self,
+        record: RunRecord | None,
+        event: Any,
+        *,
+        id: str,
+        sequence: int,
+        time: datetime.datetime,
+        timer: str | None = None,
+    ) -> StepTaken | None:
+        """What an event leads to; None if it changes nothing: it was taken before, came too late, or does not matter.
+
+        Args:
+            id, sequence: Of the event.
+            time: Now.
+            timer: The run's timer that has published the event, if one has.
+
+        Raises:
+            ConfigError: Nobody can tell whether the event was taken before, or the run cannot be read.
+        """
+        known = record or RunRecord(self.version, started=time)
+        if sequence in known.events or known.status != "running":
+            return None
+        if len(known.events) >= REMEMBERED and sequence < min(known.events):
+            raise ConfigError(
+                f"workflow {self.name!r}: event {sequence} is older than the last {REMEMBERED} that the run has taken: "
+                "nobody knows whether it was one of them"
+            )
+        timers = dict(known.timers)
+        if timer is not None:
+            if timers.get(timer) != id:
+                return None  # it fired while it was cancelled, or set anew
+            timers[timer] = ""
+        decided = self.react(self.state_of(known) if record is not None else None, event)
+        if decided is None and record is None:
+            return None  # it begins no run
+        events = (*known.events, sequence)[-REMEMBERED:]
+        return self._follow(msgspec.structs.replace(known, events=events), decided or Decision(), timers, time)
+
+    def fail(self, record: RunRecord, reason: str, time: datetime.datetime) -> StepTaken:
+        """What follows when a run is ended from outside."""
+        return self._follow(record, Decision(failed=reason), dict(record.timers), time)
+
+    def _follow(
+        self, known: RunRecord, decided: Decision, timers: dict[str, str], time: datetime.datetime
+    ) -> StepTaken:
+        has_ended = decided.is_done or decided.failed is not None
+        if decided.reply is not None:
+            raise ConfigError(f"workflow {self.name!r}: react returned a reply: nobody waits for one")
+        if has_ended and decided.timers:
+            raise ConfigError(f"workflow {self.name!r}: react ends the run and sets timers: expected one of the two")
+        ending = set(timers if has_ended else decided.cancels) - set(decided.timers)
+        cancels = [name for name, id in timers.items() if id and name in ending]
+        timers |= dict.fromkeys(cancels, "")
+        events, compensations = list(decided.events), known.compensations
+        compensations += tuple(msgspec.Raw(self._encode(_portable(each))) for each in decided.compensations)
+        if decided.failed is not None:
+            events += [self._restored(each) for each in reversed(compensations)]
+            compensations = ()
+        record = msgspec.structs.replace(
+            known,
+            version=self.version,
+            status="failed" if decided.failed is not None else "done" if decided.is_done else "running",
+            reason=decided.failed,
+            state=self._new_state(known, decided),
+            timers=timers,
+            compensations=compensations,
+            updated=time,
+        )
+        return StepTaken(record=record, events=events, timers=decided.timers, cancels=cancels)
+
+    def _new_state(self, known: RunRecord, decided: Decision) -> msgspec.Raw:
+        if decided.state is UNCHANGED:
+            if known.version == self.version:
+                return known.state
+            return msgspec.Raw(self._encode(self.state_of(known)))
+        try:
+            data = self._encode(decided.state)
+            self._decode(data)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"workflow {self.name!r}: react returned a state that cannot be stored: {error}"
+            ) from error
+        return msgspec.Raw(data)
+
+    def _restored(self, compensation: msgspec.Raw) -> Any:
+        type_name, version, data = msgspec.json.decode(compensation, type=tuple[str, int, msgspec.Raw])
+        for kind in self.compensating:
+            contract = contract_of(kind)
+            if (contract.type, contract.version) == (type_name, version):
+                return contract.decode(data)
+        raise ConfigError(
+            f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} is not known any more: "
+            "register its class with the app"
+        )
+
+    compensating: Iterable[type] = ()
+    """Types that compensations may have: those the application knows."""
+
+
+def _portable(event: Any) -> tuple[str, int, msgspec.Raw]:
+    contract = contract_of(event)
+    return contract.type, contract.version, msgspec.Raw(contract.encode(event))
+
+
+def _hints(react: Any, name: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(react)
+    except NameError as error:
+        raise ConfigError(f"workflow {name!r}: react names a type that is not known here: {error}") from error
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    alternatives = typing.get_args(hint) or (hint,)
+    return tuple(each for each in alternatives if isinstance(each, type) and "__contract__" in vars(each))
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(getattr(kind, "__struct_fields__", ()) or getattr(kind, "model_fields", ()))

@@ -1,0 +1,69 @@
+"""Runs a workflow as a handler: an event is a step of its run, stored before the event is acknowledged."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.entities.entities import EntityChange
+from jetspark.app.handlers.context import Context
+from jetspark.app.timers import timer_subject
+from jetspark.app.workflows.declaring import RunRecord, StepTaken, WorkflowSpec, timer_name
+
+if TYPE_CHECKING:
+    from jetspark.app.declarations import Declarations
+
+__all__ = ["carry_out", "handler_of"]
+
+TRIES = 100
+"""How often a step is taken anew because another event of the run was faster, on another worker."""
+
+
+def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine[Any, Any, None]]:
+    """The handler that takes the steps of a workflow."""
+
+    async def take_step(event: Any, ctx: Context) -> None:
+        key = spec.key_of(event)
+        scheduler = header_of(ctx.decoded.headers, "Nats-Scheduler")
+        spec.compensating = [contract.kind for contract in app.catalogue]
+
+        def decide(change: EntityChange) -> None:
+            record: RunRecord | None = change.state
+            timer = _fired(app.name, spec.name, key, record, scheduler)
+            step = spec.step(record, event, id=ctx.event_id, sequence=ctx.sequence, time=ctx.now(), timer=timer)
+            if step is not None:
+                carry_out(spec, key, change, step)
+
+        await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
+
+    take_step.__name__ = take_step.__qualname__ = spec.name
+    return take_step
+
+
+def carry_out(spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken) -> None:
+    """Put everything that follows from a step into one change."""
+    timers = dict(step.record.timers)
+    for name, (event, when) in step.timers.items():
+        full = timer_name(spec.name, key, name)
+        if isinstance(when, datetime.datetime):
+            timers[name] = change.set_timer(full, event, at=when)
+        else:
+            timers[name] = change.set_timer(full, event, after=when)
+    change.set(msgspec.structs.replace(step.record, timers=timers))
+    for event in step.events:
+        change.emit(event)
+    # A message ends one timer. Those that are left fire, and change nothing: their ids no longer count.
+    for name in step.cancels[: 1 + len(step.events)]:
+        change.cancel_timer(timer_name(spec.name, key, name))
+
+
+def _fired(app: str, workflow: str, key: str, record: RunRecord | None, scheduler: str | None) -> str | None:
+    """The run's timer that has published an event, if one has."""
+    if scheduler is None or record is None:
+        return None
+    names = (name for name in record.timers if timer_subject(app, timer_name(workflow, key, name)) == scheduler)
+    return next(names, None)

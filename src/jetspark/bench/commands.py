@@ -1,0 +1,202 @@
+"""Commands: how long one decision takes, and how many there are a second, next to the guarded publish below them.
+
+Every contender stores one event for each command in one of 100 ledgers, on disk, only if nobody has written there since
+it looked. ``guarded-publish`` knows what is there and only publishes: what the server and the network need.
+``nats-py`` is the loop that one writes by hand: read the last message, decide, publish with the expected sequence, and
+again if that was wrong. ``jetspark`` is ``call`` to a worker in a process of its own, which decides on all events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import perf_counter
+
+from jetspark.aio import connect
+from jetspark.aio.jetstream import JetStream
+from jetspark.bench.workload import (
+    CPU_PER_MILLION,
+    MESSAGES_PER_S,
+    Bar,
+    Contender,
+    Job,
+    Metric,
+    Stopwatch,
+    Values,
+    Workload,
+    payload_of,
+    percentile,
+)
+from jetspark.errors import ConnectionLost, StreamNotFound
+from jetspark.jetstream.publishing import Expect
+
+__all__ = ["COMMAND", "COMMAND_64"]
+
+LEDGERS = 100
+AT_A_TIME = 64
+
+Operation = Callable[[int], Awaitable[None]]
+"""Decide once, in the ledger of this number."""
+
+
+@contextlib.asynccontextmanager
+async def _stream(job: Job) -> AsyncIterator[JetStream]:
+    """The application's stream; at the end it has what was stored, or that is an error."""
+    from jetspark.bench.ledgers import app
+
+    async with connect(job.url) as client:
+        js = client.jetstream(timeout=30.0)
+        names = [app.stream, f"KV_{app.schema_bucket}"]
+        for name in names:
+            with contextlib.suppress(StreamNotFound):
+                await js.delete_stream(name)
+        await app.apply(job.url)
+        try:
+            yield js
+            stored = (await (await js.stream(app.stream)).info()).state.messages
+            if stored != job.warmup + job.count:
+                raise ConnectionLost(f"{stored} stored of {job.warmup + job.count}")
+        finally:
+            for name in names:
+                await js.delete_stream(name)
+
+
+async def _measured(job: Job, operation: Operation, at_a_time: int) -> Values:
+    """How long each took, and how many there were a second."""
+    times: list[float] = []
+
+    async def repeat(first: int, end: int) -> None:
+        for number in range(first, end, at_a_time):
+            started = perf_counter()
+            await operation(number % LEDGERS)
+            times.append(perf_counter() - started)
+
+    await asyncio.gather(*(repeat(first, job.warmup) for first in range(at_a_time)))
+    times.clear()
+    watch = Stopwatch()
+    await asyncio.gather(*(repeat(first, job.count) for first in range(at_a_time)))
+    watch.stop()
+    found = sorted(times)
+    return watch.values(job.count) | {"latency_s_p50": percentile(found, 50), "latency_s_p99": percentile(found, 99)}
+
+
+async def _guarded_publish(job: Job, at_a_time: int) -> Values:
+    payload, lasts = payload_of(job.payload_bytes), [0] * LEDGERS
+    # Two of the 64 may have the same ledger: they take turns, as commands do.
+    turns = [asyncio.Lock() for _ in range(LEDGERS)]
+
+    async with _stream(job) as js:
+
+        async def publish(ledger: int) -> None:
+            async with turns[ledger]:
+                expect = Expect(last_subject_sequence=lasts[ledger])
+                lasts[ledger] = (await js.publish(f"bench-ledgers.l{ledger}", payload, expect=expect)).sequence
+
+        return await _measured(job, publish, at_a_time)
+
+
+async def _nats_py(job: Job, at_a_time: int) -> Values:
+    import nats
+    from nats.js.errors import BadRequestError, NotFoundError
+
+    note = payload_of(job.payload_bytes).decode()
+    async with _stream(job):
+        client = await nats.connect(job.url)
+        js = client.jetstream(timeout=30.0)
+
+        async def decide(ledger: int) -> None:
+            subject = f"bench-ledgers.l{ledger}"
+            while True:
+                try:
+                    last = await js.get_last_msg("BENCH_LEDGERS", subject, direct=True)
+                    number, sequence = json.loads(last.data or b"{}")["number"] + 1, last.seq
+                except NotFoundError:
+                    number, sequence = 1, 0
+                headers = {"Nats-Expected-Last-Subject-Sequence": str(sequence)}
+                body = json.dumps({"ledger": f"l{ledger}", "number": number, "note": note}).encode()
+                try:
+                    await js.publish(subject, body, headers=headers)
+                    return
+                except BadRequestError as error:
+                    if error.err_code != 10071:
+                        raise
+
+        try:
+            return await _measured(job, decide, at_a_time)
+        finally:
+            await client.close()
+
+
+async def _call(job: Job, at_a_time: int) -> Values:
+    from jetspark.bench.ledgers import Enter, app, worker
+
+    note = payload_of(job.payload_bytes).decode()
+    async with _stream(job), app.connect(job.url) as client:
+
+        async def call(ledger: int) -> None:
+            await client.call(Enter(ledger=f"l{ledger}", note=note), timeout=30.0)
+
+        with worker(job.url):
+            return await _measured(job, call, at_a_time)
+
+
+def _contenders(at_a_time: int) -> tuple[Contender, ...]:
+    async def guarded_publish(job: Job) -> Values:
+        return await _guarded_publish(job, at_a_time)
+
+    async def nats_py(job: Job) -> Values:
+        return await _nats_py(job, at_a_time)
+
+    async def jetspark(job: Job) -> Values:
+        return await _call(job, at_a_time)
+
+    what = "await publish(expect=), the last sequence known"
+    return (
+        Contender(name="guarded-publish", what=what, run=guarded_publish, needs="msgspec"),
+        Contender(name="nats-py", what="get_last_msg(), decide, publish(), repeat", run=nats_py, needs="nats"),
+        Contender(name="jetspark", what="await call(), a worker in its own process", run=jetspark, needs="msgspec"),
+    )
+
+
+COMMAND = Workload(
+    name="command",
+    what="decide one command after the other in 100 ledgers; each is timed from the call to the reply",
+    count=2_000,
+    quick_count=100,
+    storage="file",
+    replicas=1,
+    baselines=("guarded-publish", "nats-py"),
+    contenders=_contenders(1),
+    metrics=(Metric("latency_s_p50", "s", "lower"), Metric("latency_s_p99", "s", "lower"), MESSAGES_PER_S),
+    bars=(
+        Bar(
+            claim="a command, one event, takes at most twice as long as a bare guarded publish at p50",
+            metric="latency_s_p50",
+            contender="jetspark",
+            baseline="guarded-publish",
+            at_most=2.0,
+        ),
+    ),
+)
+COMMAND_64 = Workload(
+    name="command-64",
+    what="decide 64 commands at a time in 100 ledgers; timed from the first call to the last reply",
+    count=10_000,
+    quick_count=200,
+    storage="file",
+    replicas=1,
+    baselines=("guarded-publish", "nats-py"),
+    contenders=_contenders(AT_A_TIME),
+    metrics=(MESSAGES_PER_S, Metric("latency_s_p50", "s", "lower"), CPU_PER_MILLION),
+    bars=(
+        Bar(
+            claim="64 commands at a time are decided as fast as by a loop on nats-py",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="nats-py",
+            at_least=1.0,
+        ),
+    ),
+)

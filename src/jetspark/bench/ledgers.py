@@ -1,0 +1,71 @@
+"""An application with one command, for the benchmark of commands. ``python -m jetspark.bench.ledgers URL`` is a worker,
+which prints a line when it serves and ends when its standard input does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from jetspark.aio import connect
+from jetspark.app import App, Command, Event, Past
+from jetspark.errors import ConnectionLost, NoResponders
+
+__all__ = ["Enter", "Entered", "app", "worker"]
+
+
+class Entered(Event, type="ledger.entered", key="ledger", subject="bench-ledgers.{ledger}"):
+    ledger: str
+    number: int
+    note: str
+
+
+app = App("bench-ledgers", stream="BENCH_LEDGERS", subjects=["bench-ledgers.>"], events=[Entered])
+
+
+@app.command("enter")
+class Enter(Command):
+    """The next entry: its number depends on those before it."""
+
+    ledger: str
+    note: str
+
+    def reads(self) -> list[str]:
+        return [f"bench-ledgers.{self.ledger}"]
+
+    def decide(self, past: Past) -> list[Event]:
+        return [Entered(ledger=self.ledger, number=len(past) + 1, note=self.note)]
+
+
+@contextlib.contextmanager
+def worker(url: str) -> Iterator[None]:
+    """A worker in a process of its own, for as long as the block lasts."""
+    command = [sys.executable, "-m", "jetspark.bench.ledgers", url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise ConnectionLost(f"the worker of the bench could not use {url}; it ended with code {process.wait()}")
+        yield  # leaving the with block closes its standard input, which ends it
+
+
+async def _serve(url: str) -> None:
+    running = asyncio.create_task(app.run(url))
+    async with connect(url) as client:
+        while not running.done():
+            try:
+                await client.request(f"$SRV.PING.{app.name}", timeout=10.0)
+                break
+            except NoResponders:
+                await asyncio.sleep(0.02)
+    print("ready", flush=True)
+    ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1]))

@@ -1,0 +1,103 @@
+"""``jetspark workflow``: list the runs of a workflow, show one with its events, and end one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from jetspark.cli.apps import AppName, AsJson, Servers, connection_options, load_app
+from jetspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetspark.app import WorkflowRun, WorkflowRuns
+
+__all__ = ["workflow"]
+
+T = TypeVar("T")
+
+workflow = typer.Typer(name="workflow", no_args_is_help=True, help="Runs of workflows.")
+
+Name = Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow's name.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Which run.")]
+
+
+def _with_runs(app: str, name: str, servers: str | None, work: Callable[[WorkflowRuns], Coroutine[Any, Any, T]]) -> T:
+    declared = load_app(app)
+    options = connection_options(servers)
+
+    async def run() -> T:
+        async with declared.connect(options.pop("servers"), **options) as client:
+            return await work(client.workflow(name))
+
+    return asyncio.run(run())
+
+
+@workflow.command()
+def ls(
+    app: AppName,
+    name: Name,
+    status: Annotated[
+        Literal["running", "done", "failed"] | None, typer.Option("--status", help="Only runs of this status.")
+    ] = None,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of a workflow."""
+
+    async def found(runs: WorkflowRuns) -> list[WorkflowRun]:
+        return [run async for run in runs.list(status)]
+
+    listed = _with_runs(app, name, servers, found)
+    if as_json:
+        typer.echo(json.dumps([_fields(run) for run in listed], indent=2))
+        return
+    for run in listed:
+        updated = run.updated.isoformat(timespec="seconds") if run.updated else ""
+        typer.echo(f"{run.status:8}  {run.key}  {updated}  {run.reason or ', '.join(run.timers)}")
+    typer.echo(f"{len(listed)} runs")
+
+
+@workflow.command()
+def show(app: AppName, name: Name, key: Key, servers: Servers = None, as_json: AsJson = False) -> None:
+    """Show a run: its state, its timers, and the events it has taken, in order."""
+
+    async def found(runs: WorkflowRuns) -> tuple[WorkflowRun | None, list[dict[str, Any]]]:
+        return await runs.get(key), [step async for step in runs.timeline(key)]
+
+    run, timeline = _with_runs(app, name, servers, found)
+    if run is None:
+        raise ConfigError(f"workflow {name!r} has no run {key!r}; `jetspark workflow ls` lists them")
+    fields = _fields(run) | {"timeline": timeline}
+    if as_json:
+        typer.echo(json.dumps(fields, indent=2))
+        return
+    for field, value in fields.items():
+        if field != "timeline":
+            typer.echo(f"{field}: {value}")
+    for step in timeline:
+        typer.echo(f"{step['sequence']:8}  {step['time']}  {step['type']}  {step['data']}")
+
+
+@workflow.command()
+def cancel(
+    app: AppName,
+    name: Name,
+    key: Key,
+    reason: Annotated[str, typer.Option("--reason", help="What is recorded with it.")] = "cancelled",
+    servers: Servers = None,
+) -> None:
+    """Let a run fail: what undoes its steps is published, and its timers end."""
+    if not _with_runs(app, name, servers, lambda runs: runs.cancel(key, reason)):
+        raise ConfigError(f"workflow {name!r}: run {key!r} is not running")
+    typer.echo(f"{key}: cancelled")
+
+
+def _fields(run: WorkflowRun) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(run)
+    return fields

@@ -1,0 +1,56 @@
+"""Stage: compare what Spark and the live workers have made, key by key, and with what was counted at the publisher."""
+
+from __future__ import annotations
+
+import json
+
+from jetspark.app.replay import Verification, verify
+from jetspark.app.replay.verifying import read_states
+from jetspark.demo.stages import Demo, buckets_of
+from jetspark.state.changes import Current
+
+__all__ = ["compare"]
+
+
+async def compare(demo: Demo) -> None:
+    names = list(demo.spark_buckets)
+    with demo.screen.stage("compare", len(names)) as stage:
+        results = []
+        for number, name in enumerate(names, 1):
+            results.append(await _compared(demo, name))
+            stage.reached(number)
+        keys = sum(found.keys for found in results)
+        digests = ", ".join(found.digest.removeprefix("sha256:")[:8] for found in results)
+        is_equal = all(found.is_equal and found.digest == found.expected_digest for found in results)
+        stage.say(f"{keys:,} keys: {'equal' if is_equal else 'NOT EQUAL'}")
+    differing = "; ".join(f"{found.projection}: {found.difference_count} keys differ" for found in results)
+    result = f"{keys:,} keys of {len(names)} projections, the same bytes on both: sha256 {digests}"
+    demo.screen.found("Spark = live", result if is_equal else differing, is_good=is_equal)
+    await _check_sums(demo)
+    for bucket in demo.spark_buckets.values():
+        await demo.place.js.delete_kv(bucket)
+
+
+async def _compared(demo: Demo, name: str) -> Verification:
+    """The live bucket against Spark's, at the last event that both have."""
+
+    async def fresh(boundary: int) -> dict[str, Current]:
+        return await read_states(demo.place.js, demo.spark_buckets[name])
+
+    return await verify(demo.place.js, demo.shop.release1, name, to_seq=demo.last, fresh=fresh)
+
+
+async def _check_sums(demo: Demo) -> None:
+    """The states against what the publisher has counted, which no fold had a part in."""
+    status, revenue, parcels = [
+        [json.loads(each.value) for each in (await read_states(demo.place.js, bucket)).values() if each.value]
+        for bucket in buckets_of(demo.shop.release1)
+    ]
+    tally = demo.tally
+    found = (len(status), sum(day["orders"] for day in revenue), sum(day["cents"] for day in revenue), sum(parcels))
+    wanted = (tally.orders, tally.paid, tally.paid_cents, tally.scans)
+    text = "{:,} orders, {:,} paid, {:,} cents, {:,} parcels scanned"
+    result = f"{text.format(*found)}: as counted by the publisher"
+    if found != wanted:
+        result = f"{text.format(*found)}; the publisher counted {text.format(*wanted)}"
+    demo.screen.found("state = events", result, is_good=found == wanted)

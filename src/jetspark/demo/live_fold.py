@@ -1,0 +1,78 @@
+"""Stage: fold the same events live, kill the worker and the server on the way, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from jetspark.demo.screen import DemoStage
+from jetspark.demo.shop import RELEASE_1
+from jetspark.demo.stages import Demo, Moment, buckets_of, rate, until_folded
+from jetspark.server.process import finish_in_thread
+
+__all__ = ["fold_live"]
+
+KILL_WORKER_AT, KILL_SERVER_AT = 0.35, 0.7
+"""Parts of the events."""
+SETTLE_S = 0.2
+START_S = 120.0
+
+
+async def fold_live(demo: Demo) -> None:
+    with demo.screen.stage("fold live", demo.last) as stage:
+        began = time.perf_counter()
+        await demo.start_worker(RELEASE_1).started(START_S)
+        started_at = time.perf_counter()
+        reached = (await _until(demo, stage, int(demo.last * KILL_WORKER_AT)))[-1]
+        speed = f"start-up {started_at - began:.1f} s, then {rate(reached.sequence, reached.at_s - started_at)}"
+        worker_crash = await _kill_worker(demo, stage)
+        server_crash = await _kill_server(demo, stage)
+        await _until(demo, stage, demo.last)
+        stage.say(speed)
+    demo.screen.found("fold live", speed)
+    demo.screen.found("kill a worker", worker_crash)
+    if server_crash is None:
+        demo.screen.found("kill the server", "not tried: the server is yours", is_good=None)
+    else:
+        demo.screen.found("kill the server", server_crash)
+
+
+async def _kill_worker(demo: Demo, stage: DemoStage) -> str:
+    """End the worker the hard way, and start another; returns what happened."""
+    assert demo.worker is not None
+    stage.say("worker killed; another one starts")
+    demo.worker.kill()
+    killed_at = time.perf_counter()
+    demo.start_worker(RELEASE_1)
+    # What the dead one has sent arrives within this time; the next one waits for the end of its lease, which is longer.
+    await asyncio.sleep(SETTLE_S)
+    at = (await _until(demo, stage, 1))[-1].sequence
+    if at >= demo.last:
+        return f"kill -9 after the last event, {at:,}: the next one had nothing to do"
+    took_over_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
+    return f"kill -9 at event {at:,}: the next one went on there {took_over_s:.1f} s later"
+
+
+async def _kill_server(demo: Demo, stage: DemoStage) -> str | None:
+    """End the server the hard way, and start it; returns what happened, None if it is not ours to kill."""
+    server = demo.place.server
+    if server is None:
+        return None
+    await _until(demo, stage, int(demo.last * KILL_SERVER_AT))
+    stage.say("server killed; it starts again")
+    killed_at = time.perf_counter()
+    await finish_in_thread(server.kill)
+    await finish_in_thread(server.start)
+    ready_s = time.perf_counter() - killed_at
+    at = (await _until(demo, stage, 1))[-1].sequence
+    if at >= demo.last:
+        return f"kill -9 after the last event, {at:,}: back after {ready_s:.1f} s, and everything is there"
+    went_on_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
+    return (
+        f"kill -9 at event {at:,}: back after {ready_s:.1f} s, and the fold went on by itself after {went_on_s:.1f} s"
+    )
+
+
+async def _until(demo: Demo, stage: DemoStage, sequence: int) -> list[Moment]:
+    assert demo.worker is not None
+    return await until_folded(demo, stage, buckets_of(demo.shop.release1), sequence, demo.worker.check)

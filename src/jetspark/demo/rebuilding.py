@@ -1,0 +1,150 @@
+"""Stage: rebuild a projection with another fold, beside live traffic and readers, and swap it in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from itertools import islice
+from typing import Any
+
+from jetspark.app import AppClient
+from jetspark.app.replay import RebuildOutcome, ReplayRecord, rebuild, verify
+from jetspark.app.replay.verifying import read_states
+from jetspark.demo.screen import DemoStage
+from jetspark.demo.shop import RELEASE_2
+from jetspark.demo.stages import Demo, until_folded
+
+__all__ = ["rebuild_beside_traffic"]
+
+PROJECTION = "daily_revenue"
+EVENTS_EACH_SECOND, STEP_S = 2000, 0.05
+READ_EVERY_S = 0.005
+OLD_WORKER_S = 30.0
+MANY = 1_000_000
+"""More events than are published here."""
+
+
+async def rebuild_beside_traffic(demo: Demo) -> None:
+    """Fold revenue anew with release 2, while release 1 runs, and swap; then start workers of release 2."""
+    place, shop = demo.place, demo.shop
+    async with shop.release1.connect(place.url) as orders:
+        reader, traffic = _ViewReader(demo, orders), _Traffic(demo, orders)
+        async with _beside(reader.run(), traffic.run()):
+            with demo.screen.stage("rebuild and swap", demo.last) as stage:
+                outcome = await rebuild(
+                    place.js,
+                    shop.release2,
+                    PROJECTION,
+                    check=True,
+                    swap_in=True,
+                    on_progress=lambda record: _show(stage, record),
+                )
+                stage.say(f"swapped in {(outcome.swap_s or 0) * 1000:.0f} ms")
+            with demo.screen.stage("next release") as stage:
+                await _release(demo, stage, outcome)
+        published = traffic.published
+    with demo.screen.stage("verify it") as stage:
+        found = await verify(place.js, shop.release2, PROJECTION)
+        stage.say(f"{found.keys} keys: {'equal to history' if found.is_equal else 'NOT EQUAL to history'}")
+    _report(demo, outcome, reader, published, is_equal=found.is_equal)
+
+
+def _show(stage: DemoStage, record: ReplayRecord) -> None:
+    stage.reached(record.at)
+
+
+async def _release(demo: Demo, stage: DemoStage, outcome: RebuildOutcome) -> None:
+    """Workers of the old version end by themselves; those of the new one go on where the swap was."""
+    assert demo.worker is not None
+    code = await demo.worker.ended(OLD_WORKER_S)
+    demo.screen.found(
+        "old workers end", f"release 1 refused the new state and ended, with exit code {code}", is_good=code != 0
+    )
+    worker = demo.start_worker(RELEASE_2)
+    state = (await (await demo.place.js.stream(demo.shop.release2.stream)).info()).state
+    await until_folded(demo, stage, [outcome.new.bucket], state.last_sequence, worker.check)
+    stage.say("release 2 runs")
+
+
+def _report(demo: Demo, outcome: RebuildOutcome, reader: _ViewReader, published: int, *, is_equal: bool) -> None:
+    found = demo.screen.found
+    is_verified = outcome.verification is not None and outcome.verification.is_equal
+    found(
+        "rebuild, new fold",
+        f"{outcome.record.events:,} events folded beside live traffic, verified, swapped in "
+        f"{(outcome.swap_s or 0) * 1000:.0f} ms",
+        is_good=outcome.is_swapped and is_verified,
+    )
+    found(
+        "reads meanwhile",
+        f"{reader.reads:,} reads while {published:,} events came: {reader.gaps} gaps, {reader.older} older values",
+        is_good=reader.reads > 0 and not reader.gaps and not reader.older,
+    )
+    found(
+        "verify",
+        "the new state is what history makes of it" if is_equal else "it differs from history",
+        is_good=is_equal,
+    )
+
+
+class _Traffic:
+    """Customers go on."""
+
+    def __init__(self, demo: Demo, orders: AppClient) -> None:
+        self._demo, self._orders = demo, orders
+        self.published = 0
+
+    async def run(self) -> None:
+        events = self._events()
+        async with self._orders.bulk() as bulk:
+            while True:
+                began = time.perf_counter()
+                count = int(EVENTS_EACH_SECOND * STEP_S)
+                await bulk.publish_many(list(islice(events, count)))
+                self.published += count
+                await asyncio.sleep(max(0.0, began + STEP_S - time.perf_counter()))
+
+    def _events(self) -> Iterator[Any]:
+        traffic = self._demo.shop.traffic
+        for event in traffic.history(MANY, traffic.Tally(), seed=7, prefix="t"):
+            if event.event_type != "order.cancelled":  # so that the number of letters is known
+                yield event
+
+
+class _ViewReader:
+    """Somebody who looks at a number of today again and again."""
+
+    def __init__(self, demo: Demo, orders: AppClient) -> None:
+        self._demo, self._view = demo, orders.view(PROJECTION)
+        self.reads = self.gaps = self.older = 0
+
+    async def run(self) -> None:
+        bucket = self._demo.shop.release1.projections[PROJECTION].bucket.bucket
+        key = min(await read_states(self._demo.place.js, bucket))
+        seen = 0
+        while True:
+            entry = await self._view.entry(tuple(key.split(".")))
+            self.reads += 1
+            self.gaps += entry.state is None
+            self.older += entry.sequence < seen
+            seen = max(seen, entry.sequence)
+            await asyncio.sleep(READ_EVERY_S)
+
+
+@asynccontextmanager
+async def _beside(*works: Any) -> AsyncIterator[None]:
+    """Do things while the block runs; what fails in them fails the block."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,174 @@
+"""The stages one after the other, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jetspark.demo.comparing import compare
+from jetspark.demo.dead_letters import list_and_redrive
+from jetspark.demo.live_fold import fold_live
+from jetspark.demo.place import Place, open_place, remove_all
+from jetspark.demo.publishing import publish
+from jetspark.demo.rebuilding import rebuild_beside_traffic
+from jetspark.demo.replaying import replay_range
+from jetspark.demo.screen import Screen
+from jetspark.demo.shop import RELEASE_1, RELEASE_2, Shop, load_shop
+from jetspark.demo.spark_fold import fold_on_spark
+from jetspark.demo.stages import Demo
+from jetspark.errors import JetSparkError
+
+__all__ = ["DemoOptions", "run_demo"]
+
+STAGES = (publish, fold_on_spark, fold_live, compare, replay_range, rebuild_beside_traffic, list_and_redrive)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line says."""
+
+    events: int = 500_000
+    servers: str | None = None
+    """A NATS to use, instead of one that is started."""
+    is_kept: bool = False
+    """Wait before everything is ended, and say how to look at it."""
+    is_removal: bool = False
+    """Only remove what a demo that was killed has left on ``servers``."""
+
+
+def run_demo(options: DemoOptions, screen: Screen | None = None) -> int:
+    """Run it, and return the exit code: 0, 1 if a stage failed or a check was wrong, 128 and more for a signal."""
+    return asyncio.run(_with_signals(options, screen or Screen()))
+
+
+async def _with_signals(options: DemoOptions, screen: Screen) -> int:
+    """The first Ctrl-C or SIGTERM ends it in order; those that come meanwhile change nothing."""
+    received: list[signal.Signals] = []
+    work = asyncio.create_task(_run(options, screen))
+
+    def end(number: signal.Signals) -> None:
+        if not received:
+            work.cancel()
+        received.append(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        screen.line("interrupted")
+        return 128 + (received[0] if received else signal.SIGINT)
+    except (JetSparkError, TimeoutError, OSError) as error:
+        screen.line(f"stage {screen.stage_name!r} failed: {error or type(error).__name__}", style="red")
+        screen.line("Nothing is left behind. If the machine is busy, try --events 50000.")
+        return 1
+
+
+async def _run(options: DemoOptions, screen: Screen) -> int:
+    shop = load_shop()
+    if options.is_removal:
+        return await _remove(options, screen, shop)
+    began = time.perf_counter()
+    async with _opened(options, screen, shop) as demo:
+        screen.line(f"{options.events:,} events through {RELEASE_1}, on {demo.place.url}")
+        with screen.bars():
+            for stage in STAGES:
+                await stage(demo)
+        screen.table()
+        screen.line(f"\n{time.perf_counter() - began:.1f} s in all; {_verdict(screen)}")
+        _show_commands(options, screen, shop, demo.place)
+        if options.is_kept:
+            await _until_enter(screen)
+    return 0 if screen.is_good else 1
+
+
+def _verdict(screen: Screen) -> str:
+    wrong = [finding.what for finding in screen.findings if finding.is_good is False]
+    if not wrong:
+        return f"{sum(bool(finding.is_good) for finding in screen.findings)} things shown, all as they should be."
+    return f"not as it should be: {', '.join(wrong)}. Please report it, with the table above."
+
+
+@asynccontextmanager
+async def _opened(options: DemoOptions, screen: Screen, shop: Shop) -> AsyncIterator[Demo]:
+    with tempfile.TemporaryDirectory(prefix="jetspark-demo-", ignore_cleanup_errors=True) as folder:
+        async with open_place(shop.release1, options.servers) as place, AsyncExitStack() as stack:
+            yield Demo(
+                screen=screen,
+                shop=shop,
+                place=place,
+                folder=Path(folder),
+                stack=stack,
+                count=options.events,
+                tally=shop.traffic.Tally(),
+            )
+
+
+async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
+    from jetspark.aio.client import connect
+
+    assert options.servers is not None
+    async with connect(options.servers) as client:
+        names = await remove_all(client.jetstream(), shop.release1)
+    screen.line(f"removed {', '.join(names)}" if names else "there was nothing to remove")
+    return 0
+
+
+# ---- what to try next ------------------------------------------------------------------------------------------------
+
+
+def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, place: Place) -> None:
+    jetspark = _command()
+    there = f"PYTHONPATH={shlex.quote(_short(shop.folder))} {jetspark}"
+    if options.is_kept:
+        servers = f"--servers {shlex.quote(place.url)}"
+        commands = [
+            (f"{there} verify {RELEASE_2} daily_revenue {servers}", "the state against a fresh fold of history"),
+            (f"{there} dlq ls {RELEASE_2} --by error {servers}", "why events became dead letters"),
+            (f"{there} dlq redrive {RELEASE_2} --handler refunds {servers}", "have release 2 do all of the refunds"),
+        ]
+        screen.commands("The server and release 2 go on. Try, in another terminal:", commands)
+        return
+    commands = [
+        (f"{jetspark} demo --keep", "the same, and what was made stays until you press Enter"),
+        (f"{there} check {RELEASE_1}", "look for mistakes in an application"),
+        (f"{there} schema asyncapi {RELEASE_1}", "its contracts, for others to read"),
+    ]
+    screen.commands(f"The application is {_short(shop.folder / 'orders' / 'app.py')}. Try next:", commands)
+
+
+def _command() -> str:
+    """As a shell in this folder calls this installation."""
+    script = Path(sys.executable).parent / "jetspark"
+    return shlex.quote(_short(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m jetspark"
+
+
+def _short(path: Path) -> str:
+    """From here, if it is below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+async def _until_enter(screen: Screen) -> None:
+    screen.line("\nPress Enter to end everything.")
+    pressed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_reader(sys.stdin.fileno(), pressed.set)
+    except (OSError, ValueError):
+        return  # a file, or nothing: nobody will press anything
+    try:
+        await pressed.wait()
+        os.read(sys.stdin.fileno(), 4096)
+    finally:
+        loop.remove_reader(sys.stdin.fileno())

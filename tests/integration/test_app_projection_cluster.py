@@ -1,0 +1,86 @@
+"""Live projections on three nodes, whose leaders die."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from support.apps import running, until
+from support.cluster import kill_leader
+from support.projections import Balances, Closed, Moved, Opened, some_events
+
+import jetspark
+from jetspark import KVConfig, StreamConfig
+from jetspark.app import App, LiveOptions
+from jetspark.app.replay import verify
+from jetspark.errors import JetSparkError
+from jetspark.server import NatsCluster
+
+
+def bank() -> App:
+    app = App("bank", stream=StreamConfig(name="BANK", subjects=["bank.>"], replicas=3))
+    bucket = KVConfig(bucket="balances", replicas=3)
+    app.projection("balances", events=[Opened, Moved, Closed], bucket=bucket)(Balances)
+    return app
+
+
+async def apply(app: App, urls: list[str]) -> None:
+    """On a busy machine a leader takes a node for offline until it hears of it again."""
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                await app.apply(urls)
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                await asyncio.sleep(0.3)
+            else:
+                return
+
+
+@pytest.mark.slow
+async def test_a_fold_under_changes_of_leaders_is_the_fold_of_its_history() -> None:
+    app = bank()
+    with NatsCluster(3) as cluster:
+        urls = [node.url for node in cluster.nodes]
+        await apply(app, urls)
+        async with (
+            jetspark.connect(urls, reconnect_wait_s=0.05) as client,
+            running(app, urls, live=LiveOptions(lease_s=2.0)),
+            app.connect(urls) as publisher,
+        ):
+            js = client.jetstream(timeout=10.0)
+            assert (await (await js.stream("KV_bank_projections")).info()).config.replicas == 3
+            sent = asyncio.create_task(publish_all(publisher))
+            for name in ("BANK", "KV_balances", "KV_balances"):
+                await kill_leader(cluster, await js.stream(name))
+            await sent
+            last = (await (await js.stream("BANK")).info()).state.last_sequence
+            view = publisher.view("balances")
+
+            async def is_there() -> bool:
+                try:
+                    return (await view.position()).sequence >= last
+                except JetSparkError:
+                    return False
+
+            await until(is_there)
+            found = await verify(js, app, "balances")
+        assert found.is_equal, found.differences
+        assert found.boundary == last
+        assert last >= 3000
+
+
+async def publish_all(publisher: jetspark.app.AppClient) -> None:
+    rng = random.Random(1)
+    for begin in range(0, 3000, 100):
+        for number, event in enumerate(some_events(rng, 100, accounts=50)):
+            while True:
+                try:
+                    await publisher.publish(event, id=f"e{begin + number}", timeout=5.0)
+                    break
+                except JetSparkError as error:
+                    if not error.may_pass:
+                        raise
+                    await asyncio.sleep(0.1)

@@ -1,0 +1,209 @@
+"""Workflows: one step at a time, each whole; timers by name; what comes late or twice changes nothing."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import msgspec
+import pytest
+from support.fulfilment import (
+    PAYMENT_S,
+    Flow,
+    Fulfilment,
+    Paid,
+    PaymentOverdue,
+    Placed,
+    Release,
+    Reserve,
+    Shipped,
+    fulfilment,
+)
+
+from jetspark.app import App, Decision
+from jetspark.app.testing import TestApp
+from jetspark.app.workflows.declaring import REMEMBERED, RunRecord, WorkflowSpec
+from jetspark.errors import ConfigError
+
+NOW = datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
+
+
+def spec(kind: type = Fulfilment, **options: Any) -> WorkflowSpec:
+    return WorkflowSpec("fulfilment", kind, **{"key": "order_id", "events": None, "version": 1, **options})
+
+
+# ---- steps, without a server -----------------------------------------------------------------------------------------
+
+
+def test_an_event_is_taken_once() -> None:
+    workflow = spec()
+    first = workflow.step(None, Placed(order_id="o"), id="e1", sequence=5, time=NOW)
+    assert first is not None
+    assert (first.record.status, workflow.state_of(first.record)) == ("running", Flow("waiting"))
+    assert first.events == [Reserve(order_id="o")]
+    assert workflow.step(first.record, Placed(order_id="o"), id="e1", sequence=5, time=NOW) is None
+    assert workflow.step(None, Paid(order_id="o"), id="e2", sequence=6, time=NOW) is None  # begins no run
+
+
+def test_a_timer_counts_only_while_it_is_the_one_that_is_set() -> None:
+    workflow = spec()
+    record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), timers={"payment": "t2"})
+    late: Any = {"event": PaymentOverdue(order_id="o"), "sequence": 9, "time": NOW, "timer": "payment"}
+    assert workflow.step(record, id="t1", **late) is None  # set anew since
+    step = workflow.step(record, id="t2", **late)
+    assert step is not None
+    assert workflow.state_of(step.record) == Flow("reminded", 1)
+    assert step.record.timers == {"payment": ""}  # the driver notes the new one's id
+    assert workflow.step(msgspec.structs.replace(record, timers={"payment": ""}), id="t2", **late) is None  # cancelled
+
+
+def test_a_run_that_is_over_takes_nothing_and_ends_its_timers() -> None:
+    workflow = spec()
+    record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), timers={"payment": "t1", "old": ""})
+    step = workflow.step(record, Paid(order_id="o"), id="e", sequence=7, time=NOW)
+    assert step is not None
+    assert (step.record.status, step.cancels, step.record.timers) == ("done", ["payment"], {"payment": "", "old": ""})
+    assert workflow.step(step.record, Paid(order_id="o"), id="f", sequence=8, time=NOW) is None
+
+
+def test_what_is_too_old_to_be_known_is_refused() -> None:
+    workflow = spec()
+    record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), events=tuple(range(100, 100 + REMEMBERED)))
+    with pytest.raises(ConfigError, match="event 99 is older"):
+        workflow.step(record, Paid(order_id="o"), id="e", sequence=99, time=NOW)
+    step = workflow.step(record, Placed(order_id="o"), id="e", sequence=900, time=NOW)
+    assert step is not None
+    assert len(step.record.events) == REMEMBERED
+    assert step.record.events[-1] == 900
+
+
+def test_an_older_state_is_brought_up_to_date() -> None:
+    class Newer(Fulfilment):
+        def upcast(self, state: dict[str, Any], version: int) -> dict[str, Any]:
+            return {"step": state["stage"] if version == 1 else state["step"] + "!"}
+
+    record = RunRecord(1, state=msgspec.Raw(b'{"stage":"waiting"}'))
+    assert spec(Newer, version=3).state_of(record) == Flow("waiting!")
+    with pytest.raises(ConfigError, match="def upcast"):
+        spec(version=2).state_of(record)
+    with pytest.raises(ConfigError, match="run the newer one"):
+        spec().state_of(RunRecord(2))
+
+
+class NoReact: ...
+
+
+class Async:
+    async def react(self, state: Any, event: Placed) -> None: ...
+
+
+class Untyped:
+    def react(self, state: Any, event: Any) -> None: ...
+
+
+class OneArgument:
+    def react(self, event: Placed) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (NoReact, {}, "def react"),
+        (Async, {}, "not async"),
+        (Untyped, {}, r"events=\[...\]"),
+        (OneArgument, {}, r"\(self, state, event\)"),
+        (Fulfilment, {"key": "customer"}, "no such field"),
+        (Fulfilment, {"version": 0}, "1 or more"),
+    ],
+)
+def test_what_is_no_workflow_is_refused(kind: type, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        spec(kind, **options)
+
+
+def test_a_workflow_needs_a_stream_that_has_states() -> None:
+    app = App("shop", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError, match="KV_orders"):
+        app.workflow("fulfilment", key="order_id")(Fulfilment)
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (Decision(reply=1), "nobody waits"),
+        (Decision(is_done=True, timers={"x": (Paid(order_id="o"), 1)}), "one of the two"),
+        (Decision(state=object()), "cannot be stored"),
+        (5, "expected a Decision"),
+    ],
+)
+def test_a_decision_that_is_none_is_refused(decision: Any, words: str) -> None:
+    class Wrong:
+        def react(self, state: Flow | None, event: Placed) -> Any:
+            return decision
+
+    with pytest.raises(ConfigError, match=words):
+        spec(Wrong).step(None, Placed(order_id="o"), id="e", sequence=1, time=NOW)
+
+
+# ---- in virtual time -------------------------------------------------------------------------------------------------
+
+
+async def test_a_payment_in_time_ends_the_run_and_its_timer() -> None:
+    async with TestApp(fulfilment()) as test:
+        await test.publish(Placed(order_id="o"))
+        await test.settled()
+        test.advance(60)
+        await test.publish(Paid(order_id="o"))
+        await test.settled()
+        test.advance(3 * PAYMENT_S)
+        await test.settled()
+        assert (test.published(Shipped), test.published(PaymentOverdue)) == ([Shipped(order_id="o")], [])
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.state, run.timers) == ("done", Flow("shipped"), ())
+
+
+async def test_what_is_not_paid_is_reminded_once_and_undone() -> None:
+    async with TestApp(fulfilment()) as test:
+        await test.publish(Placed(order_id="o"))
+        await test.settled()
+        test.advance(PAYMENT_S + 60)
+        await test.settled()
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.state, run.timers) == ("running", Flow("reminded", 1), ("payment",))
+        test.advance(PAYMENT_S)
+        await test.settled()
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.reason) == ("failed", "not paid")
+        assert (test.published(Reserve), test.published(Release)) == ([Reserve(order_id="o")], [Release(order_id="o")])
+        await test.publish(Paid(order_id="o"))  # too late
+        await test.settled()
+        assert test.published(Shipped) == []
+
+
+@pytest.mark.parametrize("moment", ["before Publish", "after Publish", "before Acknowledge", "after Acknowledge"])
+async def test_a_worker_that_dies_takes_no_step_twice(moment: str) -> None:
+    async with TestApp(fulfilment()) as test:
+        fault = test.crash(moment)
+        await test.publish(Placed(order_id="o"))
+        await test.settled()
+        test.advance(120)
+        await test.publish(Paid(order_id="o"))
+        await test.settled()
+        assert fault.happened == 1
+        assert (test.published(Reserve), test.published(Shipped)) == ([Reserve(order_id="o")], [Shipped(order_id="o")])
+
+
+async def test_a_run_is_ended_from_outside() -> None:
+    async with TestApp(fulfilment()) as test:
+        await test.publish(Placed(order_id="o"))
+        await test.settled()
+        assert await test.do(lambda shop: shop.workflow("fulfilment").cancel("o", "by hand"))
+        assert not await test.do(lambda shop: shop.workflow("fulfilment").cancel("o"))
+        assert not await test.do(lambda shop: shop.workflow("fulfilment").cancel("nobody"))
+        assert test.published(Release) == [Release(order_id="o")]
+        test.advance(PAYMENT_S * 2)
+        await test.settled()
+        assert test.published(PaymentOverdue) == []
