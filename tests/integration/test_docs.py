@@ -43,30 +43,18 @@ BLOCKS = _blocks()
 SPARK_BLOCKS = {name: code for name, code in BLOCKS.items() if "jetspark.spark" in code}
 SPARK_EXAMPLES = {str(path): text for path in EXAMPLES if "jetspark.spark" in (text := path.read_text("utf-8"))}
 
-# One after the other in one process, so that all have one JVM. The blocks have one session, too: what one stops goes on
-# for the next, with its Python workers. Examples have sessions of their own, with what they set up for their workers,
-# and find the modules of their folder, as they do when they are run alone.
+# One after the other in one process, so that all have one JVM: each makes a session of its own, and stops it. Examples
+# find the modules of their folder, as they do when they are run alone.
 RUN_WITH_SPARK = """
 import json, os, runpy, sys
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
-
-programs = json.load(sys.stdin)
-stopped = []
-really_stop, SparkSession.stop = SparkSession.stop, stopped.append
-for name in [name for name in programs if not name.endswith(".py")]:
+for name, code in json.load(sys.stdin).items():
     print(f"{name} begins", file=sys.stderr)
-    exec(compile(programs[name], name, "exec"), {"__name__": "__main__"})
-    assert stopped and not stopped[-1].streams.active, f"{name} leaves a session"
-    print(f"{name} is done")
-    spark = stopped.pop()
-    stopped.clear()
-SparkSession.stop = really_stop
-spark.stop()
-for name in [name for name in programs if name.endswith(".py")]:
-    print(f"{name} begins", file=sys.stderr)
-    sys.path[0] = os.path.dirname(name)
-    runpy.run_path(name, run_name="__main__")
+    if name.endswith(".py"):
+        sys.path[0] = os.path.dirname(name)
+        runpy.run_path(name, run_name="__main__")
+    else:
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
     assert SparkContext._active_spark_context is None, f"{name} leaves a session"
     print(f"{name} is done")
 """

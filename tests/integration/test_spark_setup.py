@@ -113,11 +113,12 @@ def servers() -> Iterator[str]:
         assert js.stream("COPY").info().state.messages == 10
 
 
-def run(program: str, servers: str) -> str:
+def run(program: str, servers: str, *, finds_python: bool = False) -> str:
     """What the program wrote to stderr."""
     code = READ_AND_WRITE + program
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
-    environment["PYSPARK_PYTHON"] = WORKER_PYTHON
+    if not finds_python:
+        environment["PYSPARK_PYTHON"] = WORKER_PYTHON
     finished = subprocess.run(
         [sys.executable, "-c", code, servers],
         capture_output=True,
@@ -142,13 +143,6 @@ from jetspark.spark import register
 register(spark)
 register(spark)
 spark._jvm.org.apache.log4j.Logger.getLogger("own").warn("warnings are shown")
-spark.stop()
-# Spark's own sessions have to be told which Python their workers run; `session` finds out.
-import os
-from jetspark.spark import session
-del os.environ["PYSPARK_PYTHON"]
-spark = session(cores=1)
-assert spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect() == [sys.executable]
 """,
         servers,
     )
@@ -190,6 +184,30 @@ read_and_write(spark, sys.argv[1])
 spark.stop()
 """,
         servers,
+    )
+
+
+def test_temporary_views_work_in_sql_and_so_does_a_second_session(servers: str) -> None:
+    run(
+        """
+import sys
+from jetspark.spark import register, session
+spark = session(cores=2)
+options = f"servers '{sys.argv[1]}', stream 'SETUP'"
+spark.sql(f"CREATE TEMPORARY VIEW orders USING jetstream OPTIONS ({options})")
+assert spark.sql("SELECT max(sequence) FROM orders").first()[0] == 100
+spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{sys.argv[1]}')")
+columns = "'setup.copy.sql', data, headers, stream, sequence, timestamp"  # an INSERT has to name them all
+spark.sql(f"INSERT INTO copy SELECT {columns} FROM orders WHERE sequence <= 10").collect()
+other = spark.newSession()
+for _ in range(2):
+    register(other)
+orders = other.read.format("jetstream").options(servers=sys.argv[1], stream="SETUP").load()
+assert orders.count() == 100
+print("done")
+""",
+        servers,
+        finds_python=True,  # by `session`; the others are told, as Spark's own sessions have to be
     )
 
 

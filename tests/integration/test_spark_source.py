@@ -24,7 +24,6 @@ from jetspark.blocking import JetStream, Stream, connect
 from jetspark.core.auth import Auth, create_seed, public_key
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
-from jetspark.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -531,23 +530,3 @@ def test_with_tls_and_a_secret_streams_are_read_and_written_and_the_secret_is_in
             shown.append(str(caught.value))
         assert all(shown)
         assert not [text for text in shown if secret in text]
-
-
-def test_temporary_views_work_in_sql_and_so_does_a_second_session(
-    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream
-) -> None:
-    copy = js.create_stream(StreamConfig(name=new_name(), subjects=["copy.sql"]))
-    spark.sql(f"CREATE TEMPORARY VIEW orders USING jetstream OPTIONS (servers '{server.url}', stream '{stream.name}')")
-    spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{server.url}')")
-    try:
-        assert spark.sql("SELECT max(sequence) FROM orders").first()[0] == 100  # type: ignore[index]
-        columns = "'copy.sql', data, headers, stream, sequence, timestamp"  # an INSERT has to name them all
-        spark.sql(f"INSERT INTO copy SELECT {columns} FROM orders WHERE sequence <= 10").collect()
-        assert copy.info().state.messages == 10
-    finally:
-        for view in ("orders", "copy"):
-            spark.catalog.dropTempView(view)
-    other = spark.newSession()
-    for _ in range(2):
-        register(other)
-    assert batch(other, server, stream.name).load().count() == 100

@@ -40,7 +40,7 @@ from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish import atomic_resolve
-from jetspark.publish.atomic import RETRY, AtomicMachine
+from jetspark.publish.atomic import RETRY, AtomicBatchBase, AtomicMachine
 
 A = Server("a", 4222)
 OK = b""
@@ -233,6 +233,25 @@ def test_what_is_wrong_in_the_middle_of_many_leaves_those_before_it() -> None:
     bench.batch.send(pack)
     assert isinstance(pack.error, ZeroDivisionError)
     assert bench.batch.sequence == 3
+
+
+def test_a_batch_shows_what_was_added() -> None:
+    class Batch(AtomicBatchBase):
+        def __init__(self, machine: AtomicMachine) -> None:
+            self._machine = machine
+
+    bench = Bench()
+    bench.batch.add("a", b"")
+    bench.batch.add("a", b"")
+    shown = Batch(bench.batch)
+    assert (shown.id, shown.sequence, shown.outcome) == ("id", 2, "open")
+
+
+def test_headers_and_data_share_what_a_message_may_have() -> None:
+    bench = Bench()
+    with pytest.raises(PayloadTooLarge):
+        bench.batch.add("a", b"x" * 980, {"Own": "1"})
+    assert (bench.batch.sequence, bench.sent()) == (0, [])
 
 
 def test_what_is_refused_before_it_is_sent_leaves_the_batch_as_it_was() -> None:

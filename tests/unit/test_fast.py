@@ -270,6 +270,69 @@ def test_a_full_buffer_does_not_keep_back_what_was_accepted() -> None:
     assert peer.sent() == [(3, 1)]
 
 
+def test_what_is_kept_ends_with_the_batch() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=2)
+    peer.add(5)
+    batch.fail(OSError("no"))
+    assert (batch._early, batch.wanted, batch.limit) == ([], 0, 0)
+
+
+def test_nobody_is_asked_about_a_batch_that_has_not_begun_or_is_over() -> None:
+    peer = Peer()
+    peer.batch.ping(NOW)
+    assert peer.sent() == []
+    batch = peer.open(msgs=2)
+    peer.sent()
+    batch.ping(NOW)
+    assert [operation for _, operation in peer.sent()] == [4]
+    batch.fail(OSError("no"))
+    batch.ping(NOW)
+    assert peer.sent() == []
+
+
+def test_a_batch_whose_inbox_has_ended_is_in_doubt() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=2)
+    assert batch.inbox is not None
+    peer.connection.unsubscribe(batch.inbox)
+    batch.on_replies(NOW)
+    assert isinstance(batch.failure, BatchInDoubt)
+
+
+def test_a_connection_that_takes_nothing_leaves_the_batch_in_doubt() -> None:
+    peer = Peer(timeout=7)
+    batch = peer.open(msgs=2)
+    batch.on_no_room(NOW)
+    assert isinstance(batch.failure, BatchInDoubt)
+    cause = batch.failure.__cause__
+    assert isinstance(cause, RequestTimeout)
+    assert (cause.timeout_s, cause.was_sent) == (7, False)
+
+
+def test_what_came_before_a_session_was_lost_counts() -> None:
+    peer = Peer()
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    inbox = batch.inbox
+    assert inbox is not None
+    data = json.dumps(ack(2, 2), separators=(",", ":")).encode()
+    subject = inbox.subject.removesuffix(">").encode() + b"500.fail.2.1.$FI"
+    peer.connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject, inbox.sid, len(data), data))
+    batch.on_event(Disconnected("a", "cut", 4, 0, 4), NOW)
+    assert batch.acknowledged == 2
+
+
+def test_a_batch_that_moves_has_its_whole_time_again() -> None:
+    peer = Peer(timeout=30)
+    batch = peer.open(msgs=2)
+    peer.add(3)
+    peer.say(ack(2, 2), now=NOW + 20)
+    assert batch._stalled_at == NOW + 50
+    peer.say(ack(2, 2), now=NOW + 25)  # the same once more is no step
+    assert batch._stalled_at == NOW + 50
+
+
 def test_the_end_comes_after_what_is_kept() -> None:
     for is_commit in (True, False):
         peer = Peer()

@@ -54,7 +54,9 @@ def test_the_pace_has_bounds_whatever_the_server_says(said: int, used: int) -> N
 
 
 def test_nothing_is_taken_while_the_batch_is_not_open() -> None:
-    _, sender = _sender()
+    connection, sender = _sender()
+    new = FastSender(connection, FastBatchOptions())
+    assert (new.room, new.due, new.wanted, new.limit) == (0, 0, 0, 0)
     sender._takes_more = False
     sender._set_limit()
     assert (sender.room, sender.due, sender.wanted, sender.limit) == (0, 0, 0, 0)
@@ -68,6 +70,26 @@ def test_what_is_kept_goes_on_at_its_pace_when_nothing_more_is_taken() -> None:
     assert (sender.limit, sender.wanted, sender.sent) == (0, 1, 1)
     sender._send_early(1, 1.0)
     assert (_sent(connection), sender.sent, sender.wanted) == ([1, 2], 2, 0)
+
+
+def test_it_is_known_when_something_was_sent_last() -> None:
+    _, sender = _sender()
+    sender.add(("s", b"x"), 7.0)
+    assert sender._sent_at == 7.0
+    sender.add_many([("s", b"x")], 8.0)
+    assert sender._sent_at == 8.0
+    sender.add(("s", b"x"), 9.0)  # early: it is kept
+    assert (sender.sent, sender._sent_at) == (2, 8.0)
+
+
+def test_nothing_more_is_taken_when_a_whole_chunk_is_kept() -> None:
+    _, sender = _sender(acks=1)
+    sender._pace.change(5)
+    sender._set_limit()
+    sender.add_many([("s", b"x")] * 5, 1.0)
+    frame = len(sender._frames.frame(("s", b"x" * CHUNK_BYTES), 6, 1)) - CHUNK_BYTES
+    sender.add(("s", b"x" * (CHUNK_BYTES - frame)), 1.0)
+    assert (sender._early_bytes, sender.room) == (CHUNK_BYTES, 0)
 
 
 @settings(max_examples=200, deadline=None)

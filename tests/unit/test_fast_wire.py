@@ -54,7 +54,13 @@ def test_the_operation_is_the_last_number(operation: Operation) -> None:
 
 
 def test_those_before_one_that_cannot_be_sent_are_ready() -> None:
-    for bad, error in ((("a b", b""), InvalidSubject), (("s", b"x" * 101), PayloadTooLarge)):
+    wrong: list[tuple[Item, type[Exception]]] = [
+        (("a b", b""), InvalidSubject),
+        (("s", b"x" * 101), PayloadTooLarge),
+        (("s", b"x" * 90, BLOCK), PayloadTooLarge),
+        (("unknown", b"x" * 90, BLOCK), PayloadTooLarge),
+    ]
+    for bad, error in wrong:
         ready: list[bytes] = []
         with pytest.raises(error):
             _frames().build([("s", b"1"), ("s", b"2"), bad, ("s", b"3")], 0, ready, 1 << 20)

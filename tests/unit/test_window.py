@@ -137,6 +137,16 @@ def test_each_acknowledgement_resolves_its_own_handle_in_any_order() -> None:
     assert bench.window.outstanding == 0
 
 
+def test_answers_are_kept_however_few_messages_others_may_keep() -> None:
+    """No more can come than was asked for, so the window is the bound."""
+    bench = Bench({"max_pending_messages": 1})
+    acks = [bench.publish() for _ in range(3)]
+    answers = [(reply.encode(), plain(number)) for number, reply in enumerate(bench.send(), 1)]
+    bench.machine.receive_data(b"".join(b"MSG %b 1 %d\r\n%b\r\n" % (to, len(data), data) for to, data in answers))
+    bench.settle()
+    assert [ack.outcome for ack in acks] == [PubAck(stream="ORDERS", sequence=number) for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [

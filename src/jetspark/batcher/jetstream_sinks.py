@@ -220,7 +220,7 @@ class Ingest(Generic[T]):
         """The publisher, or a new one when it gave up: those whose messages it still had were told."""
         if self._is_closed:
             raise UsageError("the sink is closed; make another one")
-        if self.publisher is not None and self.publisher._publisher.failure is not None:
+        if self.publisher is not None and self.publisher.failure is not None:
             old, self.publisher = self.publisher, None
             try:
                 yield Call(partial(old.close, 0.0))
@@ -244,7 +244,7 @@ def _blame(publisher: Any, first: int, error: JetSparkError) -> JetSparkError:
     Nothing of those is stored, and nothing is wrong with them.
     """
     refused = publisher.published() + 1
-    if error is publisher._publisher.failure and isinstance(error, ServerError) and refused < first:
+    if error is publisher.failure and isinstance(error, ServerError) and refused < first:
         return BatchCutShort("", 0, f"the stream refused a message of another write: {error}")
     return error
 

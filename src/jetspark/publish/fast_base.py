@@ -111,6 +111,11 @@ class FastPublisherBase:
         return self._publisher.accepted
 
     @property
+    def failure(self) -> Exception | None:
+        """Why it gave up; None while it works."""
+        return self._publisher.failure
+
+    @property
     def pending(self) -> int:
         """Accepted, and not known to be stored."""
         return self._publisher.pending
