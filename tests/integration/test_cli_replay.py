@@ -150,13 +150,22 @@ def test_what_cannot_be_meant_is_refused(till: Any) -> None:
     assert "--key: expected without" in run("rebuild", "till:app", "totals", "--key", "o-1", "--swap", code=1)
     assert "together with swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
     assert "it has totals" in run("verify", "till:app", "sums", code=1)
+    assert "--engine spark" in run("rebuild", "till:app", "totals", "--key", "o-1", "--engine", "spark", code=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_spark_folds_for_verify(own_till: Any) -> None:
+def test_spark_folds_for_verify_replay_and_rebuild(own_till: Any) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("pandas")
     found = json.loads(run("verify", "till:app", "totals", "--engine", "spark", "--json"))
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
-    assert found["digest"] == json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
+    right = json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
+    assert found["digest"] == right
+    asyncio.run(_forget("o-0"))
+    assert "1 keys written" in run("replay", "till:app", "totals", "--from-seq", "5", "--engine", "spark")
+    assert json.loads(run("verify", "till:app", "totals", "--json"))["digest"] == right
+    rebuilt = run("rebuild", "till:app", "totals", "--engine", "spark", "--verify", "--swap", "--json")
+    built = json.loads(rebuilt)
+    assert (built["swapped"], built["verification"]["digest"], built["record"]["parked"]) == (True, right, 1)
+    assert json.loads(run("verify", "till:app", "totals", "--json"))["digest"] == right

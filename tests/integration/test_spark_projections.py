@@ -26,6 +26,8 @@ from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
 
+from support.spark_cluster import FLAGS, cluster
+
 from jetspark.spark import backfill, fold_states, run
 
 if TYPE_CHECKING:
@@ -181,6 +183,33 @@ def test_a_driver_that_is_killed_in_a_micro_batch_leaves_a_query_that_another_on
     driver.kill()
     assert stored(bank, "accounts") != folded(bank, "accounts")
     stream_all(spark, server, tmp_path / "c")
+    check(bank)
+    assert len(letters(bank)) == 3
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_worker_in_the_middle_of_a_micro_batch_stores_the_same_bytes(
+    server: NatsServer, bank: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
+) -> None:
+    publish(bank, projected.messages(6_000, accounts=400))
+    with cluster(tmp_path / "cluster") as spark_cluster:
+        conf = {
+            "spark.master": spark_cluster.url,
+            "spark.executor.cores": "1",
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": FLAGS,
+            "spark.sql.shuffle.partitions": "4",
+        }
+        job = {"projects": {"servers": server.url, "checkpoint": str(tmp_path / "c"), "maxOffsetsPerTrigger": 1_500}}
+        driver = drivers(job, conf=conf)
+        driver.go()
+        target = bank.stream("KV_accounts")
+        while target.info().state.last_sequence < 50:  # some tasks of the first micro-batch have stored their keys
+            assert driver.is_running, driver.log()[-6000:] + spark_cluster.log()
+            time.sleep(0.01)
+        spark_cluster.kill_worker(0)
+        assert stored(bank, "accounts") != folded(bank, "accounts")
+        driver.finish()
     check(bank)
     assert len(letters(bank)) == 3
 

@@ -66,6 +66,17 @@ def project(spark, servers, ship):
     states = jetspark.spark.fold_states(shipped.app, spark, servers).collect()
     assert {row.key: json.loads(bytes(row.value)) for row in states} == found
 
+def stream_installed(spark, servers):
+    # An application that is installed where workers run.
+    import asyncio, jetspark.spark, jetspark.blocking
+    from jetspark.bench.order_totals import app, messages
+    asyncio.run(app.apply(servers))
+    with jetspark.blocking.connect(servers) as client, client.jetstream().fast_batch() as batch:
+        batch.add_many(messages(30))
+    jetspark.spark.run(app, spark, servers, until_now=True, partitions=2).awaitTermination()
+    table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "bench_totals").load()
+    assert sum(not row.key.startswith("_") for row in table.collect()) == 30
+
 APP = '''
 from jetspark.app import App, Event
 
@@ -147,7 +158,9 @@ from pyspark.sql import SparkSession
 from jetspark.spark import register
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 register(spark)
+# Not a stream: its tasks cannot import what was shipped, while those of a batch in the same session can.
 project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True))
+stream_installed(spark, sys.argv[1])
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,

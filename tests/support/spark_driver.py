@@ -10,7 +10,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
-from jetspark.spark import register, run, session
+from jetspark.spark import backfill, register, run, session
 from jetspark.spark.engine import folding
 from jetspark.spark.stream import sink
 from support.sparks import CONF
@@ -117,7 +119,38 @@ def checking(hangs: str) -> Callable[[str], Column]:
     return F.udf(checked, StringType())
 
 
-def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
+class Backfills(threading.Thread):
+    """Folds all that is there into all projections, some sequences at a time, again and again; with the face of a
+    query."""
+
+    def __init__(self, spark: SparkSession, options: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._spark, self._options = spark, options
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while True:
+                self._fold_all()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # else nobody would notice
+
+    def _fold_all(self) -> None:
+        step, begin = self._options["step"], 1
+        servers = self._options["servers"]
+        while True:
+            last = begin + step - 1
+            done = backfill("support.projected:app", self._spark, servers, from_sequence=begin, to_sequence=last)
+            if done.to_sequence < last:
+                return
+            begin += step
+
+    def awaitTermination(self) -> None:
+        self.join()
+
+
+def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Backfills:
     # Each query has formats of its own, and so a session: Spark serialises what is registered for one query while it
     # changes it for another if they share it. Formats are looked up in the session that is active.
     spark, hangs = any_session.newSession(), job.get("hangs", "")
@@ -126,7 +159,9 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery:
         spark.dataSource.register(kind)
     register(spark)
     if "projects" in job:
-        return run("support.projected:app", spark, until_now=True, **job["projects"])
+        return run("support.projected:app", spark, **{"until_now": True, **job["projects"]})
+    if "backfills" in job:
+        return Backfills(spark, job["backfills"])
     if "reads" in job:
         frame = spark.readStream.format("jetstream").options(**job["reads"]).load()
     else:
@@ -163,7 +198,7 @@ def main() -> None:
         # Few rows at a time, so that those before one that fails are sent.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     }
-    spark = session("driver", conf=CONF | few_rows)
+    spark = session("driver", conf=CONF | few_rows | PLAN.get("conf", {}))
     spark.range(1).collect()
     (FOLDER / "ready").touch()
     while not (FOLDER / "go").exists():

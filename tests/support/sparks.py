@@ -6,8 +6,10 @@ Tests that kill Spark have the fixture ``drivers`` instead: each is a process of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jetspark.bench.spark import descendants
 from jetspark.blocking import JetStream, connect
 from jetspark.server import NatsServer
 from jetspark.spark import connections
@@ -105,6 +108,15 @@ class Driver:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def kill_worker(self) -> bool:
+        """One of the Python processes that do the work of tasks; False if there is none at the moment."""
+        workers = [pid for pid in descendants(self._process.pid) if _is_worker(pid)]
+        if not workers:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(random.choice(workers), signal.SIGKILL)
+        return True
+
     def kill(self) -> None:
         if self.is_running:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -119,6 +131,16 @@ class Driver:
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether a daemon of Spark's has forked it, and it runs tasks."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        names = [Path(f"/proc/{each}/cmdline").read_text() for each in (pid, parent)]
+    except OSError:
+        return False
+    return all("pyspark.daemon\0pyspark.worker" in name for name in names)
 
 
 @pytest.fixture

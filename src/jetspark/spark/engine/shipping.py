@@ -47,7 +47,8 @@ def load_app(name: str, folder: str = "") -> App:
     except ImportError as error:
         raise ConfigError(
             f"app={name!r}: {error}; a worker of Spark has to be able to import it: install it where workers run, or "
-            "ship it with spark.addArtifact(..., pyfile=True), sparkContext.addPyFile or spark.submit.pyFiles"
+            "ship it with spark.addArtifact(..., pyfile=True), sparkContext.addPyFile or spark.submit.pyFiles. "
+            "Tasks of a stream through Spark Connect do not get what addArtifact ships: install it there"
         ) from error
     except Exception as error:
         raise ConfigError(
