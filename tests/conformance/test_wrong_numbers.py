@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, dict[str, tuple[Any, ...]]] = {
         "watch": (),
         "purge_deletes": (),
     },
-    "Transaction": {"expect": ("k",), "update": ("k", b""), "delete": ("k",), "purge": ("k",)},
+    "Transaction": {"expect": ("k",), "create": ("k", b""), "update": ("k", b""), "delete": ("k",), "purge": ("k",)},
     "ObjectStore": {"put": ("o", b"data"), "purge_orphans": ()},
 }
 # What a method needs besides, for the number to be looked at.

@@ -176,11 +176,14 @@ def test_every_test_a_page_names_exists() -> None:
 
 def test_every_requirement_has_one_row_in_a_table_and_an_answer() -> None:
     _, *tables = (REPOSITORY / "docs" / "requirements.md").read_text(encoding="utf-8").split("\n## ")
+    total = 0
     for table in tables:
         rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines() if line.startswith("| ")][1:]
         assert [row for row in rows if len(row) != 3 or not all(map(str.strip, row))] == []
         names = [row[0].strip() for row in rows]
-        assert len(names) == len({*names}) >= 40
+        assert len(names) == len({*names}) > 0
+        total += len(names)
+    assert total >= 250
     assert names == [f"B{number}" for number in range(1, 47)]
 
 

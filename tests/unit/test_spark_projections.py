@@ -137,6 +137,22 @@ def test_other_code_on_a_worker_than_on_the_driver_is_noticed() -> None:
         load_same_app("support.projected:app", "", names, outline_of(App("bank", stream="BANK"), names))
 
 
+def test_the_outline_is_the_same_in_another_process_whatever_was_published() -> None:
+    folder = Path(__file__).parents[2] / "examples"
+    program = (
+        "from jetspark.spark.engine.shipping import load_app, outline_of\n"
+        f"app = load_app('orders.app:app', {str(folder)!r})\n"
+        "print(outline_of(app, list(app.projections)))\n"
+    )
+
+    def outline(before: str) -> str:
+        command = [sys.executable, "-c", before + program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    other = f"import sys\nsys.path.append({str(folder)!r})\nimport orders.release2, orders.traffic\n"
+    assert outline("") == outline(other) != ""
+
+
 def test_a_checkpoint_that_nobody_asked_for_goes_when_the_process_ends() -> None:
     program = """
 from pathlib import Path

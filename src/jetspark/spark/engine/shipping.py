@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from jetspark.app import App
+from jetspark.app import App, Window
 from jetspark.errors import ConfigError
 
 __all__ = ["AppPlace", "load_app", "load_same_app", "outline_of", "place_app"]
@@ -63,15 +63,26 @@ def load_app(name: str, folder: str = "") -> App:
 
 def outline_of(app: App, projections: Sequence[str]) -> str:
     """What the code that folds has to agree on with the code that reads, in a few letters."""
+    specs = {each: app.projections[each] for each in projections if each in app.projections}
+    # Not of all events: a program that publishes has made types known to its app that the others need not know.
+    wanted = {kind for spec in specs.values() for kind in spec.events}
     readings = [
-        (*name, reading.contract.version, len(reading.upcasts)) for name, reading in app.catalogue.readings.items()
+        (*name, reading.contract.version, len(reading.upcasts))
+        for name, reading in app.catalogue.readings.items()
+        if reading.contract.kind in wanted
     ]
     folds = [
-        (each, spec.version, sorted(kind.__qualname__ for kind in spec.events), repr(spec.window))
-        for each, spec in ((each, app.projections.get(each)) for each in projections)
-        if spec is not None
+        (each, spec.version, sorted(kind.__qualname__ for kind in spec.events), _window_outline(spec.window))
+        for each, spec in specs.items()
     ]
     return hashlib.sha256(repr((app.stream, sorted(readings), folds)).encode()).hexdigest()[:16]
+
+
+def _window_outline(window: Window | None) -> tuple[object, ...] | None:
+    """A window without its function, whose text has its place in memory."""
+    if window is None:
+        return None
+    return window.size_s, window.every_s, window.grace_s, window.late, window.time is not None
 
 
 def load_same_app(name: str, folder: str, projections: Sequence[str], outline: str) -> App:
