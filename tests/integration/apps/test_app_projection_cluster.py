@@ -53,19 +53,22 @@ async def test_a_fold_under_changes_of_leaders_is_the_fold_of_its_history() -> N
             js = client.jetstream(timeout=10.0)
             assert (await (await js.stream("KV_bank_projections")).info()).config.replicas == 3
             sent = asyncio.create_task(publish_all(publisher))
+            view = publisher.view("balances")
+
+            async def has_folded(sequence: int) -> bool:
+                try:
+                    return (await view.position()).sequence >= sequence
+                except JetSparkError:
+                    return False
+
+            await until(
+                lambda: has_folded(1)
+            )  # a worker that cannot start is another matter: whoever runs it sees that
             for name in ("BANK", "KV_balances", "KV_balances"):
                 await kill_leader(cluster, await js.stream(name))
             await sent
             last = (await (await js.stream("BANK")).info()).state.last_sequence
-            view = publisher.view("balances")
-
-            async def is_there() -> bool:
-                try:
-                    return (await view.position()).sequence >= last
-                except JetSparkError:
-                    return False
-
-            await until(is_there)
+            await until(lambda: has_folded(last))
             found = await verify(js, app, "balances")
         assert found.is_equal, found.differences
         assert found.boundary == last
