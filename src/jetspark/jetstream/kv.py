@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from jetspark.core.headers import Headers, HeadersLike
-from jetspark.core.numbers import UINT64, whole
+from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,
@@ -462,6 +462,7 @@ class Bucket:
     def check_ttl(self, ttl_s: float | None) -> Requests[None]:
         if ttl_s is None:
             return
+        seconds("ttl", ttl_s, low=1)
         yield from self._api.require(MESSAGE_TTL)
         if ttl_s < self._least_ttl_s:
             # The server raises it without a word: a lock for a second would be held for thirty.

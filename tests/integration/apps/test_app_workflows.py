@@ -25,11 +25,11 @@ PAYMENT_S = 1.0
 
 
 async def work(app: App, url: str, seconds: float) -> None:
-    """A worker that is dropped without a word after some time, again and again."""
-    while True:
+    """A worker that is dropped without a word after some time, some times; the last one stays."""
+    for timeout in (seconds, seconds, seconds, None):
         worker = asyncio.create_task(app.run(url, stop_timeout=0.0))
         try:
-            await asyncio.wait([worker], timeout=seconds)
+            await asyncio.wait([worker], timeout=timeout)
         finally:
             worker.cancel()
             await asyncio.wait([worker])
