@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark import StreamConfig
-from jetspark.app import App
+from jetspark.app import App, Context, EntityChange, Event
 from jetspark.app.contracts.envelope import Encoded
 from jetspark.app.entities.changes import MAX_MESSAGES, PendingChange, next_group, recent_changes
 from jetspark.app.entities.declaring import EntitySpec
-from jetspark.errors import ConfigError, InvalidEvent, UsageError
+from jetspark.app.testing import TestApp
+from jetspark.errors import ConfigError, Conflict, InvalidEvent, UsageError
 
 
 class Order(msgspec.Struct):
@@ -135,3 +136,59 @@ def test_a_foreign_state_says_nothing() -> None:
     assert pending("c", revision=5, recent=("b",)).was_stored(9, ("x",)) is None
     assert pending("c", revision=5, recent=("b",)).was_stored(9, ("x", "b")) is False
     assert pending("c", revision=5, recent=("b",)).was_stored(9, ("x", "c", "b")) is True
+
+
+# ---- in handlers, in virtual time ------------------------------------------------------------------------------------
+
+
+class Reserve(Event, type="stock.reserve", key="article", subject="orders.{article}.reserve"):
+    article: str
+
+
+class Missing(Event, type="stock.missing", key="article", subject="orders.{article}.missing"):
+    article: str
+
+
+@pytest.mark.parametrize("moment", ["after Publish", "before Acknowledge"])
+async def test_a_handler_that_runs_again_makes_its_change_once(moment: str) -> None:
+    """Also a change that leaves the state as it is, and only says something."""
+    app, runs = App("shop", stream="KV_shop", subjects=["orders.>"], events=[Missing]), list[bool]()
+    app.entities("stock", state=Order)
+
+    @app.handler(Reserve, durable="reserve")
+    async def reserve(event: Reserve, ctx: Context) -> None:
+        async with ctx.entities("stock").change(event.article) as change:
+            runs.append(change.was_made)
+            change.emit(Missing(article=event.article))
+
+        def count(change: EntityChange) -> None:
+            change.set(Order("counted", change.state.cents + 1 if change.state else 1))
+
+        await ctx.entities("stock").modify("all", count)
+
+    async with TestApp(app) as test:
+        fault = test.crash(moment)
+        await test.publish(Reserve(article="tea"))
+        await test.settled()
+        assert fault.happened == 1
+        assert test.published(Missing) == [Missing(article="tea")]
+        assert await test.do(lambda shop: shop.entities("stock").get("all")) == Order("counted", 1)
+        assert runs[0] is False
+        assert test.dead_letters == []
+        if moment == "before Acknowledge":
+            assert runs == [False, True]
+
+
+async def test_a_conflict_of_the_users_own_is_not_taken_for_one_of_the_change() -> None:
+    app = App("shop", stream="KV_shop", subjects=["orders.>"])
+    app.entities("orders", state=Order)
+    calls = list[int]()
+
+    def decide(change: EntityChange) -> None:
+        calls.append(1)
+        raise Conflict("elsewhere", ("x",))
+
+    async with TestApp(app) as test:
+        with pytest.raises(Conflict, match="elsewhere"):
+            await test.do(lambda shop: shop.entities("orders").modify("o", decide))
+    assert calls == [1]

@@ -126,7 +126,12 @@ class AppClient:
 
         if self._committer is None:
             self._committer = Committer(self.js, self.app.stream)
-        return EntityWriter(self.app, self.js, self.encode, self.new_id, self.now, self._committer)
+        return EntityWriter(
+            self.app, self.js, self._encode_as, lambda subject: self.new_id(), self.now, self._committer
+        )
+
+    def _encode_as(self, event: Any, id: str, time: datetime.datetime | None) -> Encoded:
+        return self.encode(event, id=_own_id(event) or id, time=time)
 
     def now(self) -> datetime.datetime:
         """The time; in a test, the test's."""

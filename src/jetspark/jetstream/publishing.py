@@ -9,13 +9,29 @@ from dataclasses import dataclass
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, seconds, whole
-from jetspark.errors import ConfigError, ProtocolError
+from jetspark.errors import (
+    ConfigError,
+    JetSparkError,
+    JetStreamUnavailable,
+    NetworkError,
+    ProtocolError,
+    RequestTimeout,
+)
 from jetspark.jetstream import wire
 from jetspark.jetstream.features import MESSAGE_TTL
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Request
 
-__all__ = ["Expect", "check_batch_id", "expected_headers", "header_block", "publish", "publish_headers", "read_pub_ack"]
+__all__ = [
+    "Expect",
+    "check_batch_id",
+    "expected_headers",
+    "header_block",
+    "may_be_stored",
+    "publish",
+    "publish_headers",
+    "read_pub_ack",
+]
 
 _is_batch_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _is_plain_id = re.compile(r"[!-~]+").fullmatch
@@ -138,3 +154,10 @@ def read_pub_ack(message: CoreMessage) -> PubAck:
     if not isinstance(reply.get("seq"), int):
         raise ProtocolError(f"an acknowledgement without a sequence: {message.data[:80]!r}")
     return wire.decode(PubAck, reply)
+
+
+def may_be_stored(error: JetSparkError) -> bool:
+    """Whether what was published may be stored, or arrive later, although publishing it ended with this error."""
+    if isinstance(error, RequestTimeout):
+        return error.was_sent
+    return isinstance(error, NetworkError) and not isinstance(error, JetStreamUnavailable)

@@ -31,21 +31,15 @@ from jetspark.app.projections.views import Views
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
-    BatchIncomplete,
-    BatchInDoubt,
     ConnectionClosed,
     DuplicateMessageId,
     JetSparkError,
-    JetStreamUnavailable,
     MessageNotFound,
-    NetworkError,
-    RequestTimeout,
     ServerError,
-    TooManyBatches,
     WrongLastSequence,
 )
 from jetspark.jetstream.info import StoredMessage
-from jetspark.jetstream.publishing import Expect, expected_headers, publish
+from jetspark.jetstream.publishing import Expect, expected_headers, may_be_stored, publish
 from jetspark.jetstream.wire import time_text
 
 __all__ = ["CommandStore"]
@@ -149,16 +143,12 @@ class CommandStore:
             return AppendMoved()
         except DuplicateMessageId:
             return AppendMoved(is_duplicate=True)
-        except (JetStreamUnavailable, BatchIncomplete, TooManyBatches):
-            return AppendMoved(is_conflict=False)
         except ConnectionClosed:
             raise
-        except RequestTimeout as error:
-            return AppendUnknown() if error.was_sent else AppendMoved(is_conflict=False)
-        except (NetworkError, BatchInDoubt):
-            return AppendUnknown()
-        except ServerError as error:
-            if error.err_code == Code.DUPLICATE_IN_PROCESS:
+        except JetSparkError as error:
+            if may_be_stored(error):
+                return AppendUnknown()
+            if isinstance(error, ServerError) and error.err_code == Code.DUPLICATE_IN_PROCESS:
                 return AppendMoved()
             if error.may_pass:
                 return AppendMoved(is_conflict=False)

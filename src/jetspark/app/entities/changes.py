@@ -1,8 +1,8 @@
 """One change of an entity: its new state, and the events and timers that go with it. Pure.
 
 A change is stored whole or not at all. What makes that so is one message, the state: it is stored only if the entity is
-still as it was read, and all other messages are in its batch. It carries the id of the change and of those before it:
-whoever does not know whether a change was stored can look, also when others have followed.
+still as it was read, and all other messages are in its batch. It carries the id of the change and the ids of those
+before it. So a program that got no answer can look whether its change was stored, also when others have followed.
 """
 
 from __future__ import annotations
@@ -106,9 +106,8 @@ def next_group(waiting: Sequence[PendingChange], most: int = MAX_MESSAGES) -> li
     subjects: set[str] = set()
     count = 0
     for change in waiting:
-        mine = {message.subject for message in change.messages() if message.revision is not None} | {
-            timer.subject for timer in change.timers
-        }
+        # Of these a batch takes one message each; of the subjects of events any number.
+        mine = {change.subject, *(timer.subject for timer in change.timers)}
         if mine & subjects or count + change.count > most:
             # What is behind it may concern the same entity: order is kept.
             break

@@ -26,10 +26,9 @@ from jetspark.errors import (
     DuplicateMessageId,
     JetSparkError,
     MessageNotFound,
-    NetworkError,
     WrongLastSequence,
 )
-from jetspark.jetstream.publishing import Expect
+from jetspark.jetstream.publishing import Expect, may_be_stored
 
 __all__ = ["Committer", "asking_again"]
 
@@ -45,7 +44,7 @@ _Waiting: TypeAlias = tuple[PendingChange, "asyncio.Future[int]"]
 class _Refusal(Exception):
     """The server does not store this; ``doubt`` is why an attempt before may have been stored."""
 
-    def __init__(self, error: JetSparkError, doubt: NetworkError | None) -> None:
+    def __init__(self, error: JetSparkError, doubt: JetSparkError | None) -> None:
         super().__init__(error)
         self.error, self.doubt = error, doubt
 
@@ -59,7 +58,7 @@ class Committer:
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
         self.batches = self.changes = 0
-        """How many batches, or messages alone, have stored how many changes."""
+        """How many batches, or single messages, have stored how many changes."""
 
     async def commit(self, change: PendingChange) -> int:
         """Store a change; returns the entity's new revision.
@@ -97,14 +96,13 @@ class Committer:
                 try:
                     await self._store(taken)
                 finally:
+                    # After an end in the middle; what is settled stays so.
                     for _, done in taken:
-                        _fail(
-                            done, ConnectionClosed("the client was closed: nobody knows whether the change is stored")
-                        )
+                        _fail(done, ConnectionClosed("the change was given up: it may be stored or not"))
         finally:
             self._task = None
 
-    async def _store(self, group: list[_Waiting], doubt: NetworkError | None = None) -> None:
+    async def _store(self, group: list[_Waiting], doubt: JetSparkError | None = None) -> None:
         """Settle every change of a group, one way or the other."""
         try:
             revisions = await self._send([change for change, _ in group], doubt)
@@ -158,29 +156,28 @@ class Committer:
             return 0, ()
         return message.sequence, recent_changes(message.headers)
 
-    async def _send(self, changes: list[PendingChange], doubt: NetworkError | None) -> list[int]:
+    async def _send(self, changes: list[PendingChange], doubt: JetSparkError | None) -> list[int]:
         """Store all of them, and return their revisions. What nobody answers is sent again.
 
         Raises:
-            _Refusal: The server does not store these.
-            NetworkError: No attempt was answered.
+            _Refusal: The server does not store these, however often it is asked.
+            JetSparkError: It did not take them for the moment; a NetworkError, if an attempt may be stored.
         """
         failures = 0
         messages = [list(change.messages()) for change in changes]
         while True:
             try:
                 return await self._send_once(messages)
-            except ConnectionClosed:
-                raise
-            except NetworkError as error:
-                doubt = error
+            except ConnectionClosed as closed:
+                raise doubt or closed from None
+            except JetSparkError as error:
+                if may_be_stored(error):
+                    doubt = error
+                elif not error.may_pass:
+                    raise _Refusal(error, doubt) from error
                 failures += 1
                 if failures == ATTEMPTS:
-                    raise
-            except JetSparkError as error:
-                failures += 1
-                if failures == ATTEMPTS or not error.may_pass:
-                    raise _Refusal(error, doubt) from error
+                    raise doubt or error from None
             await asyncio.sleep(PAUSE.wait_s(failures))
 
     async def _send_once(self, messages: list[list[EntityMessage]]) -> list[int]:

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.entities.changes import PendingChange, recent_changes
 from jetspark.app.entities.committing import Committer, asking_again
 from jetspark.app.entities.declaring import EntitySpec
@@ -29,9 +30,11 @@ class EntityWriter(NamedTuple):
 
     app: Declarations
     js: JetStream
-    encode: Callable[..., Encoded]
-    """An event, and ``time=``, as a message."""
-    new_id: Callable[[], str]
+    encode: Callable[[Any, str, datetime.datetime | None], Encoded]
+    """An event as a message, with this id unless the event has one of its own, and this time if it is given."""
+    change_id: Callable[[str], str]
+    """The id of the next change of the state with this subject. In a handler it is the same when the event is handled
+    again: by that a change is known that was made before."""
     now: Callable[[], datetime.datetime]
     committer: Committer
 
@@ -45,6 +48,15 @@ class EntityWriter(NamedTuple):
             known = ", ".join(sorted(self.app.entity_specs)) or "none"
             raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
         return Entities(self, spec)
+
+
+class EntityRead(NamedTuple):
+    """An entity as it was read."""
+
+    state: Any
+    revision: int
+    recent: tuple[str, ...]
+    """The changes that have led to it, the last one first."""
 
 
 class Entities:
@@ -69,8 +81,7 @@ class Entities:
 
     async def get(self, key: str) -> Any:
         """The state of an entity, by the word of the leader; None if there is none."""
-        state, _, _ = await self._read(key)
-        return state
+        return (await self.read(key)).state
 
     def change(self, key: str) -> EntityChange:
         """Change an entity: ``async with orders.change("o-1") as change``.
@@ -83,6 +94,8 @@ class Entities:
     async def modify(self, key: str, decide: Callable[[EntityChange], Any], *, tries: int = TRIES) -> EntityChange:
         """Change an entity by a function of the change, which is called again on the new state if others were faster.
 
+        In a handler it is not called if an earlier attempt has made the change: see :attr:`EntityChange.was_made`.
+
         Args:
             decide: Gets the change, and says what it is; may be async. It runs once for each try, and only the last
                 one counts.
@@ -92,48 +105,57 @@ class Entities:
             Conflict: Others were faster each time; nothing was stored.
         """
         whole("tries", tries)
+        first = change = self.change(key)
         for number in range(tries):
+            await change.begin()
+            if change.was_made:
+                return change
+            decided = decide(change)
+            if isinstance(decided, Awaitable):
+                await decided
             try:
-                async with self.change(key) as change:
-                    decided = decide(change)
-                    if isinstance(decided, Awaitable):
-                        await decided
+                await change.end()
             except Conflict:
                 if number == tries - 1:
                     raise
-                continue
-            return change
+                change = EntityChange(self, self._writer, self._spec, key, id=first.id)
+            else:
+                return change
         raise AssertionError
 
-    async def _read(self, key: str) -> tuple[Any, int, tuple[str, ...]]:
-        """State, revision, and the changes that have led to it."""
+    async def read(self, key: str) -> EntityRead:
+        """An entity as the stream's leader has it."""
         return await asking_again(lambda: self._read_once(key))
 
-    async def _read_once(self, key: str) -> tuple[Any, int, tuple[str, ...]]:
+    async def _read_once(self, key: str) -> EntityRead:
         if self._stream is None:
             self._stream = await self._writer.js.stream(self._writer.app.stream)
         try:
             found = await self._stream.get_message(last_for=self._spec.subject_of(key), direct=False)
         except MessageNotFound:
-            return None, 0, ()
+            return EntityRead(None, 0, ())
         is_gone = "KV-Operation" in found.headers or "Nats-Marker-Reason" in found.headers
         state = None if is_gone else self._spec.decode(found.data)
-        return state, found.sequence, recent_changes(found.headers)
-
-    async def _commit(self, change: PendingChange) -> int:
-        return await self._writer.committer.commit(change)
+        return EntityRead(state, found.sequence, recent_changes(found.headers))
 
 
 class EntityChange:
     """What is to become of one entity; see :meth:`Entities.change`."""
 
-    def __init__(self, entities: Entities, writer: EntityWriter, spec: EntitySpec, key: str) -> None:
+    def __init__(
+        self, entities: Entities, writer: EntityWriter, spec: EntitySpec, key: str, *, id: str | None = None
+    ) -> None:
         self._entities, self._writer, self._spec = entities, writer, spec
         self._subject, self.key = spec.subject_of(key), key
+        self.id = writer.change_id(self._subject) if id is None else id
+        """Of the change; the states that follow remember it."""
         self.state: Any = None
         """As it was read; None if there is none. Changing the object itself changes nothing: see :meth:`set`."""
         self.revision = 0
-        """The one that was read; after the block, the one that was stored."""
+        """The one that was read; after the block, the one that was stored, or a later one if its answer got lost."""
+        self.was_made = False
+        """In a handler: an earlier attempt has made this change, and leaving stores nothing. The state remembers that
+        while no more than 15 other changes follow."""
         self._recent: tuple[str, ...] = ()
         self._new: bytes | None = None
         self._is_set = False
@@ -143,16 +165,27 @@ class EntityChange:
         self._place = "before"
 
     async def __aenter__(self) -> Self:
-        if self._place != "before":
-            raise UsageError("a change is used once: call entities.change(key) again")
-        self.state, self.revision, self._recent = await self._entities._read(self.key)
-        self._place = "inside"
+        await self.begin()
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            await self.end()
         self._place = "after"
-        if error is None and (self._is_set or self._events or self._timers or self._cancels):
-            self.revision = await self._entities._commit(self._pending())
+
+    async def begin(self) -> None:
+        """What entering the block does."""
+        if self._place != "before":
+            raise UsageError("a change is used once: call entities.change(key) again")
+        self.state, self.revision, self._recent = await self._entities.read(self.key)
+        self.was_made = self.id in self._recent
+        self._place = "inside"
+
+    async def end(self) -> None:
+        """What leaving the block does."""
+        self._place = "after"
+        if not self.was_made and (self._is_set or self._events or self._timers or self._cancels):
+            self.revision = await self._writer.committer.commit(self._pending())
 
     def set(self, state: Any) -> None:
         """Give the entity a new state.
@@ -176,7 +209,7 @@ class EntityChange:
         """
         self._check()
         self._writer.app.register(type(event))
-        self._events.append(self._writer.encode(event))
+        self._events.append(self._writer.encode(event, self._next_id(), None))
 
     def set_timer(
         self, name: str, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None
@@ -188,7 +221,7 @@ class EntityChange:
         self._check()
         self._check_timers()
         when = When.of(self._writer.now(), at=at, after=after)
-        encoded = self._writer.encode(event, time=when.due)
+        encoded = self._writer.encode(event, self._next_id(), when.due)
         self._timers.append(timer_message(self._writer.app.name, name, when, encoded))
         return encoded.headers["Nats-Msg-Id"]
 
@@ -197,6 +230,10 @@ class EntityChange:
         self._check()
         self._check_timers()
         self._cancels.append(name)
+
+    def _next_id(self) -> str:
+        """Of its next event: the same when the change is tried again."""
+        return derived_id(self.id, "event", len(self._events) + len(self._timers))
 
     def _check(self) -> None:
         if self._place != "inside":
@@ -211,7 +248,7 @@ class EntityChange:
             # Written as it was: the guard is on this message.
             self._new = None if self.state is None else self._spec.encode(self.state)
         return PendingChange(
-            id=self._writer.new_id(),
+            id=self.id,
             subject=self._subject,
             revision=self.revision,
             state=self._new,

@@ -152,8 +152,9 @@ class HandlerCalls:
     def _entities(self, context: Context, name: str) -> Entities:
         if self._committer is None:
             self._committer = Committer(self._js, self._app.stream)
-        writer = EntityWriter(self._app, self._js, context.encode_new, context.new_id, context.now, self._committer)
-        return writer.entities(name)
+        return EntityWriter(
+            self._app, self._js, context.encode_as, context.change_id, context.now, self._committer
+        ).entities(name)
 
     async def close(self) -> None:
         """Nobody calls any more."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
 from jetspark.app.timers import Seconds, Timers, cancelling
 from jetspark.errors import ConfigError
@@ -34,6 +35,7 @@ class Context:
 
     __slots__ = (
         "_app",
+        "_changes",
         "_clock",
         "_count",
         "_entities",
@@ -91,6 +93,8 @@ class Context:
         self._app, self._handler, self._source = app, handler, source
         self._js, self._once, self._clock = js, once, clock
         self._entities = entities
+        self._changes: dict[str, int] = {}
+        """How many changes of an entity were begun, by the subject of its state."""
         self._count = 0
         self._ids = 0
         self._timers = 0
@@ -194,8 +198,8 @@ class Context:
     def entities(self, name: str) -> Entities:
         """The entities of one kind: ``async with ctx.entities("orders").change(key) as change``.
 
-        A change is not part of the handler's attempt: when the event is handled again, the entity is as the change left
-        it. Let the state tell that the event was taken.
+        A change is made once, also when the event is handled again: the state remembers it, as long as no more than 15
+        other changes of the entity followed. The first change of an entity in one attempt is the first in the next.
 
         Raises:
             ConfigError: The application has no such kind.
@@ -207,7 +211,7 @@ class Context:
     @property
     def timers(self) -> Timers:
         """The timers of the application, whoever set them."""
-        return Timers(self._app, self.stream, self._js, self.encode_new, self._clock)
+        return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)
 
     def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
         cause = self.decoded
@@ -222,8 +226,17 @@ class Context:
             traceparent=cause.traceparent,
         )
 
-    def encode_new(self, event: Any, time: datetime.datetime | None = None) -> Encoded:
-        """An event that this one led to, as a message with an id from :meth:`new_id`."""
+    def encode_as(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
+        """An event that this one led to, as a message; ``id`` is for one that has no id of its own."""
+        own = contract_of(event).id_of
+        return self._encode(event, (own(event) if own is not None else None) or id, time)
+
+    def change_id(self, subject: str) -> str:
+        """The id of the next change of an entity, the same when the event is handled again."""
+        count = self._changes[subject] = self._changes.get(subject, 0) + 1
+        return derived_id(self.decoded.id, f"{self._handler}:change:{subject}", count)
+
+    def _encode_new(self, event: Any, time: datetime.datetime | None = None) -> Encoded:
         return self._encode(event, self.new_id(), time)
 
     async def send(self, encoded: Encoded) -> PubAck:
