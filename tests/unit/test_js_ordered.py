@@ -396,6 +396,24 @@ def test_a_part_with_a_gap_ends_before_it() -> None:
     assert reader.accept(messages[2:]) == ([], 0)
 
 
+@pytest.mark.parametrize(
+    "came",
+    [
+        [(1, 1), (10, 10), (3, 3)],  # longer numbers between
+        [(1001, 1001), (20, 1), (3003, 1003)],  # a shorter one: its consumer sequence ends where the first one's begins
+        [(1001, 11), (20, 1), (1003, 13)],
+    ],
+    ids=str,
+)
+def test_numbers_of_other_lengths_between_are_not_taken_for_the_right_ones(came: list[tuple[int, int]]) -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
+    reader.config("one")
+    reader.created(SequencePair(), 0)
+    reader._last_consumer_sequence = came[0][1] - 1
+    messages = [delivered(stream, consumer, 5) for stream, consumer in came]
+    assert reader.accept(messages) == (messages[:1], 1)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 1200), st.integers(1, 1200), st.data())
 def test_no_other_order_is_taken_for_the_right_one(stream_sequence: int, consumer_sequence: int, data: Any) -> None:

@@ -40,7 +40,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import lt
+from operator import itemgetter, lt
 
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
@@ -95,6 +95,7 @@ MIN_HEARTBEAT_S = 0.25
 # A replica that has just become leader may not have everything yet. With the pauses of `retry_pauses` this is 3.5 s.
 MAX_ATTEMPTS_BEHIND = 7
 RETRY = Backoff(first_s=0.05, max_s=1.0)
+DOT = ord(".")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,15 @@ class OrderedOptions:
             raise ConfigError(f"{' with '.join(given)}: expected one of them")
         if self.start_sequence is not None:
             whole("start_sequence", self.start_sequence, high=UINT64)
+
+
+def _have_dots_at(replies: list[bytes], *places: int) -> bool:
+    """Whether the numbers of replies end in the same places.
+
+    Where a stream sequence and a consumer sequence end, there is no other way: were the first number shorter, the time
+    would stand in the second place, whose digits are more than any sequence of a consumer has.
+    """
+    return all(set(map(itemgetter(place), replies)) == {DOT} for place in places)
 
 
 class OrderedReader:
@@ -273,9 +283,9 @@ class OrderedReader:
         """How many of them follow one another, up to the end of the listing, or of what was there in the beginning.
 
         Reading a million messages, this is what being in order costs, so it is done without taking each of them apart.
-        Where the first and the last stream sequence have as many digits, texts that grow have sequences that grow, also
-        the consumer's. If those of the first and the last are as far apart as there are replies, none is missing
-        between, and none is there twice. Else every number is read, which takes seven times as long.
+        Where all stream sequences have as many digits, texts that grow have sequences that grow, also the consumer's.
+        If those of the first and the last are as far apart as there are replies, none is missing between, and none is
+        there twice. Else every number is read, which takes seven times as long.
         """
         first = self._last_consumer_sequence + 1
         if first == 1:
@@ -293,8 +303,10 @@ class OrderedReader:
         if (
             int(one[2]) == first
             and int(other[2]) == first + len(replies) - 1
-            and len(one[1]) == len(other[1])
+            and (digits := len(one[1])) == len(other[1])
+            and (more_digits := len(one[2])) == len(other[2])
             and all(map(lt, replies, itertools.islice(replies, 1, None)))
+            and _have_dots_at(replies, end := len(one[0]) + 1 + digits, end + 1 + more_digits)
         ):
             return count
         sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies]
