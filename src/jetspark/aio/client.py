@@ -255,7 +255,7 @@ class Client(ClientBase):
                 )
             except TimeoutError:
                 raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
-        self._link.flush()
+        self._link.flush_promptly()
         # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
         timer = loop.call_at(deadline, expire, answer, f"request to {subject!r}", timeout)
         try:

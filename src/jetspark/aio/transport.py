@@ -140,6 +140,16 @@ class Link:
             self.flush_is_scheduled = True
             self.loop.call_soon(self.flush)
 
+    def flush_promptly(self) -> None:
+        """Write what is buffered now, for somebody waits for its answer; what follows in this step, when it is over.
+
+        So one request at a time waits for nobody, and of many at a time all but the first share a write.
+        """
+        if not self.flush_is_scheduled:
+            self.flush()
+            self.flush_is_scheduled = True
+            self.loop.call_soon(self.flush)
+
     def flush(self) -> None:
         self.flush_is_scheduled = False
         session = self._session

@@ -43,6 +43,8 @@ BATCH = 1000
 CONCURRENCY = 16
 """Handlers that run at a time, where that is limited: our default."""
 ACKS_PROCESSED_S = 30.0
+REMEMBER_S = 7 * 86400.0
+"""How long records live: our default."""
 TIME = datetime.datetime(2026, 3, 15, 10, 15, 30, tzinfo=datetime.UTC)
 
 US_PER_EVENT = Metric("us_per_event", "µs/event", "lower")
@@ -296,8 +298,9 @@ async def two_writes(job: Job) -> Values:
 
     async def write(bucket: KeyValue, number: int) -> None:
         key = f"once.bench.{number:036}.effect"
-        revision = await bucket.create(key, b'{"state":"claimed","owner":"host:1234:abcdef01","until":1e9}')
-        await bucket.update(key, b'{"state":"done","result":"done"}', revision=revision)
+        claim = b'{"state":"claimed","owner":"host:1234:abcdef01","until":1e9}'
+        revision = await bucket.create(key, claim, ttl=REMEMBER_S)
+        await bucket.update(key, b'{"state":"done","result":"done"}', revision=revision, ttl=REMEMBER_S)
 
     return await _write(job, write)
 
@@ -307,7 +310,7 @@ async def kv_transaction(job: Job) -> Values:
 
     async def write(bucket: KeyValue, number: int) -> None:
         async with bucket.transaction() as tx:
-            await tx.create(f"_done.bench.{number:036}", b"{}")
+            await tx.create(f"_done.bench.{number:036}", b"{}", ttl=REMEMBER_S)
             await tx.put(f"o-{number % KEYS}", b"paid")
 
     return await _write(job, write)
@@ -317,7 +320,7 @@ async def _write(job: Job, write: Callable[[KeyValue, int], Awaitable[None]]) ->
     count = _Count(job)
     async with connect(job.url) as client:
         js = client.jetstream(timeout=30.0)
-        bucket = await js.create_kv(KVConfig(bucket=_name(job), allow_atomic=True))
+        bucket = await js.create_kv(KVConfig(bucket=_name(job), allow_atomic=True, limit_marker_ttl_s=60.0))
         numbers = iter(range(job.warmup + job.count))
 
         async def some() -> None:

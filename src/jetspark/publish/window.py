@@ -26,9 +26,8 @@ when its message is acknowledged or given up, like any other.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
@@ -47,7 +46,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.publishing import read_pub_ack
+from jetspark.jetstream.publishing import MAX_ACK_DIGITS, PLAIN_ACK, plain_ack, read_pub_ack
 
 __all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "PublishWindow", "WhenFull", "WindowOptions"]
 
@@ -59,11 +58,6 @@ MAX_OUTSTANDING = 4000
 ACK_TIMEOUT_S = 30.0
 
 WhenFull = Literal["wait", "raise"]
-
-# What nearly every acknowledgement looks like: the same beginning, then a number. Reading it as JSON takes 5.5 µs, with
-# the expression 0.7 µs, and 0.3 µs where the beginning is the one that was read last.
-_PLAIN_ACK = re.compile(rb'(\{"stream":"([A-Za-z0-9_-]+)", ?"seq":)([0-9]{1,19})\}')
-_MAX_DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +181,12 @@ class PublishWindow:
                         digits.isdigit()
                         and data.startswith(beginning)
                         and data[-1] == 125
-                        and len(digits) <= _MAX_DIGITS
+                        and len(digits) <= MAX_ACK_DIGITS
                     ):
-                        handle.set_result(_plain_ack(stream, int(digits)))
-                    elif (plain := _PLAIN_ACK.fullmatch(data)) is not None:
+                        handle.set_result(plain_ack(stream, int(digits)))
+                    elif (plain := PLAIN_ACK.fullmatch(data)) is not None:
                         self._last_plain = plain[1], plain[2].decode()
-                        handle.set_result(_plain_ack(self._last_plain[1], int(plain[3])))
+                        handle.set_result(plain_ack(self._last_plain[1], int(plain[3])))
                     else:
                         _resolve(handle, known[1], message, self._machine)
                 del waiting[message.subject]
@@ -262,29 +256,6 @@ class PublishWindow:
         for reply in replies:
             _fail_one(self._waiting[reply][0], error)
             del self._waiting[reply]
-
-
-class _Draft:
-    """A ``PubAck`` whose slots may be filled."""
-
-    __slots__ = PubAck.__slots__
-
-    def __init__(self, stream: str, sequence: int) -> None:
-        self.stream, self.sequence = stream, sequence
-        self.duplicate = False
-        self.domain = self.batch = self.batch_size = self.value = None
-        self.extra: dict[str, Any] = {}
-
-
-def _plain_ack(stream: str, sequence: int) -> PubAck:
-    """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
-
-    It takes 0.28 µs instead of 1.4.
-    """
-    draft: Any = _Draft(stream, sequence)
-    draft.__class__ = PubAck
-    ack: PubAck = draft
-    return ack
 
 
 def _resolve(handle: Handle, subject: str, message: CoreMessage, machine: Connection) -> None:

@@ -74,7 +74,7 @@ class OnceRecords:
         if isinstance(claimed, _Recorded):
             result: T = _as_returned(claimed.result, function)
             return result
-        if "idempotency_key" in _parameters(function) and "idempotency_key" not in named:
+        if "idempotency_key" not in named and _takes(function, "idempotency_key"):
             named = {**named, "idempotency_key": context.idempotency_key(name)}
         try:
             value = await function(*arguments, **named)
@@ -121,7 +121,7 @@ class OnceRecords:
         """
         while True:
             now = seconds_now()
-            claim = json.dumps({"state": "claimed", "owner": self._owner, "until": now + self._lease_s}).encode()
+            claim = msgspec.json.encode({"state": "claimed", "owner": self._owner, "until": now + self._lease_s})
             try:
                 return await self._records.create(key, claim, ttl=self._ttl_s)
             except KeyExists:
@@ -245,8 +245,12 @@ def _as_returned(result: Any, function: Callable[..., Any]) -> Any:
         return result
 
 
-def _parameters(function: Callable[..., Any]) -> set[str]:
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether it has a parameter of this name."""
+    code = getattr(function, "__code__", None)
+    if code is not None and not hasattr(function, "__wrapped__"):  # a tenth of the time of a signature
+        return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     try:
-        return set(inspect.signature(function).parameters)
+        return name in inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a builtin
-        return set()
+        return False
