@@ -20,6 +20,7 @@ from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
+from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import (
     check_app_name,
     dead_letter_stream,
@@ -182,7 +183,8 @@ class Declarations:
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
 
         Raises:
-            ConfigError: The stream is no bucket's or not the app's own, or the type or the name cannot be used.
+            ConfigError: The stream is no bucket's or not the app's own, it would drop states (a limit of age, messages
+                or bytes, or retention by acknowledgement), or the type or the name cannot be used.
         """
         if not self.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
@@ -194,6 +196,7 @@ class Declarations:
             raise ConfigError(
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
+        check_keeps(self.stream_config, f"entities {name!r}", "their states")
         if not self.entity_specs:
             self.subjects = (*self.subjects, state_subjects(self.stream))
             self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
