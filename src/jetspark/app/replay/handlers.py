@@ -420,10 +420,11 @@ class _HandlerReplay:
                 record.at = record.last
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
-        head = head_of(await _patiently(self._history.info))
-        if record.at + 1 < head.first <= first and record.at + 1 < first:
+        witness = record.at if record.at >= record.first else 0  # the last event that was handled
+        begin = (await _patiently(lambda: self._history.head(witness))).whole_from
+        if record.at + 1 < begin <= first:
             # Nobody can tell whether what was between them was for this handler.
-            raise DataLoss(record.stream, record.at + 1, head.first, "it was removed before it was read")
+            raise DataLoss(record.stream, record.at + 1, begin, "it was removed before it was read")
         lanes: dict[Any, list[WorkItem]] = {}
         for message in messages:
             item = self._item(message)
