@@ -276,6 +276,7 @@ class App(Declarations):
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
         lookups: Sequence[str] = (),
+        filtered: bool = False,
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
@@ -291,6 +292,8 @@ class App(Declarations):
             window: Have a state for each key and hour, or the like.
             lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
+            filtered: Have the server pick out the events. By default all of an app's own stream is read, and the rest
+                is left out here, which is faster unless the events are few among many.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
@@ -310,6 +313,7 @@ class App(Declarations):
                 "invariants": invariants,
                 "window": window,
                 "lookups": [self.projections[each] for each in lookups],
+                "filtered": filtered,
             }
             spec = make_spec(name, kind, options)
             if name in self.projections:

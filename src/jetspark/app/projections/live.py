@@ -338,7 +338,7 @@ class _Engine:
     ) -> None:
         self._app, self._js, self._options, self.counts = app, js, options, counts
         self._places = {place.spec.name: place for place in places}
-        self._router = Router([place.spec for place in places], catalogue)
+        self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream)
         self._is_partitioned = options.partitions > 1
         self._read = 0
         """Everything up to here is folded, or has a letter."""

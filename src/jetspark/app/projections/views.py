@@ -327,7 +327,7 @@ class View:
             return self._entry(name, present)
         await self._check_is_whole(0 if position.value is None else FoldPosition.decode(position.value).first_event)
         state = KeyState(self._spec, name, NOTHING)
-        router = Router([self._spec], self._app.catalogue)
+        router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:

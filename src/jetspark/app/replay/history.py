@@ -81,11 +81,14 @@ class ReadingRate:
 class StreamHistory:
     """A stream, from its beginning."""
 
-    def __init__(self, js: JetStream, stream: str, filters: Sequence[str]) -> None:
+    def __init__(
+        self, js: JetStream, stream: str, filters: Sequence[str], reading: Sequence[str] | None = None
+    ) -> None:
+        """``reading`` is what to ask the server for, where that is decided already."""
         self._js, self._stream = js, stream
         self.filters = tuple(filters)
         # It may be more than was asked for; the rest is left out here.
-        self._server_filters = tuple(reading_filters(filters))
+        self._server_filters = tuple(reading_filters(filters) if reading is None else reading)
         self._is_wanted = None if {*self._server_filters} == {*filters} else on_one_of(filters)
         self.first_event = 0
         """The first event that the stream ever had on these filters; 0 if it is not known."""
@@ -199,8 +202,8 @@ class History(StreamHistory):
         return history
 
     def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
-        self.router = Router([spec], app.catalogue)
-        super().__init__(js, app.stream, self.router.filters)
+        self.router = Router([spec], app.catalogue, owns_stream=app.owns_stream)
+        super().__init__(js, app.stream, self.router.filters, self.router.reading)
 
     async def read(
         self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None

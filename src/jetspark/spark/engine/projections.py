@@ -274,9 +274,12 @@ class ProjectionPlan:
         }
         if place.folder:
             options["appFolder"] = place.folder
-        router = Router([declared.projections[name] for name in names], declared.catalogue)
+        specs = [declared.projections[name] for name in names]
+        router = Router(specs, declared.catalogue, owns_stream=declared.owns_stream)
         filters = router.filters
-        options["subjects"] = option_text(router.reading)
+        options["events"] = option_text(filters)
+        if router.reading:  # else all of the stream
+            options["subjects"] = option_text(router.reading)
         connecting = read_options(ProjectionOptions, FORMAT, options)
         register(spark)
         if not is_stored:

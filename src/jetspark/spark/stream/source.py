@@ -114,7 +114,7 @@ class StreamReader(Follower):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(
             options,
-            filters=options.subjects,
+            filters=options.wanted_subjects,
             filters_option="subjects",
             limits=options.limits,
             sizes=options.sizes,
