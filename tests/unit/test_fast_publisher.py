@@ -230,6 +230,17 @@ def test_with_message_ids_nothing_is_possibly_doubled() -> None:
     assert b"Nats-Msg-Id: run-1\r\n" in peer.connection.data_to_send()
 
 
+def test_a_message_with_its_id_may_be_just_as_large_as_the_server_takes() -> None:
+    peer = Peer(message_ids=True, id_prefix="run")
+    largest = b"x" * (100_000 - len(b"NATS/1.0\r\nNats-Msg-Id: run-2\r\n\r\n"))
+    peer.endless.accept([item(1), ("s.a", largest), item(3)], NOW)
+    blocks = [kept[2] for kept in peer.endless.unpublished() if len(kept) == 3]
+    assert blocks == [b"NATS/1.0\r\nNats-Msg-Id: run-%d\r\n\r\n" % position for position in (1, 2, 3)]
+    with pytest.raises(PayloadTooLarge):
+        peer.endless.accept([item(4), ("s.a", largest + b"x"), item(6)], NOW)
+    assert (peer.endless.accepted, peer.endless.pending) == (4, 4)
+
+
 def test_an_id_of_the_callers_own_is_kept() -> None:
     peer = Peer(message_ids=True, id_prefix="run")
     peer.endless.accept([("s.a", b"x", {"Nats-Msg-Id": "mine"}), ("s.a", b"x", {"A": "1"})], NOW)

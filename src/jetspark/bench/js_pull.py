@@ -1,9 +1,9 @@
 """Pulling from a stream: how fast messages reach the program, with nothing to acknowledge and with an ack for each.
 
 Every measurement has a stream of its own on file storage, which it fills before the clock starts: what is measured is
-the way from the server to the program. All contenders keep at most a thousand messages asked for, but ``messages()``
-and ordered consumers, whose window follows the reader, up to 4096 by default. ``fetch`` asks for the next thousand only
-when its caller has the last: in between the server has nothing to do. ``bare-fetch`` shows what that alone costs; the
+the way from the server to the program. All contenders have at most 4096 messages asked for, as ``messages()`` and
+ordered consumers have by default. ``fetch`` asks for the next ones only when its caller has the last: in between the
+server has nothing to do, and the fewer it is asked for, the more often. ``bare-fetch`` shows what that alone costs; the
 bars are set against ``bare``, whose server never waits. A consumer without acks never has more to do than to send; with
 explicit acks every message is acked by itself, and the clock stops only when the server has received the last one; that
 its consumer has processed it too is not waited for.
@@ -28,7 +28,7 @@ from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
 __all__ = ["CONSUMER", "JS_PULL", "JS_PULL_ACK", "read_bare"]
 
-BATCH = 1000
+BATCH = 4096
 ACKS_PROCESSED_S = 30.0
 CONSUMER = "bench"
 
@@ -44,7 +44,7 @@ def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
         payload = payload_of(job.payload_bytes)
         with js.fast_batch() as fast:  # not blindly: of a million the server drops some when it is pressed too hard
             fast.add_many((job.subject, payload) for _ in range(total))
-        stream.create_consumer(ConsumerConfig(durable_name=CONSUMER, ack_policy=ack_policy, max_ack_pending=10 * BATCH))
+        stream.create_consumer(ConsumerConfig(durable_name=CONSUMER, ack_policy=ack_policy, max_ack_pending=4 * BATCH))
     try:
         yield name
         if ack_policy == "explicit":
@@ -179,6 +179,19 @@ async def jetspark_fetch(job: Job) -> Values:
     return watch.values(job.count)
 
 
+def jetspark_blocking_messages(job: Job) -> Values:
+    with _filled(job, "none") as stream, connect_blocking(job.url) as client:
+        consumer = client.jetstream().stream(stream).consumer(CONSUMER)
+        with consumer.messages() as messages:
+            for count in (job.warmup, job.count):
+                watch = Stopwatch()
+                for received, _ in enumerate(messages, 1):
+                    if received == count:
+                        break
+                watch.stop()
+    return watch.values(job.count)
+
+
 def jetspark_blocking(job: Job) -> Values:
     with _filled(job, "none") as stream, connect_blocking(job.url) as client:
         consumer = client.jetstream().stream(stream).consumer(CONSUMER)
@@ -309,7 +322,7 @@ def _c_request(job: Job, stream: str, work: str) -> dict[str, Any]:
 JS_PULL = Workload(
     name="js-pull",
     what="read a stream with a pull consumer without acks; timed from the first request to the last message",
-    count=100_000,
+    count=1_000_000,
     quick_count=2_000,
     storage="file",
     replicas=1,
@@ -317,11 +330,12 @@ JS_PULL = Workload(
     contenders=(
         Contender(name="bare", what="two framed requests out, find the line, slice the payload", run=bare),
         Contender(name="bare-fetch", what="one framed request out at a time", run=bare_fetch),
-        Contender(name="nats-py", what="fetch(1000)", run=nats_py, needs="nats", has_uvloop_twin=True),
-        Contender(name="nats.c", what="C client, natsSubscription_Fetch(1000)", run=nats_c, needs=NATS_C),
+        Contender(name="nats-py", what="fetch(4096)", run=nats_py, needs="nats", has_uvloop_twin=True),
+        Contender(name="nats.c", what="C client, natsSubscription_Fetch(4096)", run=nats_c, needs=NATS_C),
         Contender(name="jetspark", what="async for in messages()", run=jetspark, has_uvloop_twin=True),
-        Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch),
-        Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking),
+        Contender(name="jetspark-fetch", what="fetch(4096)", run=jetspark_fetch),
+        Contender(name="jetspark-blocking", what="fetch(4096)", run=jetspark_blocking),
+        Contender(name="jetspark-blocking-messages", what="for in messages()", run=jetspark_blocking_messages),
         Contender(name="jetspark-ordered", what="async for in an ordered consumer", run=jetspark_ordered),
         Contender(name="jetspark-ordered-blocking", what="for in an ordered consumer", run=jetspark_blocking_ordered),
     ),
@@ -380,11 +394,11 @@ JS_PULL_ACK = Workload(
     replicas=1,
     baselines=("nats-py", "nats.c"),
     contenders=(
-        Contender(name="nats-py", what="fetch(1000)", run=nats_py_ack, needs="nats", has_uvloop_twin=True),
-        Contender(name="nats.c", what="C client, natsSubscription_Fetch(1000)", run=nats_c_ack, needs=NATS_C),
+        Contender(name="nats-py", what="fetch(4096)", run=nats_py_ack, needs="nats", has_uvloop_twin=True),
+        Contender(name="nats.c", what="C client, natsSubscription_Fetch(4096)", run=nats_c_ack, needs=NATS_C),
         Contender(name="jetspark", what="async for in messages()", run=jetspark_ack, has_uvloop_twin=True),
-        Contender(name="jetspark-fetch", what="fetch(1000)", run=jetspark_fetch_ack),
-        Contender(name="jetspark-blocking", what="fetch(1000)", run=jetspark_blocking_ack),
+        Contender(name="jetspark-fetch", what="fetch(4096)", run=jetspark_fetch_ack),
+        Contender(name="jetspark-blocking", what="fetch(4096)", run=jetspark_blocking_ack),
     ),
     bars=(
         Bar(

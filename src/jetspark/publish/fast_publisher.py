@@ -79,6 +79,8 @@ __all__ = ["FastPublisherKeywords", "FastPublisherMachine", "FastPublisherOption
 
 # What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
 KEPT_OVERHEAD_BYTES = 200
+# The digits of a position and the end of the header block, at most.
+ID_END_BYTES = 24
 RETRY = Backoff(first_s=0.05, max_s=2.0)
 _IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
 # The stream will not change its mind about these, so trying again would only hide them.
@@ -313,8 +315,12 @@ class FastPublisherMachine:
         machine = self._machine
         payload, max_payload = machine.payload, machine.info.max_payload_bytes
         id_head = self._id_head
-        if id_head is None and are_plain(machine, items):
-            kept.extend(items)
+        if are_plain(machine, items, beside=0 if id_head is None else len(id_head) + ID_END_BYTES):
+            if id_head is None:
+                kept.extend(items)
+            else:
+                numbered = enumerate(items, self.accepted + 1)
+                kept.extend([(item[0], item[1], b"%b%d\r\n\r\n" % (id_head, position)) for position, item in numbered])
             return
         last_subject = None
         for position, item in enumerate(items, self.accepted + 1):

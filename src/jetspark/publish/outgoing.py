@@ -48,8 +48,8 @@ def some_of(items: list[Item], at: int, max_messages: int, max_bytes: int) -> li
     return fitting
 
 
-def are_plain(machine: Connection, items: Sequence[Item]) -> bool:
-    """Whether all of them have no headers and can be sent as they are.
+def are_plain(machine: Connection, items: Sequence[Item], *, beside: int = 0) -> bool:
+    """Whether all of them have no headers and can be sent as they are, or with headers of ``beside`` bytes.
 
     The loops are the interpreter's own: publishers do this for every message. What is not plain is looked at one by
     one, by the caller, and may well be sent.
@@ -59,7 +59,7 @@ def are_plain(machine: Connection, items: Sequence[Item]) -> bool:
             return False
         if set(map(type, map(data_of, items))) != {bytes}:
             return False
-        if max(map(len, map(data_of, items))) > machine.info.max_payload_bytes:
+        if max(map(len, map(data_of, items))) + beside > machine.info.max_payload_bytes:
             return False
         return all(map(machine.address, set(map(_subject_of, items))))
     except (TypeError, LookupError, InvalidSubject):  # something that is no message, or goes nowhere
