@@ -9,13 +9,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from support import projected
+from support import mixed, projected
 from support.projected import app, folded, publish, stored
 
 import jetspark
 from jetspark.aio.jetstream import JetStream as AsyncJetStream
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, rebuilding, run_replay, verify
 from jetspark.app.replay.engines import RangeFold
+from jetspark.app.replay.places import read_position
 from jetspark.app.replay.ranges import Extent
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
@@ -27,7 +28,7 @@ from jetspark.state.store import load, store
 pytest.importorskip("pyspark")
 pytest.importorskip("pandas")
 
-from jetspark.spark import ReplayEngine, backfill
+from jetspark.spark import ReplayEngine, backfill, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,3 +157,37 @@ def test_a_history_without_its_beginning_is_data_loss_before_spark_reads(
     for work in (rebuild, run_replay):
         with pytest.raises(DataLoss):
             ask(server, lambda js, it=work: it(js, app, "accounts", engine=engine))  # type: ignore[misc]
+
+
+def test_states_that_replace_each_other_are_no_lost_events_on_spark(spark: SparkSession, server: NatsServer) -> None:
+    asyncio.run(mixed.app.apply(server.url))
+    engine = ReplayEngine(mixed.app, spark, server.url, projection="sums")
+
+    async def change(*cents: int) -> None:
+        async with mixed.app.connect(server.url) as client:
+            await mixed.touch(client, "a", 3)
+            await mixed.pay(client, "a", *cents)
+            await mixed.touch(client, "a", 3)
+
+    async def check_all(js: AsyncJetStream) -> None:
+        assert (await verify(js, mixed.app, "sums", fresh=engine.states)).is_equal
+        assert (await run_replay(js, mixed.app, "sums", engine=engine)).events == 5
+        outcome = await rebuild(js, mixed.app, "sums", check=True, engine=engine)
+        assert outcome.verification is not None
+        assert outcome.verification.is_equal
+
+    asyncio.run(change(1, 2))
+    assert backfill(mixed.app, spark, server.url).applied == 2
+    for cents in (3, 4):  # each begins behind its position, where nothing is left
+        asyncio.run(change(cents))
+        assert backfill(mixed.app, spark, server.url, from_sequence=position_of(server)).applied == 1
+    asyncio.run(change(5))
+    run(mixed.app, spark, server.url, until_now=True).awaitTermination()
+    ask(server, check_all)
+
+
+def position_of(server: NatsServer) -> int:
+    async def read(js: AsyncJetStream) -> int:
+        return ((await read_position(js, "mixed_sums")).sequence or 0) + 1
+
+    return ask(server, read)

@@ -17,11 +17,12 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.contents import NOTHING, Digest, KeyContent, change_to, compare, cut_keys, reaches
-from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of, first_ever
+from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.records import ReplayRecord
 from jetspark.errors import ConfigError, DataLoss, ProtocolError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.state.changes import Current
+from jetspark.state.losses import first_ever
 from jetspark.state.scan import Head
 
 NOON = datetime.datetime(2026, 3, 20, 12, tzinfo=datetime.UTC)

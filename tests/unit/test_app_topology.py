@@ -104,7 +104,8 @@ def test_a_topology_follows_from_what_is_declared() -> None:
         ("ORDERS_RETRY", "mail"),
     ]
     billing = consumers["ORDERS", "billing"]
-    assert billing.filter_subjects == ["orders.*.paid", "orders.*.placed"]
+    # Several filters with wildcards would cost the server milliseconds for each message.
+    assert (billing.filter_subject, billing.filter_subjects) == (">", None)
     assert (billing.ack_wait_s, billing.max_ack_pending, billing.ack_policy) == (10, 56, "explicit")
     assert consumers["ORDERS", "mail"].filter_subject == "orders.*.paid"
 
@@ -261,6 +262,54 @@ def test_a_change_of_a_consumer_is_safe_destructive_or_impossible(changes: dict[
         Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): CONSUMER}),
     ).steps
     assert (step.kind, step.name, step.safety) == ("consumer", "billing of ORDERS", safety)
+
+
+@pytest.mark.parametrize(
+    ("stream", "options", "filters"),
+    [
+        ({}, {"filtered": True}, ["orders.*.paid", "orders.*.placed"]),
+        ({}, {"filtered": False}, [">"]),
+        ({}, {"partitions": 2}, ["orders.*.paid", "orders.*.placed"]),
+        ({"retention": "workqueue"}, {}, ["orders.*.paid", "orders.*.placed"]),
+        ({"subjects": None}, {}, ["orders.*.paid", "orders.*.placed"]),
+        ({"subjects": None}, {"filtered": False}, [">"]),
+    ],
+)
+def test_a_handler_reads_the_whole_stream_only_where_that_takes_nothing_from_others(
+    stream: dict[str, Any], options: Any, filters: list[str]
+) -> None:
+    app = App("orders", stream=StreamConfig(**({"name": "ORDERS", "subjects": ["orders.>"]} | stream)))
+
+    @app.handler(OrderPaid, OrderPlaced, durable="billing", **options)
+    async def bill(event: OrderPaid | OrderPlaced) -> None: ...
+
+    @app.handler(OrderPaid, durable="mail")
+    async def mail(event: OrderPaid) -> None: ...
+
+    assert app.handler_filters(app.handlers["billing"]) == filters
+    assert app.handler_filters(app.handlers["mail"]) == ["orders.*.paid"]
+
+
+def test_passing_by_messages_of_others_must_not_remove_them() -> None:
+    app = App("orders", stream=StreamConfig(name="ORDERS", subjects=["orders.>"], retention="interest"))
+    with pytest.raises(ConfigError, match="retention='interest': passing by"):
+        app.handler(OrderPaid, durable="billing", filtered=False)(_nothing)
+    with pytest.raises(ConfigError, match="filtered=False with partitions="):
+        app.handler(OrderPaid, durable="billing", filtered=False, partitions=2)(_nothing)
+
+
+async def _nothing(event: OrderPaid) -> None: ...
+
+
+def test_a_wider_filter_loses_nothing() -> None:
+    place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject=">"))
+    existing = ConsumerConfig(durable_name="billing", filter_subject="orders.*.placed")
+    for found in (existing, ConsumerConfig(durable_name="billing", filter_subjects=["orders.*.paid", "orders.a"])):
+        [step] = plan_changes(
+            Topology(app="orders", consumers=[place]),
+            Found(streams={"ORDERS": StreamConfig(name="ORDERS")}, consumers={("ORDERS", "billing"): found}),
+        ).steps
+        assert [change.safety for change in step.changes] == ["safe"]
 
 
 def test_one_filter_for_several_is_a_change() -> None:

@@ -245,3 +245,9 @@ def test_several_filters_are_read_as_they_are_only_where_they_have_no_wildcards(
     assert reading_filters(["orders.paid", "orders.*.placed"]) == ["orders.>"]
     assert reading_filters(["a", "a.*"]) == [">"]
     assert reading_filters(["a.b.>", "a.*.c.d"]) == ["a.*.>"]
+
+
+def test_filters_with_wildcards_are_none_where_everything_may_be_read() -> None:
+    assert reading_filters(["orders.*.paid"], may_read_all=True) == []
+    assert reading_filters(["orders.paid.>", "orders.placed.>"], may_read_all=True) == []
+    assert reading_filters(["orders.paid", "orders.placed"], may_read_all=True) == ["orders.paid", "orders.placed"]

@@ -75,6 +75,9 @@ class HandlerSpec:
     """Parts that its keys are divided into, each with one worker at a time, so that order holds across processes."""
     takeover_s: float = 5.0
     """With partitions: how long after a worker fell silent another one takes its partitions; 1 or more."""
+    filtered: bool | None = None
+    """Whether the server picks out its events. If not, it reads all of the stream, and passes by the rest; by default
+    where it takes events of several subjects with wildcards from the app's own stream."""
     batch: int | None = None
     """Events in one call, at most; None is a handler of single events."""
     batch_wait_s: float = 0.2
@@ -111,6 +114,10 @@ class HandlerSpec:
             raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
 
     def _check_partitions(self, partitions: int) -> None:
+        if self.filtered is False:
+            raise ConfigError(
+                "filtered=False with partitions=: expected one of the two; copies are of its events alone"
+            )
         if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
             raise ConfigError(f"partitions={partitions!r}: expected 1 to {MAX_PARTITIONS}, or None for none")
         if not self.in_order or self.batch is not None:
@@ -142,6 +149,7 @@ class BatchHandlerOptions(TypedDict, total=False):
     ack_wait_s: float
     max_messages: int
     max_bytes: int
+    filtered: bool | None
 
 
 class HandlerOptions(BatchHandlerOptions, total=False):
@@ -171,6 +179,7 @@ class WorkflowOptions(TypedDict, total=False):
     partitions: int | None
     takeover_s: float
     breaker: Breaker | None
+    filtered: bool | None
 
 
 def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
@@ -276,6 +285,7 @@ class App(Declarations):
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
         lookups: Sequence[str] = (),
+        filtered: bool = False,
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
@@ -291,6 +301,8 @@ class App(Declarations):
             window: Have a state for each key and hour, or the like.
             lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
+            filtered: Have the server pick out the events. By default all of an app's own stream is read, and the rest
+                is left out here, which is faster unless the events are few among many.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
@@ -310,6 +322,7 @@ class App(Declarations):
                 "invariants": invariants,
                 "window": window,
                 "lookups": [self.projections[each] for each in lookups],
+                "filtered": filtered,
             }
             spec = make_spec(name, kind, options)
             if name in self.projections:
@@ -460,6 +473,11 @@ class App(Declarations):
             raise ConfigError("durable='projections': expected another name; the letters of projections have this one")
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
+        if spec.filtered is False and not self.keeps_what_is_acknowledged:
+            raise ConfigError(
+                f"handler {spec.durable!r}: filtered=False with retention={self.stream_config.retention!r}: passing by "
+                "messages of others would remove them. Expected retention='limits', or filtered=True"
+            )
         self.handlers[spec.durable] = spec
 
     def __repr__(self) -> str:

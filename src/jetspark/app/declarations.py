@@ -20,6 +20,7 @@ from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
+from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import (
     check_app_name,
     dead_letter_stream,
@@ -29,7 +30,7 @@ from jetspark.app.topology.names import (
     retry_stream,
 )
 from jetspark.app.topology.provisioning import apply_topology, make_plan
-from jetspark.core.subjects import is_subset, overlaps
+from jetspark.core.subjects import is_subset, overlaps, reading_filters
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
@@ -182,7 +183,8 @@ class Declarations:
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
 
         Raises:
-            ConfigError: The stream is no bucket's or not the app's own, or the type or the name cannot be used.
+            ConfigError: The stream is no bucket's or not the app's own, it would drop states (a limit of age, messages
+                or bytes, or retention by acknowledgement), or the type or the name cannot be used.
         """
         if not self.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
@@ -194,6 +196,7 @@ class Declarations:
             raise ConfigError(
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
+        check_keeps(self.stream_config, f"entities {name!r}", "their states")
         if not self.entity_specs:
             self.subjects = (*self.subjects, state_subjects(self.stream))
             self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
@@ -352,7 +355,7 @@ class Declarations:
     def consumers_of(self, spec: HandlerSpec) -> list[ConsumerPlace]:
         """The consumers of a handler: one of what it reads and one of its retries, or two for each partition."""
         if spec.partitions is None:
-            filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
+            filters = self.handler_filters(spec)
             one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
             return [
                 ConsumerPlace(self.stream, self._consumer(spec, spec.durable, **one)),
@@ -371,6 +374,22 @@ class Declarations:
             retries = self._retry_consumer(spec, name, f"-{partition}")
             places.append(ConsumerPlace(retry_stream(self.name), retries))
         return places
+
+    @property
+    def keeps_what_is_acknowledged(self) -> bool:
+        """Whether messages stay in the stream when a consumer has acknowledged them, as far as it is declared here."""
+        return self.stream_config.retention in (None, "limits")
+
+    def handler_filters(self, spec: HandlerSpec) -> list[str]:
+        """What the consumer of a handler asks for: the subjects of its events, or ``>`` for everything.
+
+        Several filters with wildcards cost the server milliseconds a message: see ``reading_filters``.
+        """
+        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
+        reads_all = spec.filtered is False
+        if spec.filtered is None and spec.partitions is None and self.owns_stream and self.keeps_what_is_acknowledged:
+            reads_all = len(filters) > 1 and not reading_filters(filters, may_read_all=True)
+        return [">"] if reads_all else filters
 
     def _consumer(self, spec: HandlerSpec, name: str, **fields: Any) -> ConsumerConfig:
         return ConsumerConfig(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.tokens import unescape
+from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import escape_token
 from jetspark.codes import Code
 from jetspark.errors import ConfigError, MessageNotFound, ServerError
@@ -71,18 +72,7 @@ def check_stream(config: StreamConfig) -> None:
     Raises:
         ConfigError: The stream would drop timers, or the server allows none in it.
     """
-    limits = {"max_messages": config.max_messages, "max_bytes": config.max_bytes}
-    for field, limit in limits.items():
-        if limit is not None and limit > 0:
-            raise ConfigError(
-                f"timers=True with {field}={limit}: at its limit the stream drops timers in silence. Limit its age "
-                "instead, which timers are exempt from"
-            )
-    if config.retention not in (None, "limits"):
-        raise ConfigError(
-            f"timers=True with retention={config.retention!r}: a stream that forgets what was acknowledged forgets "
-            "timers. Expected retention='limits'"
-        )
+    check_keeps(config, "timers=True", "timers", survives_age=True)
     for field, why in {"mirror": "a mirror", "sources": "a stream with sources"}.items():
         if getattr(config, field):
             raise ConfigError(f"timers=True with {field}: the server allows no schedules in {why}")

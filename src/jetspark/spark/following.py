@@ -235,7 +235,7 @@ def check_loss(start: Offset, heads: Iterable[Head], *, is_allowed: bool) -> boo
     is_lost = False
     for head in heads:
         position = start.streams[head.stream]
-        if position.is_promised and position.next < min(head.first, head.next):
+        if position.is_promised and position.next < min(head.whole_from, head.next):
             is_lost = True
             loss = DataLoss(head.stream, position.next, head.first, LOSS_REMEDY)
             if not is_allowed:

@@ -87,6 +87,13 @@ class Head:
     next: int
     bytes_per_sequence: float = 0.0
     """The mean of what is there, deleted messages counted as nothing."""
+    kept_from: int | None = None
+    """Known of some streams: nothing that counts was removed from here on, though the stream begins later."""
+
+    @property
+    def whole_from(self) -> int:
+        """What is before this sequence may be lost."""
+        return self.first if self.kept_from is None else self.kept_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
+from jetspark.app.replay import replay_handler
 from jetspark.server import NatsServer
 
 _numbers = itertools.count(1)
@@ -304,3 +305,35 @@ async def test_a_batch_that_takes_too_long_is_cancelled(server: NatsServer, js: 
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "report"))
     assert batches == [[0, 1], [0], [1]]
+
+
+async def test_a_handler_of_several_subjects_reads_its_own_stream_whole_and_passes_by_the_rest(
+    server: NatsServer, js: JetStream
+) -> None:
+    """A server takes milliseconds for each message of a consumer with several filters, if there are many subjects."""
+    app, seen = new_app(), list[str]()
+
+    @app.handler(Paid, Billed, durable="billing")
+    async def note(event: Paid | Billed) -> None:
+        seen.append(f"{type(event).__name__} {event.order_id}")
+
+    await set_up(js, app)
+    for number in range(20):
+        await js.publish(f"orders.o{number}.audited", b"no event")
+        await publish(js, app, Paid(order_id=f"o{number}"))
+    async with running(app, server.url):
+        await until(lambda: len(seen) == 20)
+        await publish(js, app, Billed(order_id="o1", receipt="r"))
+        last = await js.publish("orders.o1.audited", b"no event")
+        consumer = await (await js.stream(app.stream)).consumer("billing")
+
+        async def is_settled_up_to_the_end() -> bool:
+            info = await consumer.info()
+            return not info.pending and not info.ack_pending and info.ack_floor.stream_sequence == last.sequence
+
+        await until(is_settled_up_to_the_end)
+        assert (await consumer.info()).config.filter_subject == ">"
+    assert seen == [*(f"Paid o{number}" for number in range(20)), "Billed o1"]
+    assert not (await (await js.stream(app.dead_letter_stream)).info()).state.messages
+    done = await replay_handler(js, app, "billing", effects=True)
+    assert (done.done, done.failed) == (21, 0)

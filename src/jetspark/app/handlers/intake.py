@@ -322,6 +322,8 @@ class Intake:
         subject = message.subject
         if self.partition is not None:
             _, sequence, subject = copied_from(message.headers, subject)
+        if not self._worker.is_wanted(subject):
+            return message.ack()  # of others: the consumer has no filter
         event, key = self._decode(subject, message.data, message.raw_headers)
         item = WorkItem(
             key,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.app.clock import utc_now
-from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.dead_letters.letters import error_text
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.calling import HandlerCalls
@@ -37,6 +37,7 @@ from jetspark.app.handlers.settling import (
     prepare,
 )
 from jetspark.core.backoff import Backoff
+from jetspark.core.subjects import on_one_of
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.publish.steps import ReadClock
 
@@ -86,6 +87,8 @@ class HandlerWorker:
         self.room = Room(self.machine)
         self.catalogue = catalogue
         self.kinds = frozenset(spec.events)
+        self.is_wanted = on_one_of([contract_of(kind).subject.filter for kind in spec.events])
+        """Whether a subject is one of its events'; its consumer may have a wider filter."""
         self.is_stopping = False
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
         self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)

@@ -61,8 +61,10 @@ class ProjectionSpec:
         version: int = 1,
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
+        filtered: bool = False,
     ) -> None:
         self.name = check_app_name(name)
+        self.filtered = filtered
         self.events = tuple(events)
         if not self.events:
             raise ConfigError(f"projection {name!r}: events=[]: expected at least one type of event")

@@ -72,16 +72,18 @@ class Routing(NamedTuple):
 class Router:
     """Knows which events concern which projections."""
 
-    def __init__(self, specs: Iterable[ProjectionSpec], catalogue: Catalogue) -> None:
+    def __init__(self, specs: Iterable[ProjectionSpec], catalogue: Catalogue, *, owns_stream: bool = False) -> None:
+        """``owns_stream`` says that most of what the stream has is events of the application."""
         self.specs = {spec.name: spec for spec in specs}
         self._catalogue = catalogue
         self._of_kind: dict[type[Any], list[ProjectionSpec]] = {}
         for spec in self.specs.values():
             for kind in spec.events:
                 self._of_kind.setdefault(kind, []).append(spec)
+        self._may_read_all = owns_stream and not all(spec.filtered for spec in self.specs.values())
         filters = self.filters
-        # A single filter is what the server is asked for. With several, messages on others may come, too.
-        self._is_wanted = on_one_of(filters) if len(filters) > 1 else None
+        self.is_wanted = None if self.reading == filters else on_one_of(filters)
+        """Tells the subjects of events from others, where more is read; None where the server does."""
 
     @property
     def filters(self) -> list[str]:
@@ -91,8 +93,8 @@ class Router:
 
     @property
     def reading(self) -> list[str]:
-        """What to ask the server for; it may be more than :attr:`filters`, and the rest is left out here."""
-        return reading_filters(self.filters)
+        """What to ask the server for; an empty list is everything. What is not on :attr:`filters` is left out here."""
+        return reading_filters(self.filters, may_read_all=self._may_read_all)
 
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
@@ -117,7 +119,7 @@ class Router:
     def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:
         """The keys of each of many messages; of none that is on no filter. This is the inner loop of all reading."""
         of_kind, catalogue, nothing = self._of_kind, self._catalogue, list[Failure]()
-        is_wanted = self._is_wanted
+        is_wanted = self.is_wanted
         for message in messages:
             sequence, subject, data, headers, time_us = message
             if is_wanted is not None and not is_wanted(subject):

@@ -33,7 +33,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.marks import Parked, position_key
-from jetspark.app.projections.positions import FoldPosition, first_ever, part_start, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, part_start, position_change, start_of
 from jetspark.app.projections.shares import PartitionShares, part_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.unreadable import write_unreadable
@@ -43,6 +43,7 @@ from jetspark.core.numbers import seconds, whole
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.changes import Change
+from jetspark.state.losses import first_ever, front_of
 from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
@@ -128,6 +129,11 @@ class _Place:
         self.start = 0
         self._missed: tuple[int, int] | None = None
         """What the stream has dropped before it was read, and the position does not say yet."""
+        self._first_event = self._last_event = 0
+        self._is_from_first = False
+        """What is read here begins with the first event of the stream."""
+        self._taken_event = self.reached_event = 0
+        """The last event of what is being stored, and of what is stored."""
         # A procedure at a time: storing must not wait until something is loaded.
         self.loading, self.storing = ProcedureRunner(js), ProcedureRunner(js)
 
@@ -141,6 +147,30 @@ class _Place:
             parts = await self._read_parts()
             self._part_revisions = {part: revision for part, (_, revision) in parts.items()}
             self.start = min(part_start(parts[part][0], self.written) for part in self._held)
+        self.reached_event = self.written.last_event
+
+    def note_beginning(self, first: int, whole_from: int) -> None:
+        """Where the stream once began, and from where on nothing of it is lost."""
+        self.note_missed(max(self.start + 1, first), whole_from - 1)
+        self._is_from_first = self.start == 0 and self._missed is None
+
+    def note_events(self, rows: Sequence[KeyRow]) -> None:
+        """Some of the events that were read."""
+        self._first_event = self._first_event or rows[0][1]
+        self._last_event = rows[-1][1]
+
+    def take_event(self) -> None:
+        """What was read until now is going to be stored."""
+        self._taken_event = self._last_event
+
+    def settle_event(self) -> None:
+        """It is stored."""
+        self.reached_event = max(self.reached_event, self._taken_event)
+
+    def _reaching(self, sequence: int) -> FoldPosition:
+        """The position, further on."""
+        last = self.reached_event if self.reached_event <= sequence else 0
+        return self.written.reaching(sequence, self._first_event if self._is_from_first else 0, last)
 
     def is_mine(self, key: str) -> bool:
         return self._held is None or part_of(key, self._partitions) in self._held
@@ -200,7 +230,7 @@ class _Place:
                 await self._store_parts(through)
             return is_done
         if with_position and (through > self.written.sequence or self._missed is not None):
-            wanted = self.written._replace(sequence=max(through, self.written.sequence))
+            wanted = self._reaching(max(through, self.written.sequence))
             if self._missed is not None:
                 wanted = wanted.missing(*self._missed)
             position = [position_change(wanted, self.revision)]
@@ -240,7 +270,7 @@ class _Place:
         self.written = known if found is None else found._replace(version=known.version)
         parts = await self._read_parts()
         self._part_revisions = {part: revision for part, (_, revision) in parts.items()}
-        whole = self.written._replace(sequence=min(part_start(parts[part][0], self.written) for part in parts))
+        whole = self._reaching(min(part_start(parts[part][0], self.written) for part in parts))
         if self._missed is not None:
             whole = whole.missing(*self._missed)
         if whole != self.written:
@@ -308,7 +338,7 @@ class _Engine:
     ) -> None:
         self._app, self._js, self._options, self.counts = app, js, options, counts
         self._places = {place.spec.name: place for place in places}
-        self._router = Router([place.spec for place in places], catalogue)
+        self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream)
         self._is_partitioned = options.partitions > 1
         self._read = 0
         """Everything up to here is folded, or has a letter."""
@@ -319,6 +349,8 @@ class _Engine:
         """Everything up to here is stored."""
         self._gap_from: int | None = None
         """Behind this sequence some were not delivered: they are for others, or the stream has dropped them."""
+        self._last_event = self._gap_witness = 0
+        """The last event that was read; and the last one before the gap."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
         self._is_ending = False
         self._position_at = clock.now()
@@ -355,10 +387,17 @@ class _Engine:
         beginning = FoldPosition.beginning(self._app.stream, stream.cached_info.created)
         await asyncio.gather(*(place.open(beginning) for place in self._places.values()))
         self._read = self._through = min(place.start for place in self._places.values())
-        info = stream.cached_info
+        first = first_ever(stream.cached_info.config)
         for place in self._places.values():
-            place.note_missed(max(place.start + 1, first_ever(info.config)), info.state.first_sequence - 1)
+            place.note_beginning(first, await self._whole_from(place.reached_event))
+        self._last_event = min(place.reached_event for place in self._places.values())
         return beginning
+
+    async def _whole_from(self, witness: int) -> int:
+        """From where on the stream has lost no event, as an event that was read bears witness."""
+        context = context_of(self._js)
+        info = await (await self._js.stream(self._app.stream)).info()
+        return (await context.run(front_of(context.api, info, witness))).whole_from
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -381,8 +420,13 @@ class _Engine:
         rows: dict[str, list[KeyRow]] = {name: [] for name in places}
         failed = self._router.sort([recorded_of(message) for message in messages], rows)
         sequence = sequence_of(messages[-1])
+        if sequence - self._read != len(messages) and self._gap_from is None:
+            self._gap_from, self._gap_witness = self._read, self._last_event
         for name, place in places.items():
             mine = rows[name]
+            if mine:
+                place.note_events(mine)
+                self._last_event = max(self._last_event, mine[-1][1])
             if self._read < place.start:  # this one is further than others
                 mine = [row for row in mine if row[1] > place.start]
             if self._is_partitioned:
@@ -394,8 +438,6 @@ class _Engine:
         for recorded, failures in failed:
             [message] = [each for each in messages if sequence_of(each) == recorded.sequence]
             await self._write_letter(message, failures)
-        if sequence - self._read != len(messages) and self._gap_from is None:
-            self._gap_from = self._read
         self._read, self._pending = sequence, messages[-1].metadata.pending
         self._folded += len(messages)
         self.counts.events += len(messages)
@@ -456,6 +498,8 @@ class _Engine:
     async def _store(self) -> None:
         while True:
             through, folded = self._read, self._folded
+            for place in self._places.values():
+                place.take_event()
             now = clock.now()
             with_position = self._is_ending or now - self._position_at >= self._options.position_every_s
             if with_position:
@@ -464,6 +508,8 @@ class _Engine:
             done = await _all([self._store_in(place, with_position) for place in self._places.values()])
             self._tell_parked()
             if all(done):
+                for place in self._places.values():
+                    place.settle_event()
                 self._through, self._stored_events = through, folded
                 self.counts.position = through
                 self.counts.batches += 1
@@ -475,10 +521,10 @@ class _Engine:
         gap_from, self._gap_from = self._gap_from, None
         if gap_from is None:
             return
-        first = (await (await self._js.stream(self._app.stream)).info()).state.first_sequence
-        if first > gap_from + 1:
+        whole_from = await self._whole_from(self._gap_witness)
+        if whole_from > gap_from + 1:
             for place in self._places.values():
-                place.note_missed(gap_from + 1, first - 1)
+                place.note_missed(gap_from + 1, whole_from - 1)
 
     async def _store_in(self, place: _Place, with_position: bool) -> bool:
         try:

@@ -5,30 +5,30 @@ a sequence. Every event at or below that sequence is stored, or parks its key, o
 compare-and-set, and not after every batch: what was read once more changes nothing.
 
 A position is moved back by one thing only, the repair of a parked key. An engine passes by the events of such a key, so
-a repaired state is right only together with a position at or below its sequence. Whoever repairs a key writes both in
-one atomic batch, key and position by their revisions, and counts the repair in ``repairs`` (:meth:`Position.repaired`).
-Then an engine that begins later reads again what the state has not; and one that runs finds its own next position
-refused, sees that there was a repair, and begins anew from the position it finds.
+a repaired state is right only together with a position at or below its sequence. A repair writes both in one atomic
+batch, key and position by their revisions, and counts itself in ``repairs`` (:meth:`FoldPosition.repaired`). Then an
+engine that begins later reads again what the state has not; and one that runs finds its own next position refused,
+sees that there was a repair, and begins anew from the position it finds.
 
 Where keys are folded in partitions, each has a position of its own besides, under ``_jetspark.position.<part>-<of>``;
-that of the bucket is the lowest of them, so whoever knows nothing of partitions is right.
+that of the bucket is the lowest of them, so a reader that knows nothing of partitions is right.
 
 A position also says which version of the fold it is of, so that another version touches nothing; and which events may
-be missing: the stream dropped them, by its limits or a purge, before they were read. That is never forgotten.
+be missing: the stream dropped them, by its limits or a purge, before they were read. That is never forgotten. And it
+names two events that were read, so that a later reader can tell whether events were dropped (``state/losses``).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jetspark.app.projections.marks import position_key
 from jetspark.errors import ProtocolError, UsageError
-from jetspark.jetstream.config import StreamConfig
 from jetspark.state.changes import Change
 
-__all__ = ["FoldPosition", "first_ever", "part_start", "position_change", "start_of"]
+__all__ = ["FoldPosition", "part_start", "position_change", "start_of"]
 
 
 class FoldPosition(NamedTuple):
@@ -44,6 +44,23 @@ class FoldPosition(NamedTuple):
     """Of the fold that makes the states; 0 where nobody has said."""
     missed: tuple[int, int] | None = None
     """The stream had dropped events between these sequences, both included, before they could be read."""
+    witnesses: tuple[int, int] | None = None
+    """The first event of the projection in the stream, and the last one that was read up to this position; 0 for one
+    that is not known.
+    """
+
+    @property
+    def first_event(self) -> int:
+        return 0 if self.witnesses is None else self.witnesses[0]
+
+    @property
+    def last_event(self) -> int:
+        return 0 if self.witnesses is None else self.witnesses[1]
+
+    def reaching(self, sequence: int, first_event: int, last_event: int) -> FoldPosition:
+        """The same, further on: with the events that were read up to there, 0 for none."""
+        first, last = self.first_event or first_event, max(self.last_event, last_event)
+        return self._replace(sequence=sequence, witnesses=(first, last) if first or last else None)
 
     def missing(self, first: int, last: int) -> FoldPosition:
         """The same, with events missing between two sequences, besides those that are missing already."""
@@ -52,7 +69,11 @@ class FoldPosition(NamedTuple):
 
     def repaired(self, sequence: int) -> FoldPosition:
         """What goes with a repaired state that has the events up to ``sequence``."""
-        return self._replace(sequence=min(self.sequence, sequence), repairs=self.repairs + 1)
+        back = self._replace(sequence=min(self.sequence, sequence), repairs=self.repairs + 1)
+        if self.last_event <= back.sequence:
+            return back
+        # An event behind the position says nothing of those that are to be read again. The first one always does.
+        return back._replace(witnesses=(self.first_event, self.first_event) if self.first_event else None)
 
     def encode(self) -> bytes:
         fields = {name: value for name, value in self._asdict().items() if value is not None}
@@ -68,8 +89,8 @@ class FoldPosition(NamedTuple):
             fields = json.loads(value)
             stream, created = str(fields["stream"]), str(fields["created"])
             repairs, version = int(fields.get("repairs", 0)), int(fields.get("version", 0))
-            missed = fields.get("missed") and (int(fields["missed"][0]), int(fields["missed"][1]))
-            found = cls(stream, created, int(fields["sequence"]), repairs, version, missed)
+            missed, witnesses = _pair(fields.get("missed")), _pair(fields.get("witnesses"))
+            found = cls(stream, created, int(fields["sequence"]), repairs, version, missed, witnesses)
         except (ValueError, KeyError, TypeError, IndexError):
             raise ProtocolError(f"the position of a projection is not readable: {value[:200]!r}") from None
         return found
@@ -108,11 +129,6 @@ def start_of(
     return stored if not version else stored._replace(version=version)
 
 
-def first_ever(config: StreamConfig) -> int:
-    """The sequence of the first message that a stream ever had."""
-    return max(1, config.first_sequence or 1)
-
-
 def position_change(position: FoldPosition, revision: int, part: str = "") -> Change:
     """The write of a position, if the record still has this revision; 0 if there is none."""
     return Change(position_key(part), position.encode(), "put", position.sequence, revision)
@@ -124,6 +140,14 @@ def part_start(part: FoldPosition | None, whole: FoldPosition) -> int:
     The position of the whole bucket is never beyond that of a partition. That of the partition counts only if nothing
     was repaired since it was written: a repair moves the position of the whole back.
     """
-    if part is None or part._replace(sequence=0, missed=None) != whole._replace(sequence=0, missed=None):
+    if part is None or _bare(part) != _bare(whole):
         return whole.sequence
     return max(part.sequence, whole.sequence)
+
+
+def _bare(position: FoldPosition) -> FoldPosition:
+    return position._replace(sequence=0, missed=None, witnesses=None)
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    return None if not value else (int(value[0]), int(value[1]))

@@ -37,6 +37,7 @@ from jetspark.jetstream.kv import operation_of, subject_of, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current, current_of, stored_sequence
 from jetspark.state.lookup import stored_of
+from jetspark.state.losses import first_ever, front_of
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
@@ -324,12 +325,9 @@ class View:
         position = await self._load(position_key())
         if position.value is not None and present.sequence <= sequence <= FoldPosition.decode(position.value).sequence:
             return self._entry(name, present)
-        stream = await self._js.stream(self._app.stream)
-        first = stream.cached_info.state.first_sequence
-        if first > 1:
-            raise DataLoss(self._app.stream, 1, first)
+        await self._check_is_whole(0 if position.value is None else FoldPosition.decode(position.value).first_event)
         state = KeyState(self._spec, name, NOTHING)
-        router = Router([self._spec], self._app.catalogue)
+        router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:
@@ -349,6 +347,13 @@ class View:
             return self._entry(name, NOTHING)
         value = change.value if change.operation == "put" else None
         return self._entry(name, Current(value, change.sequence or 0, 0, None, change.mark))
+
+    async def _check_is_whole(self, first_event: int) -> None:
+        info = (await self._js.stream(self._app.stream)).cached_info
+        head = await self._context.run(front_of(self._context.api, info, first_event))
+        first = first_ever(info.config)
+        if head.whole_from > first:
+            raise DataLoss(self._app.stream, first, head.whole_from)
 
 
 class ViewReplica:

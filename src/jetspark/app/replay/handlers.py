@@ -36,7 +36,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import NoteKeeper, new_id, noting
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
-from jetspark.core.subjects import matches
+from jetspark.core.subjects import matches, on_one_of
 from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
@@ -200,7 +200,7 @@ async def plan_handler_replay(
         DataLoss: Some of the range is gone.
     """
     spec = handler_of(app, handler)
-    history = StreamHistory(js, app.stream, _filters(spec))
+    history = _history(js, app, spec)
     extent = await history.extent(request)
     plan = HandlerReplayPlan(handler=spec.name, extent=extent)
     plan.deleted = (await history.info()).state.deleted_count
@@ -253,7 +253,7 @@ async def replay_handler(
             "it that this is a replay: call its function with the events"
         )
     records = await js.kv(handler_bucket(app.name))
-    history = StreamHistory(js, app.stream, _filters(spec))
+    history = _history(js, app, spec)
     if resume is None:
         request = request or ReplayRequest()
         keeper = await _begin(records, spec, request, effects, await history.extent(request))
@@ -374,6 +374,8 @@ class _HandlerReplay:
         else:
             self._calls = HeldBackCalls(app, spec, store, dependencies, utc_now, log, records=store.records)
         self._slots = asyncio.Semaphore(spec.concurrency)
+        self._is_wanted = on_one_of(_filters(spec))
+        self._last_event = 0
         self._rng = random.SystemRandom()
 
     async def run(self, pace: ReadingRate) -> None:
@@ -393,7 +395,7 @@ class _HandlerReplay:
         self._on_progress(record)
 
     def _config(self) -> ConsumerConfig:
-        filters = list(_filters(self._spec))
+        filters = self._app.handler_filters(self._spec)
         one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
         return ConsumerConfig(
             durable_name=self._record.consumer,
@@ -420,14 +422,15 @@ class _HandlerReplay:
                 record.at = record.last
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
-        head = head_of(await _patiently(self._history.info))
-        if record.at + 1 < head.first <= first and record.at + 1 < first:
+        begin = (await _patiently(lambda: self._history.head(self._last_event))).whole_from
+        if record.at + 1 < begin <= first:
             # Nobody can tell whether what was between them was for this handler.
-            raise DataLoss(record.stream, record.at + 1, head.first, "it was removed before it was read")
+            raise DataLoss(record.stream, record.at + 1, begin, "it was removed before it was read")
         lanes: dict[Any, list[WorkItem]] = {}
         for message in messages:
             item = self._item(message)
             if item is not None:
+                self._last_event = item.sequence
                 lanes.setdefault(item.sequence if item.key is None or not self._spec.in_order else item.key, []).append(
                     item
                 )
@@ -442,6 +445,8 @@ class _HandlerReplay:
         record, sequence = self._record, message.metadata.stream_sequence
         if not record.at < sequence <= record.last:
             return None  # handled before, or behind the range
+        if not self._is_wanted(message.subject):
+            return None
         if record.request.subject is not None and not matches(record.request.subject, message.subject):
             return None
         event, key = self._decoding.decode(message.subject, message.data, message.raw_headers)
@@ -510,6 +515,11 @@ class _HandlerReplay:
 
 def _filters(spec: HandlerSpec) -> list[str]:
     return list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
+
+
+def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
+    reading: list[str] | None = [] if app.handler_filters(spec) == [">"] else None
+    return StreamHistory(js, app.stream, _filters(spec), reading)
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
@@ -15,14 +15,16 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
 from jetspark.app.replay.contents import NOTHING, KeyContent
-from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of, first_ever
+from jetspark.app.replay.places import read_position
+from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.wire import time_text
 from jetspark.state.changes import Current
 from jetspark.state.deliveries import delivery
-from jetspark.state.scan import Head, Range, RangeScan, head_of
+from jetspark.state.losses import first_ever, front_of
+from jetspark.state.scan import Head, Range, RangeScan
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
@@ -79,16 +81,26 @@ class ReadingRate:
 class StreamHistory:
     """A stream, from its beginning."""
 
-    def __init__(self, js: JetStream, stream: str, filters: Sequence[str]) -> None:
+    def __init__(
+        self, js: JetStream, stream: str, filters: Sequence[str], reading: Sequence[str] | None = None
+    ) -> None:
+        """``reading`` is what to ask the server for, where that is decided already."""
         self._js, self._stream = js, stream
         self.filters = tuple(filters)
         # It may be more than was asked for; the rest is left out here.
-        self._server_filters = tuple(reading_filters(filters))
+        self._server_filters = tuple(reading_filters(filters) if reading is None else reading)
         self._is_wanted = None if {*self._server_filters} == {*filters} else on_one_of(filters)
+        self.first_event = 0
+        """The first event that the stream ever had on these filters; 0 if it is not known."""
 
     async def info(self) -> StreamInfo:
         """The stream as it is now."""
         return await (await self._js.stream(self._stream)).info()
+
+    async def head(self, witness: int | None = None) -> Head:
+        """Where it begins and ends, and what of its front may be lost; ``witness`` is an event that was read."""
+        context, info = context_of(self._js), await self.info()
+        return await context.run(front_of(context.api, info, self.first_event if witness is None else witness))
 
     async def last(self) -> int:
         """The last sequence of the stream."""
@@ -109,11 +121,10 @@ class StreamHistory:
         Raises:
             DataLoss: Some of them are gone.
         """
-        info = await self.info()
-        head = head_of(info)
+        head, first = await self.head(), first_ever((await self.info()).config)
         since = None if request.since is None else await self._sequence_at(head, request.since)
         until = None if request.until is None else await self._sequence_at(head, request.until)
-        return extent_of(request, head, first_ever(info.config), since_seq=since, until_seq=until)
+        return extent_of(request, head, first, since_seq=since, until_seq=until)
 
     async def whole(self, last: int | None = None) -> Extent:
         """Everything there ever was, up to a sequence or to the end.
@@ -129,10 +140,9 @@ class StreamHistory:
         Raises:
             DataLoss: Some of them are gone.
         """
-        info = await self.info()
-        begin = max(first, first_ever(info.config))
+        begin = max(first, first_ever((await self.info()).config))
         found = Extent(stream=extent.stream, created=extent.created, first=begin, last=last)
-        check_is_whole(found, head_of(info))
+        check_is_whole(found, await self.head())
         return found
 
     async def messages(self, extent: Extent, pace: ReadingRate | None = None) -> AsyncGenerator[list[Recorded], None]:
@@ -144,17 +154,25 @@ class StreamHistory:
         """
         if extent.is_empty:
             return
-        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters)
+        # What a scan takes for lost may be states and timers. An event that was read tells, when all was read.
+        is_kept = (await self.head()).kept_from is not None
+        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters, is_kept)
         scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
         size = None if pace is None else pace.portion
+        first_read = 0
         async with aclosing(ProcedureRunner(self._js).pieces(scan)) as pieces:
             async for piece in pieces:
                 for begin in range(0, len(piece), size or len(piece)):
                     portion = piece[begin : begin + (size or len(piece))]
                     if pace is not None:
                         await pace.let(len(portion))
-                    yield [_recorded(message) for message in portion]
+                    found = [_recorded(message) for message in portion]
+                    if is_kept and not first_read:
+                        first_read = next((each.sequence for each in self.wanted(found, None)), 0)
+                    yield found
                     await asyncio.sleep(0)  # decoding takes a while, and others have work to do
+        if first_read:
+            check_is_whole(extent, await self.head(first_read))
 
     def wanted(self, messages: list[Recorded], subject: str | None) -> list[Recorded]:
         """Those on the filters, and on a subject, if one is given."""
@@ -175,9 +193,17 @@ class StreamHistory:
 class History(StreamHistory):
     """The stream of a projection, from its beginning."""
 
+    @classmethod
+    async def open(cls, js: JetStream, app: App, spec: ProjectionSpec, bucket: str) -> Self:
+        """With the first event, as far as the bucket of the projection knows it."""
+        history = cls(js, app, spec)
+        position = (await read_position(js, bucket)).position
+        history.first_event = 0 if position is None else position.first_event
+        return history
+
     def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
-        self.router = Router([spec], app.catalogue)
-        super().__init__(js, app.stream, self.router.filters)
+        self.router = Router([spec], app.catalogue, owns_stream=app.owns_stream)
+        super().__init__(js, app.stream, self.router.filters, self.router.reading)
 
     async def read(
         self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None

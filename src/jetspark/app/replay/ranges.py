@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.app.contracts.tokens import escape
-from jetspark.app.projections.positions import first_ever
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, DataLoss
 from jetspark.state.scan import Head
 
-__all__ = ["Extent", "ReplayRequest", "check_is_whole", "extent_of", "first_ever"]
+__all__ = ["Extent", "ReplayRequest", "check_is_whole", "extent_of"]
 
 _REMEDY = "events that are gone cannot be replayed; begin at or after the first, or restore the stream from a backup"
 
@@ -123,7 +122,7 @@ def extent_of(
     begin = first if request.from_seq is None else max(request.from_seq, first)
     if since_seq is not None:
         # The first message there is is young enough: those before it, which are gone, may have been as well.
-        begin = since_seq if since_seq > head.first else first
+        begin = since_seq if since_seq > head.whole_from else first
     last = head.next - 1
     if request.from_seq is not None and request.from_seq > last:
         raise ConfigError(f"from_seq={request.from_seq}: stream {head.stream!r} ends at {last}")
@@ -139,8 +138,8 @@ def extent_of(
 def check_is_whole(extent: Extent, head: Head) -> None:
     """
     Raises:
-        DataLoss: The stream begins behind the first sequence of the range.
+        DataLoss: The stream begins behind the first sequence of the range, and events may be gone with that.
     """
-    if not extent.is_empty and extent.first < head.first:
+    if not extent.is_empty and extent.first < head.whole_from:
         lost = f"the range {extent.first} to {extent.last} is not all there: {_REMEDY}"
         raise DataLoss(extent.stream, extent.first, head.first, lost)

@@ -137,7 +137,7 @@ async def rebuild(
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
-    history = History(js, app, spec)
+    history = await History.open(js, app, spec, alias.place.bucket)
     if resume is not None:
         keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
         extent = await history.whole()
@@ -213,7 +213,7 @@ class _Rebuilding:
         self._noted_at = 0.0
         self._parked_before = keeper.record.parked
         """Keys that are parked at events up to where this process began to fold."""
-        self._began_at = 0
+        self._began_at = self._first_event = 0
 
     async def run(self, pace: ReadingRate, *, check: bool, engine: FoldEngine | None = None) -> None:
         """Fold everything, up to close to the end of the stream."""
@@ -246,6 +246,7 @@ class _Rebuilding:
         name, version = self._spec.name, self._spec.version
         self._position = start_of(noted.position, beginning, projection=name, bucket=self._bucket, version=version)
         self._revision, self._began_at = noted.revision, self._position.sequence
+        self._first_event = self._history.first_event
 
     async def _have_folded(self, engine: FoldEngine) -> None:
         """Let another engine fold what is there now."""
@@ -281,6 +282,8 @@ class _Rebuilding:
 
     async def _store(self, events: Events) -> None:
         record, states = self._keeper.record, self._states
+        if events.rows and not self._first_event and not self._began_at:
+            self._first_event = events.rows[0][1]
         if missing := states.missing(events.rows):
             states.add(missing, await self._runner.run(self._target.load_all(missing)))
         states.apply(events.rows)
@@ -311,7 +314,7 @@ class _Rebuilding:
 
     async def _note(self, sequence: int) -> None:
         """The position, then the record: what is said to be done is stored."""
-        wanted = self._position._replace(sequence=sequence)
+        wanted = self._position.reaching(sequence, self._first_event, self._first_event)
         outcome = await self._runner.run(self._target.store_all([position_change(wanted, self._revision)]))
         if outcome.conflicts:
             noted = await read_position(self._js, self._bucket)

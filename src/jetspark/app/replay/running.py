@@ -146,7 +146,7 @@ async def plan_replay(
     check_no_rate(rate, engine)
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
-    history = History(js, app, spec)
+    history = await History.open(js, app, spec, place.bucket)
     extent = await history.extent(request)
     plan = ReplayPlan(projection=spec.name, bucket=place.bucket, version=spec.version, extent=extent)
     plan.deleted = (await history.info()).state.deleted_count
@@ -184,7 +184,7 @@ async def run_replay(
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
-    history = History(js, app, spec)
+    history = await History.open(js, app, spec, place.bucket)
     if resume is not None:
         keeper = await RecordKeeper.resume(records, spec, resume, "replay")
         extent = await history.between(keeper.record.extent, keeper.record.first, keeper.record.last)
@@ -220,7 +220,7 @@ async def repair_keys(
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
-    history = History(js, app, spec)
+    history = await History.open(js, app, spec, place.bucket)
     request = ReplayRequest(keys=tuple(keys))
     if not request.keys:
         raise ConfigError("keys=(): expected at least one key to repair")

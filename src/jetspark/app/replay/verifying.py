@@ -135,7 +135,7 @@ async def verify(
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     await _check_is_complete(js, spec.name, app.stream, place.bucket)
-    history = History(js, app, spec)
+    history = await History.open(js, app, spec, place.bucket)
     last = await history.last_event()
     boundary = min(to_seq or last, last)
     reached = await await_position(js, place.bucket, boundary, wait_s)

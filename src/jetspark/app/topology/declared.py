@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig
@@ -343,7 +344,7 @@ def _consumer_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]
     if name in _CONSUMER_FILTERS:
         before = set(found) if isinstance(found, list | tuple) else {found} - {None, ""}
         after = set(declared) if isinstance(declared, list | tuple) else {declared}
-        lost = sorted(before - after)
+        lost = sorted(each for each in before if not any(is_subset(each, other) for other in after))
         return ("destructive", f"{', '.join(lost)} is no longer delivered") if lost else ("safe", "")
     if name == "max_deliver" and _limit(declared) < _limit(found if found is not None else 0):
         return "destructive", "messages that were delivered that often are given up"

@@ -24,6 +24,7 @@ class ProjectionOptions(SourceOptions):
     outline: str = option(text, "what the driver's code declares; workers compare", default="")
     projections: tuple[str, ...] = option(names, "names of projections", default=())
     buckets: tuple[str, ...] = option(names, "the bucket of each", default=())
+    events: tuple[str, ...] = option(names, "subjects of the events; `subjects` may be more", default=())
     letters: bool = option(boolean, "write dead letters of messages that cannot be read", default=True)
     is_stored: bool = option(boolean, "fold into the buckets, and not from nothing", default=True, name="stored")
     report: str | None = option(text, "key of the application's records that is told what a batch write has done")
@@ -36,6 +37,10 @@ class ProjectionOptions(SourceOptions):
     patience_s: float = option(
         milliseconds, "longest wait for a server that is away", default=PATIENCE_S, name="patienceMs"
     )
+
+    @property
+    def wanted_subjects(self) -> tuple[str, ...]:
+        return self.events or self.subjects
 
     def __post_init__(self) -> None:
         SourceOptions.__post_init__(self)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from jetspark.blocking import JetStream
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.engine.covering import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
@@ -15,6 +18,7 @@ from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.spark.stream.source import BatchReader, StreamReader
+from jetspark.state.scan import Head
 
 __all__ = ["batch_reader", "stream_reader"]
 
@@ -48,12 +52,23 @@ def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.
 def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> list[InputPartition]:
     """The partitions, if the buckets have everything before them."""
     ranges = [each.value for each in planned]
+    if not ranges:
+        return []
+    front = patiently(options, partial(_look, options=options), patience_s=options.patience_s)
+    # A task cannot tell whether what is gone was an event. It was asked here, before anything is read.
+    parts = [replace(part, is_earliest=True) if front.kept_from is not None else part for part in ranges]
     if not options.is_stored:
-        return [InputPartition((part, Covered(part.start, part.end))) for part in ranges]
+        return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
     from jetspark.spark.engine.reaching import check_ranges
 
     covered = patiently(options, lambda js: check_ranges(js, options, ranges), patience_s=options.patience_s)
-    return [InputPartition(each) for each in zip(ranges, covered, strict=True)]
+    return [InputPartition(each) for each in zip(parts, covered, strict=True)]
+
+
+def _look(js: JetStream, options: ProjectionOptions) -> Head:
+    from jetspark.spark.engine.reaching import look_at_front
+
+    return look_at_front(js, options)
 
 
 class ProjectionBatchReader(BatchReader):
@@ -65,6 +80,9 @@ class ProjectionBatchReader(BatchReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions())
+
+    def _look(self, js: JetStream) -> list[Head]:
+        return [_look(js, self._projecting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)
@@ -79,6 +97,9 @@ class ProjectionStreamReader(StreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions(start, end))
+
+    def _look(self, js: JetStream) -> list[Head]:
+        return [_look(js, self._projecting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)

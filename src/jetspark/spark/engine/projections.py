@@ -26,12 +26,11 @@ from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions, option_text
-from jetspark.spark.engine.reaching import read_positions
+from jetspark.spark.engine.reaching import look_at_front, read_positions
 from jetspark.spark.engine.shipping import load_app, outline_of, place_app
 from jetspark.spark.options import read_options
 from jetspark.spark.registration import register
 from jetspark.spark.retrying import patiently
-from jetspark.spark.stream.heads import heads_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -275,9 +274,12 @@ class ProjectionPlan:
         }
         if place.folder:
             options["appFolder"] = place.folder
-        router = Router([declared.projections[name] for name in names], declared.catalogue)
+        specs = [declared.projections[name] for name in names]
+        router = Router(specs, declared.catalogue, owns_stream=declared.owns_stream)
         filters = router.filters
-        options["subjects"] = option_text(router.reading)
+        options["events"] = option_text(filters)
+        if router.reading:  # else all of the stream
+            options["subjects"] = option_text(router.reading)
         connecting = read_options(ProjectionOptions, FORMAT, options)
         register(spark)
         if not is_stored:
@@ -307,9 +309,9 @@ class ProjectionPlan:
         """Where a range begins, in the words of the source; and its first and last sequence, as far as there are."""
         if first is not None and (first < 1 or (last is not None and last < first)):
             raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences from 1 on, in this order")
-        [head] = patiently(self.connecting, lambda js: heads_of(js, [self.app.stream]), is_first_contact=True)
+        head = patiently(self.connecting, lambda js: look_at_front(js, self.connecting), is_first_contact=True)
         high = head.next - 1 if last is None else min(last, head.next - 1)
-        if first is None or first <= head.first:
+        if first is None or first <= head.whole_from:
             return "earliest", head.first, high
         return str(first), first, high
 

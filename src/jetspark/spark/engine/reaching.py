@@ -9,16 +9,18 @@ from jetspark.app.projections.buckets import ProjectionPlace, alias_key
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition, position_change, start_of
 from jetspark.blocking import JetStream
+from jetspark.blocking.context import context_of
 from jetspark.errors import KeyNotFound, MessageNotFound, UsageError
 from jetspark.jetstream.kv import subject_of
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.covering import Covered, advance, check_reach
 from jetspark.spark.engine.projection_options import ProjectionOptions
 from jetspark.spark.retrying import patiently
-from jetspark.state.scan import Range
+from jetspark.state.losses import front_of
+from jetspark.state.scan import Head, Range
 from jetspark.state.store import store
 
-__all__ = ["advance_positions", "check_ranges", "read_positions"]
+__all__ = ["advance_positions", "check_ranges", "look_at_front", "read_positions"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -39,6 +41,15 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
         stored, revision = _read(js, bucket)
         found.append((start_of(stored, beginning, projection=name, bucket=bucket), revision))
     return found
+
+
+def look_at_front(js: JetStream, options: ProjectionOptions) -> Head:
+    """Where the stream begins, and from where on it has lost no event, as far as the buckets know."""
+    witness = 0
+    if options.is_stored:
+        witness = min(position.last_event for position, _ in read_positions(js, options))
+    context = context_of(js)
+    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, witness))
 
 
 def _read(js: JetStream, bucket: str) -> tuple[FoldPosition | None, int]:

@@ -93,13 +93,16 @@ class BatchReader(DataSourceReader):
 
     def _plan(self, js: JetStream) -> list[Range]:
         options = self._options
-        heads = _look(js, options)
+        heads = self._look(js)
         if not heads:
             raise ConfigError(f"{options.which}: no stream has such a name; it has to match the whole of it")
         start = starts_of(js, options, heads, "earliest")
         ends = ends_of(js, options, heads)
         check_loss(start, ends, is_allowed=not options.fail_on_data_loss)
         return plan(start, admit(start, ends, Limits(), options.sizes))
+
+    def _look(self, js: JetStream) -> list[Head]:
+        return _look(js, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
@@ -111,7 +114,7 @@ class StreamReader(Follower):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(
             options,
-            filters=options.subjects,
+            filters=options.wanted_subjects,
             filters_option="subjects",
             limits=options.limits,
             sizes=options.sizes,

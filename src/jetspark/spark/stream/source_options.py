@@ -139,6 +139,11 @@ class SourceOptions(Connecting):
         name="fetchTimeoutMs",
     )
 
+    @property
+    def wanted_subjects(self) -> tuple[str, ...]:
+        """What rows are made of: a checkpoint must not have passed over some of it."""
+        return self.subjects
+
     def __post_init__(self) -> None:
         # Not super(): dataclasses with slots are made anew, and the cell of super() keeps the class from before.
         Connecting.__post_init__(self)

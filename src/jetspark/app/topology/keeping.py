@@ -1,0 +1,35 @@
+"""Which streams keep what an application leaves in them: timers, and the states of entities. Pure."""
+
+from __future__ import annotations
+
+from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
+
+__all__ = ["check_keeps"]
+
+
+def check_keeps(config: StreamConfig, declared: str, kept: str, *, survives_age: bool = False) -> None:
+    """
+    Args:
+        declared: What the application declares, in its own words, for the error.
+        kept: What the stream has to keep.
+        survives_age: A limit of age does not concern it.
+
+    Raises:
+        ConfigError: The stream would drop it in silence.
+    """
+    limits: dict[str, float | None] = {"max_messages": config.max_messages, "max_bytes": config.max_bytes}
+    remedy = f"Limit its age instead, which {kept} are exempt from"
+    if not survives_age:
+        limits["max_age_s"] = config.max_age_s
+        remedy = "A stream of entities has no such limit: keep what may go in another stream"
+    for field, limit in limits.items():
+        if limit is not None and limit > 0:
+            raise ConfigError(
+                f"{declared} with {field}={limit}: at its limit the stream drops {kept} in silence. {remedy}"
+            )
+    if config.retention not in (None, "limits"):
+        raise ConfigError(
+            f"{declared} with retention={config.retention!r}: a stream that forgets what was acknowledged forgets "
+            f"{kept}. Expected retention='limits'"
+        )
