@@ -22,7 +22,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from jetspark.app.commands.declaring import UNCHANGED, Decision
-from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.envelope import read_data
 from jetspark.app.contracts.tokens import text_of
 from jetspark.app.topology.names import check_app_name
 from jetspark.errors import ConfigError
@@ -40,6 +41,8 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     version: int
     """Of the workflow that wrote the state."""
+    key: str = ""
+    """Of the run; the key in the bucket is a hash of one that is long."""
     status: RunStatus = "running"
     reason: str | None = None
     """Of a run that has failed."""
@@ -154,6 +157,7 @@ class WorkflowSpec:
         id: str,
         sequence: int,
         time: datetime.datetime,
+        catalogue: Catalogue,
         timer: str | None = None,
     ) -> StepTaken | None:
         """What an event leads to; None if it changes nothing: it was taken before, came too late, or does not matter.
@@ -161,12 +165,13 @@ class WorkflowSpec:
         Args:
             id, sequence: Of the event.
             time: Now.
+            catalogue: What compensations are read by.
             timer: The run's timer that has published the event, if one has.
 
         Raises:
             ConfigError: Nobody can tell whether the event was taken before, or the run cannot be read.
         """
-        known = record or RunRecord(self.version, started=time)
+        known = record or RunRecord(self.version, key=self.key_of(event), started=time)
         if sequence in known.events or known.status != "running":
             return None
         if len(known.events) >= REMEMBERED and sequence < min(known.events):
@@ -183,27 +188,25 @@ class WorkflowSpec:
         if decided is None and record is None:
             return None  # it begins no run
         events = (*known.events, sequence)[-REMEMBERED:]
-        return self._follow(msgspec.structs.replace(known, events=events), decided or Decision(), timers, time)
+        taken = msgspec.structs.replace(known, events=events, timers=timers)
+        return self._follow(taken, decided or Decision(), time, catalogue)
 
-    def fail(self, record: RunRecord, reason: str, time: datetime.datetime) -> StepTaken:
+    def fail(self, record: RunRecord, reason: str, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         """What follows when a run is ended from outside."""
-        return self._follow(record, Decision(failed=reason), dict(record.timers), time)
+        return self._follow(record, Decision(failed=reason), time, catalogue)
 
-    def _follow(
-        self, known: RunRecord, decided: Decision, timers: dict[str, str], time: datetime.datetime
-    ) -> StepTaken:
+    def _follow(self, known: RunRecord, decided: Decision, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         has_ended = decided.is_done or decided.failed is not None
         if decided.reply is not None:
             raise ConfigError(f"workflow {self.name!r}: react returned a reply: nobody waits for one")
         if has_ended and decided.timers:
             raise ConfigError(f"workflow {self.name!r}: react ends the run and sets timers: expected one of the two")
-        ending = set(timers if has_ended else decided.cancels) - set(decided.timers)
-        cancels = [name for name, id in timers.items() if id and name in ending]
-        timers |= dict.fromkeys(cancels, "")
+        ending = set(known.timers if has_ended else decided.cancels) - set(decided.timers)
+        cancels = [name for name, id in known.timers.items() if id and name in ending]
         events, compensations = list(decided.events), known.compensations
         compensations += tuple(msgspec.Raw(self._encode(_portable(each))) for each in decided.compensations)
         if decided.failed is not None:
-            events += [self._restored(each) for each in reversed(compensations)]
+            events += [self._restored(each, catalogue) for each in reversed(compensations)]
             compensations = ()
         record = msgspec.structs.replace(
             known,
@@ -211,7 +214,7 @@ class WorkflowSpec:
             status="failed" if decided.failed is not None else "done" if decided.is_done else "running",
             reason=decided.failed,
             state=self._new_state(known, decided),
-            timers=timers,
+            timers=known.timers | dict.fromkeys(cancels, ""),
             compensations=compensations,
             updated=time,
         )
@@ -231,19 +234,22 @@ class WorkflowSpec:
             ) from error
         return msgspec.Raw(data)
 
-    def _restored(self, compensation: msgspec.Raw) -> Any:
+    def _restored(self, compensation: msgspec.Raw, catalogue: Catalogue) -> Any:
+        """A compensation as today's code knows it: it may have been recorded long ago, as an older version."""
         type_name, version, data = msgspec.json.decode(compensation, type=tuple[str, int, msgspec.Raw])
-        for kind in self.compensating:
-            contract = contract_of(kind)
-            if (contract.type, contract.version) == (type_name, version):
-                return contract.decode(data)
-        raise ConfigError(
-            f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} is not known any more: "
-            "register its class with the app"
-        )
-
-    compensating: Iterable[type] = ()
-    """Types that compensations may have: those the application knows."""
+        reading = catalogue.readings.get((type_name, version))
+        if reading is None:
+            raise ConfigError(
+                f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} is not known any "
+                "more: register its class with the app, or write its upcast"
+            )
+        try:
+            return read_data(reading, data)
+        except Exception as error:  # an upcast is the user's code
+            raise ConfigError(
+                f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _portable(event: Any) -> tuple[str, int, msgspec.Raw]:

@@ -29,12 +29,19 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
     async def take_step(event: Any, ctx: Context) -> None:
         key = spec.key_of(event)
         scheduler = header_of(ctx.decoded.headers, "Nats-Scheduler")
-        spec.compensating = [contract.kind for contract in app.catalogue]
 
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
             timer = _fired(app.name, spec.name, key, record, scheduler)
-            step = spec.step(record, event, id=ctx.event_id, sequence=ctx.sequence, time=ctx.now(), timer=timer)
+            step = spec.step(
+                record,
+                event,
+                id=ctx.event_id,
+                sequence=ctx.sequence,
+                time=ctx.now(),
+                catalogue=app.catalogue,
+                timer=timer,
+            )
             if step is not None:
                 carry_out(spec, key, change, step)
 

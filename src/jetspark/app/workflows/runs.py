@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jetspark.app.contracts.envelope import decode
-from jetspark.app.contracts.tokens import unescape
 from jetspark.app.entities.entities import EntityChange, EntityWriter
 from jetspark.app.workflows.declaring import RunRecord, RunStatus, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
@@ -71,23 +70,30 @@ class WorkflowRuns:
         raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
-        """All runs, or those of a status."""
-        bucket = await self._writer.js.kv(self._entities.bucket)
-        async for name in bucket.keys(f"{self._spec.name}.>"):
-            key = unescape(name.partition(".")[2])
-            run = await self.get(key)
-            if run is not None and status in (None, run.status):
-                yield run
+        """All runs, or those of a status, each as it was when it was read. Needs ``allow_direct``, which an app's
+        stream has unless you say otherwise."""
+        decode_record = self._app.entity_specs[self._spec.name].decode
+        stream = await self._writer.js.stream(self._app.stream)
+        records: dict[str, RunRecord | None] = {}
+        # A run that moves on meanwhile is read twice, in the order of the stream: the later record counts.
+        async for message in stream.get_messages(1, subject=f"$KV.{self._entities.bucket}.{self._spec.name}.*"):
+            is_gone = "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
+            records[message.subject] = None if is_gone else decode_record(message.data)
+        for record in records.values():
+            if record is not None and status in (None, record.status):
+                yield self._run(record.key, record)
 
     async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
         """The events that a run has taken, as far as it remembers them and the stream has them, in its order."""
         run = await self.get(key)
         stream = await self._writer.js.stream(self._app.stream)
-        for sequence in run.events if run is not None else ():
-            try:
-                message = await stream.get_message(sequence)
-            except MessageNotFound:
+        sequences = () if run is None else run.events
+        asked = await asyncio.gather(*map(stream.get_message, sequences), return_exceptions=True)
+        for sequence, message in zip(sequences, asked, strict=True):
+            if isinstance(message, MessageNotFound):
                 continue
+            if isinstance(message, BaseException):
+                raise message
             decoded = decode(message.subject, message.data, message.headers, self._app.catalogue)
             yield {
                 "sequence": sequence,
@@ -99,7 +105,6 @@ class WorkflowRuns:
 
     async def cancel(self, key: str, reason: str = "cancelled") -> bool:
         """Let a run fail: its compensations are published, and its timers end. False if none is running."""
-        self._spec.compensating = [contract.kind for contract in self._app.catalogue]
         was_running = False
 
         def decide(change: EntityChange) -> None:
@@ -107,7 +112,8 @@ class WorkflowRuns:
             record: RunRecord | None = change.state
             was_running = record is not None and record.status == "running"
             if record is not None and was_running:
-                carry_out(self._spec, key, change, self._spec.fail(record, reason, self._writer.now()))
+                step = self._spec.fail(record, reason, self._writer.now(), self._app.catalogue)
+                carry_out(self._spec, key, change, step)
 
         await self._entities.modify(key, decide)
         return was_running
