@@ -32,7 +32,9 @@ WITH: Any = {"time": NOW, "catalogue": Catalogue(Placed, Paid, PaymentOverdue, R
 
 
 def spec(kind: type = Fulfilment, **options: Any) -> WorkflowSpec:
-    return WorkflowSpec("fulfilment", kind, **{"key": "order_id", "events": None, "version": 1, **options})
+    return WorkflowSpec(
+        "fulfilment", kind, **{"app": "shop", "key": "order_id", "events": None, "version": 1, **options}
+    )
 
 
 # ---- steps, without a server -----------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ class WorkflowRun:
     """As ``react`` gets it."""
     timers: tuple[str, ...]
     """Names of those that are set."""
+    commands: tuple[str, ...]
+    """Names of those whose answers it waits for."""
     events: tuple[int, ...]
     """Sequences of the last events that it has taken."""
     started: datetime.datetime | None
@@ -113,7 +115,7 @@ class WorkflowRuns:
             was_running = record is not None and record.status == "running"
             if record is not None and was_running:
                 step = self._spec.fail(record, reason, self._writer.now(), self._app.catalogue)
-                carry_out(self._spec, key, change, step)
+                carry_out(self._app, self._spec, key, change, step)
 
         await self._entities.modify(key, decide)
         return was_running
@@ -129,6 +131,7 @@ class WorkflowRuns:
             reason=record.reason,
             state=self._spec.state_of(record),
             timers=tuple(name for name, id in record.timers.items() if id),
+            commands=tuple(record.commands),
             events=record.events,
             started=record.started,
             updated=record.updated,
