@@ -19,7 +19,7 @@ from support.reserving import (
     reserving,
 )
 
-from jetspark.app import App, Catalogue, Command, CommandAnswered, Decision, Event, WorkflowRun, contract_of
+from jetspark.app import App, Catalogue, Command, CommandAnswered, Decision, Event, Retry, WorkflowRun, contract_of
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.testing import TestApp
 from jetspark.app.topology.lints import lint_apps
@@ -287,6 +287,25 @@ async def test_a_refused_command_that_nobody_waits_for_is_a_dead_letter() -> Non
         assert (letter.handler, letter.key) == ("ending-commands", "o-1")
         assert letter.cause is not None
         assert "its run is over: taken" in letter.cause.message
+
+
+async def test_a_command_that_failed_is_sent_again_by_a_retry_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Reserve, past: Any) -> Decision:
+        raise ZeroDivisionError
+
+    async with TestApp(reserving(retry=Retry(attempts=2, first_s=0.1, max_s=0.2))) as test:
+        with monkeypatch.context() as patch:
+            patch.setattr(Reserve, "decide", broken)
+            await test.publish(Ordered(order_id="o-1"))
+            await test.settled()
+        [letter] = test.dead_letters
+        assert letter.handler == "reserving-commands"
+        run = await run_of(test, "o-1")
+        assert (run.status, run.commands) == ("running", ("reserve",))
+        again = await test.do(lambda shop: shop.workflow("reserving").retry("o-1", wait_s=60))
+        assert (again.letters, again.is_begun_anew) == (1, False)
+        await test.settled()
+        assert (await run_of(test, "o-1")).status == "done"
 
 
 async def test_a_command_of_another_application_is_refused_with_the_step() -> None:

@@ -20,7 +20,7 @@ from support.fulfilment import (
     fulfilment,
 )
 
-from jetspark.app import App, AppClient, Catalogue, Decision, Event, upcast
+from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.declaring import REMEMBERED, RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
@@ -244,6 +244,66 @@ async def test_runs_with_long_keys_are_listed() -> None:
 
         assert await test.do(listed) == {"o": "running", "o.1 *": "running", keys[2]: "done"}
         assert await test.do(lambda shop: listed(shop, "done")) == {keys[2]: "done"}
+
+
+async def test_a_run_that_has_failed_begins_anew() -> None:
+    async with TestApp(fulfilment()) as test:
+        with pytest.raises(ConfigError, match="has no run 'o'"):
+            await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
+        await test.publish(Placed(order_id="o"), correlation_id="all")
+        await test.settled()
+        with pytest.raises(ConfigError, match="is running, and none of its events"):
+            await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
+        await test.do(lambda shop: shop.workflow("fulfilment").cancel("o"))
+        again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
+        assert again.is_begun_anew
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.reason, run.state, run.timers) == ("running", None, Flow("waiting"), ("payment",))
+        test.advance(PAYMENT_S + 60)  # the timer of the second time, once
+        await test.settled()
+        assert len(test.published(PaymentOverdue)) == 1
+        await test.publish(Paid(order_id="o"))
+        await test.settled()
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.retries) == ("done", 1)
+        assert (len(test.published(Reserve)), len(test.published(Release))) == (2, 1)
+
+        async def correlations(shop: AppClient) -> set[str]:
+            stream = await shop.js.stream("KV_shop")
+            messages = [message async for message in stream.get_messages(1, subject="orders.o.reserve")]
+            messages += [message async for message in stream.get_messages(1, subject="orders.o.release")]
+            return {msgspec.json.decode(message.data)["correlationid"] for message in messages}
+
+        assert await test.do(correlations) == {"all"}  # also of what was done by hand
+
+
+async def test_a_run_whose_step_failed_goes_on_when_the_code_is_mended() -> None:
+    is_broken = True
+    app = App("shop", stream="KV_shop", subjects=["orders.>"], events=[Reserve, Release, Shipped], timers=True)
+
+    @app.workflow("fulfilment", key="order_id", retry=Retry(attempts=2, first_s=0.1, max_s=0.2))
+    class Broken(Fulfilment):
+        def react(self, state: Flow | None, event: Placed | Paid | PaymentOverdue) -> Decision | None:
+            if is_broken and isinstance(event, Paid):
+                raise ZeroDivisionError
+            return super().react(state, event)
+
+    async with TestApp(app) as test:
+        for event in (Placed(order_id="o"), Paid(order_id="o"), Paid(order_id="o")):
+            await test.publish(event)
+        await test.settled()
+        assert [letter.status for letter in test.dead_letters] == ["open", "behind"]
+        is_broken = False
+        again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o", wait_s=60))
+        assert again.letters == 2
+        assert again.results is not None
+        assert (again.results.handled, again.results.waiting) == (2, 0)
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert run.status == "done"
+        assert test.published(Shipped) == [Shipped(order_id="o")]
 
 
 async def test_a_run_is_ended_from_outside() -> None:

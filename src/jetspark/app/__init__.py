@@ -23,7 +23,7 @@ from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserve
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.commands import CommandAnswered
-from jetspark.app.workflows.runs import WorkflowRun, WorkflowRuns
+from jetspark.app.workflows.runs import RunRetry, WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
@@ -65,6 +65,7 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryIn",
+    "RunRetry",
     "Setting",
     "SettingChange",
     "Settings",

@@ -58,6 +58,8 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str | None = None
     """Of a run that has failed."""
     state: msgspec.Raw = msgspec.Raw(b"null")
+    first: int = 0
+    """Sequence of the event that has begun it."""
     events: tuple[int, ...] = ()
     """Sequences of the events that it has taken, the last ones."""
     timers: dict[str, str] = {}
@@ -66,6 +68,8 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name of each command whose answer it waits for -> id of the command."""
     compensations: tuple[StoredCompensation, ...] = ()
     """What would undo the steps so far, in their order."""
+    retries: int = 0
+    """How often it was begun anew after it had failed."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
 
@@ -200,7 +204,7 @@ class WorkflowSpec:
         Raises:
             ConfigError: Nobody can tell whether the event was taken before, or the run cannot be read.
         """
-        known = record or RunRecord(self.version, key=self.key_of(event), started=time)
+        known = record or RunRecord(self.version, key=self.key_of(event), first=sequence, started=time)
         if sequence in known.events or known.status != "running":
             return None
         if len(known.events) >= REMEMBERED and sequence < min(known.events):
@@ -225,6 +229,30 @@ class WorkflowSpec:
     def fail(self, record: RunRecord, reason: str, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         """What follows when a run is ended from outside."""
         return self._follow(record, Decision(failed=reason), time, catalogue)
+
+    def begin_anew(self, record: RunRecord, event: Any, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
+        """What follows when a run that has failed is begun anew with the event that began it.
+
+        What it has taken before it takes no more, and what its timers and commands of that time bring does not count.
+
+        Raises:
+            ConfigError: The event begins no run any more.
+        """
+        decided = self.react(None, event)
+        if decided is None:
+            raise ConfigError(f"workflow {self.name!r}: react begins no run with {event!r}, which has begun it before")
+        known = msgspec.structs.replace(
+            record,
+            version=self.version,
+            status="running",
+            state=msgspec.Raw(b"null"),
+            timers=dict.fromkeys(record.timers, ""),
+            commands={},
+            compensations=(),
+            retries=record.retries + 1,
+            started=time,
+        )
+        return self._follow(known, decided, time, catalogue)
 
     def _follow(self, known: RunRecord, decided: Decision, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         has_ended = decided.is_done or decided.failed is not None
