@@ -64,7 +64,15 @@ class Entities:
 
     def __init__(self, writer: EntityWriter, spec: EntitySpec) -> None:
         self._writer, self._spec = writer, spec
-        self._stream: Stream | None = None
+
+    @property
+    def _stream(self) -> Any:
+        """Looked up once for a program: a handler has another object of this class for each event. None before."""
+        return self._writer.committer.stream
+
+    @_stream.setter
+    def _stream(self, stream: Stream) -> None:
+        self._writer.committer.stream = stream
 
     @property
     def name(self) -> str:

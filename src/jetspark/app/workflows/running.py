@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
@@ -28,7 +29,12 @@ TRIES = 100
 def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine[Any, Any, None]]:
     """The handler that takes the steps of a workflow."""
 
+    catalogue: Catalogue | None = None
+
     async def take_step(event: Any, ctx: Context) -> None:
+        nonlocal catalogue
+        # All is declared by now. Asking the application takes longer than the rest of a step.
+        known = catalogue = app.catalogue if catalogue is None else catalogue
         key = spec.key_of(event)
         scheduler = header_of(ctx.decoded.headers, "Nats-Scheduler")
 
@@ -41,7 +47,7 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
                 id=ctx.event_id,
                 sequence=ctx.sequence,
                 time=ctx.now(),
-                catalogue=app.catalogue,
+                catalogue=known,
                 timer=timer,
             )
             if step is not None:
