@@ -54,7 +54,8 @@ class Committer:
 
     def __init__(self, js: JetStream, stream: str) -> None:
         self._js, self._stream_name = js, stream
-        self._stream: Stream | None = None
+        self.stream: Stream | None = None
+        """When somebody has looked it up."""
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
         self.batches = self.changes = 0
@@ -148,10 +149,10 @@ class Committer:
 
     async def _current(self, subject: str) -> tuple[int, tuple[str, ...]]:
         """Revision and last changes of what is stored, by the word of the leader."""
-        if self._stream is None:
-            self._stream = await self._js.stream(self._stream_name)
+        if self.stream is None:
+            self.stream = await self._js.stream(self._stream_name)
         try:
-            message = await self._stream.get_message(last_for=subject, direct=False)
+            message = await self.stream.get_message(last_for=subject, direct=False)
         except MessageNotFound:
             return 0, ()
         return message.sequence, recent_changes(message.headers)
