@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import time
 from collections.abc import AsyncIterator
 from multiprocessing.process import BaseProcess
@@ -38,7 +37,8 @@ from jetspark.errors import JetSparkError
 from jetspark.server import NatsCluster
 
 MANY = int(os.environ.get("JETSPARK_MANY_TRANSFERS", "0"))
-TRANSFERS, ACCOUNTS, WORKERS = (MANY, 1000, 4) if MANY else (60, 20, 2)
+TRANSFERS, ACCOUNTS, WORKERS, KILL_AFTER = (MANY, 1000, 4, 200) if MANY else (40, 20, 2, 10)
+TIMEOUT_S = 2400.0 if MANY else 120.0
 
 
 async def balances(client: AppClient) -> dict[str, int]:
@@ -51,51 +51,56 @@ class Trouble:
     def __init__(self, cluster: NatsCluster, app: App, folder: Path) -> None:
         self._cluster, self._app, self._folder = cluster, app, folder
         self.urls = [node.url for node in cluster.nodes]
-        self._programs: list[BaseProcess] = []
-        self._rng = random.Random(7)
+        self._programs: list[tuple[BaseProcess, Path]] = []
+        """With the files in which they write down what was acknowledged."""
+        self._killing: asyncio.Task[None] | None = None
+        """Kills a node, and ends when it is back."""
         self.killed = self.elections = self.nodes = 0
 
-    def start_program(self) -> None:
-        name = f"p{self.killed}-{len(self._programs)}"
-        path = self._folder / f"{name}.txt"
-        self._programs.append(start_transfers(self.urls, name, path, ACCOUNTS, replicas=3))
+    def _start_program(self) -> None:
+        path = self._folder / f"p{self.killed}-{len(self._programs)}.txt"
+        process = start_transfers(self.urls, path.stem, path, ACCOUNTS, replicas=3)
+        self._programs.append((process, path))
 
     @contextlib.asynccontextmanager
     async def going_on(self) -> AsyncIterator[Trouble]:
         for _ in range(WORKERS):
-            self.start_program()
-        tasks = [asyncio.create_task(each) for each in (self._kill_programs(), self._change_leaders())]
-        try:
-            yield self
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            for process in self._programs:
-                process.kill()
-                process.join()
-            await asyncio.to_thread(self._cluster.wait_until_ready)
+            self._start_program()
+        async with jetspark.connect(self.urls) as nc:
+            stream = await nc.jetstream().stream(self._app.stream)
+            tasks = [asyncio.create_task(each) for each in (self._kill_programs(), self._change_leaders(stream))]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for process, _ in self._programs:
+                    process.kill()
+                    process.join()
+                if self._killing is not None:
+                    await self._killing
 
     async def _kill_programs(self) -> None:
         while True:
-            await asyncio.sleep(2.0 if MANY else 1.0)
-            program = self._programs.pop(0)
-            program.kill()
-            program.join()
+            process, path = self._programs[0]
+            await until(lambda path=path: _lines(path) >= KILL_AFTER)  # type: ignore[misc]
+            process.kill()
+            process.join()
+            self._programs.pop(0)
             self.killed += 1
-            self.start_program()
+            self._start_program()
 
-    async def _change_leaders(self) -> None:
-        async with jetspark.connect(self.urls) as nc:
-            stream = await nc.jetstream().stream(self._app.stream)
-            while True:
-                for _ in range(3 if MANY else 1):
-                    await asyncio.sleep(1.0)
-                    with contextlib.suppress(JetSparkError):
-                        await stream.step_down()
-                        self.elections += 1
-                node = asyncio.create_task(kill_leader(self._cluster, stream))
-                await asyncio.shield(node)  # it has to be back before the cluster is used again
+    async def _change_leaders(self, stream: jetspark.Stream) -> None:
+        while True:
+            for _ in range(3 if MANY else 1):
+                await asyncio.sleep(1.0)
+                with contextlib.suppress(JetSparkError):
+                    await stream.step_down()
+                    self.elections += 1
+            if MANY or not self.nodes:
+                self._killing = asyncio.create_task(kill_leader(self._cluster, stream))
+                await asyncio.shield(self._killing)
                 self.nodes += 1
 
     @property
@@ -105,6 +110,10 @@ class Trouble:
 
     def acknowledged(self) -> list[str]:
         return [line for path in self._folder.glob("p*.txt") for line in path.read_text().splitlines()]
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 @pytest.mark.slow
@@ -121,7 +130,7 @@ async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(tmp_path: 
             await open_accounts(client, names(ACCOUNTS))
             trouble = Trouble(cluster, app, tmp_path)
             async with trouble.going_on():
-                await until(lambda: trouble.is_over and len(trouble.acknowledged()) >= TRANSFERS, timeout=2400)
+                await until(lambda: trouble.is_over and len(trouble.acknowledged()) >= TRANSFERS, timeout=TIMEOUT_S)
             await asyncio.sleep(0.5)  # what a program had sent before it was killed is stored by now, or never
             final = await balances(client)
         checked = check_bank(seen, final)
