@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from jetspark import StreamConfig
 from jetspark.app import App, Command, Decision, Event, Past, Refused
@@ -159,3 +160,51 @@ def bank_with_balances(**options: Any) -> App:
     app.projection("balances", events=[AccountOpened, Withdrawn, Deposited], bucket="balances")(Balances)
     app.command("accounts.deposit", snapshot="balances", **options)(Deposit)
     return app
+
+
+class Booked(NamedTuple):
+    """What one event of the bank has done to one account."""
+
+    sequence: int
+    command: str
+    account: str
+    cents: int
+    is_opening: bool
+
+    @classmethod
+    def of(cls, sequence: int, command: str, event: Any) -> Booked:
+        cents = -event.cents if isinstance(event, Withdrawn) else event.cents
+        return cls(sequence, command, event.account, cents, isinstance(event, AccountOpened))
+
+
+class BrokenBooks(AssertionError):
+    """Money was made or lost."""
+
+
+def check_books(booked: Iterable[Booked]) -> tuple[set[str], int]:
+    """The commands that have moved money, and the sum, which is what was paid in wherever a command ends.
+
+    Raises:
+        BrokenBooks: The sum is another one behind a command, one was stored in two places, or an account has less than
+            nothing.
+    """
+    balances, halves, total, last = dict[str, int](), dict[str, int](), 0, 0
+    open_half = ""
+    for each in booked:
+        if open_half and (each.command != open_half or each.sequence != last + 1):
+            raise BrokenBooks(f"{each.sequence}: {open_half} is not whole: the sum is not {total}")
+        balances[each.account] = balances.get(each.account, 0) + each.cents
+        if balances[each.account] < 0:
+            raise BrokenBooks(f"{each.sequence}: {each.account} has {balances[each.account]}")
+        last = each.sequence
+        if each.is_opening:
+            total += each.cents
+        else:
+            halves[each.command] = halves.get(each.command, 0) + 1
+            open_half = each.command if halves[each.command] % 2 else ""
+        if not open_half and sum(balances.values()) != total:
+            raise BrokenBooks(f"{each.sequence}: the sum is {sum(balances.values())}, and {total} were paid in")
+    wrong = [command for command, count in halves.items() if count != 2]
+    if wrong:
+        raise BrokenBooks(f"decided twice, or half: {wrong[:5]}")
+    return set(halves), sum(balances.values())

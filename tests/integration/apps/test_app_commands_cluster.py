@@ -19,8 +19,18 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
-from support.accounts import Enter, Entered, OpenAccount, Transfer, Withdrawn, bank, ledger_model
-from support.cluster import create_on_new_cluster
+from support.accounts import (
+    Booked,
+    BrokenBooks,
+    Enter,
+    Entered,
+    OpenAccount,
+    Transfer,
+    bank,
+    check_books,
+    ledger_model,
+)
+from support.cluster import create_on_new_cluster, kill_leader
 from support.commands import are_serving, served, start_worker
 from support.linear import Entry, Operation, check_linearizable
 
@@ -43,15 +53,18 @@ def cluster() -> Iterator[NatsCluster]:
 
 
 class Trouble:
-    """Workers that are killed and replaced, and leaders that step down, until the block ends."""
+    """Workers that are killed and replaced, and leaders that step down or are killed, until the block ends."""
 
-    def __init__(self, cluster: NatsCluster, app: App) -> None:
+    def __init__(self, cluster: NatsCluster, app: App, *, kills_nodes: bool = False) -> None:
+        self._cluster, self._kills_nodes = cluster, kills_nodes
         self.urls = [node.url for node in cluster.nodes]
         self.app = app
-        self.kills = self.elections = 0
+        self.kills = self.elections = self.nodes = 0
         self.has_begun = asyncio.Event()
-        """A worker was killed, and a leader has stepped down."""
+        """A worker was killed, a leader has stepped down, and one was killed if that is asked for."""
         self._workers: list[BaseProcess] = []
+        self._killing: asyncio.Task[None] | None = None
+        """Kills a node, and ends when it is back."""
         self._rng = random.Random(5)
 
     @asynccontextmanager
@@ -59,16 +72,20 @@ class Trouble:
         for number in range(WORKERS):
             self._start(number)
         await are_serving(self.urls[0], self.app.name, WORKERS)
-        tasks = [asyncio.create_task(self._kill_workers()), asyncio.create_task(self._change_leaders())]
-        try:
-            yield self
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            for process in self._workers:
-                process.kill()
-                process.join()
+        async with jetspark.connect(self.urls) as nc:
+            stream = await nc.jetstream().stream(self.app.stream)
+            tasks = [asyncio.create_task(self._kill_workers()), asyncio.create_task(self._change_leaders(stream))]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for process in self._workers:
+                    process.kill()
+                    process.join()
+                if self._killing is not None:
+                    await self._killing  # the next test needs the node, too
 
     def _start(self, number: int) -> None:
         self._workers.append(start_worker(self.urls[number % 3], self.app.name, replicas=3))
@@ -86,18 +103,20 @@ class Trouble:
             self.kills += 1
             self._note()
 
-    async def _change_leaders(self) -> None:
-        async with jetspark.connect(self.urls) as nc:
-            stream = await nc.jetstream().stream(self.app.stream)
-            while True:
-                await asyncio.sleep(LEADER_EVERY_S)
-                with contextlib.suppress(JetSparkError):
-                    await stream.step_down()
-                    self.elections += 1
-                    self._note()
+    async def _change_leaders(self, stream: jetspark.Stream) -> None:
+        while True:
+            await asyncio.sleep(LEADER_EVERY_S)
+            with contextlib.suppress(JetSparkError):
+                await stream.step_down()
+                self.elections += 1
+            if self._kills_nodes and (MANY or not self.nodes):
+                self._killing = asyncio.create_task(kill_leader(self._cluster, stream))
+                await asyncio.shield(self._killing)
+                self.nodes += 1
+            self._note()
 
     def _note(self) -> None:
-        if self.kills and self.elections:
+        if self.kills and self.elections and (self.nodes or not self._kills_nodes):
             self.has_begun.set()
 
 
@@ -162,7 +181,7 @@ async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(cluster: N
     rng, began = random.Random(12), time.monotonic()
     names = [f"a{number}" for number in range(ACCOUNTS)]
     async with set_up(cluster, "transfers") as (app, client):
-        trouble = Trouble(cluster, app)
+        trouble = Trouble(cluster, app, kills_nodes=True)
 
         async def caller(number: int) -> int:
             refused = 0
@@ -184,25 +203,41 @@ async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(cluster: N
         async with trouble.going_on():
             refused = sum(await asyncio.gather(*map(caller, range(CALLERS))))
         took_s = time.monotonic() - began
-        balances, causes, last = dict[str, int](), dict[str, int](), 0
+        booked = []
         async for message in (await client.js.stream(app.stream)).get_messages(1):
             decoded = decode(message.subject, message.data, message.headers, app.catalogue)
-            event, cause = decoded.event, decoded.causation_id or ""
-            change = -event.cents if isinstance(event, Withdrawn) else event.cents
-            balances[event.account] = balances.get(event.account, 0) + change
-            causes[cause] = causes.get(cause, 0) + 1
-            assert balances[event.account] >= 0, message.sequence
-            if cause.startswith("t") and causes[cause] == 2:
-                # Both halves are stored next to each other: no sequence lies between them.
-                assert (message.sequence - last, sum(balances.values())) == (1, ACCOUNTS * 100), message.sequence
-            last = message.sequence
-    transfers = [cause for cause in causes if cause.startswith("t")]
+            booked.append(Booked.of(message.sequence, decoded.causation_id or "", decoded.event))
+    transfers, total = check_books(booked)
     print(
         f"\n{len(transfers)} transfers between {ACCOUNTS} accounts, {refused} refused, in {took_s:.0f} s, "
-        f"{trouble.kills} workers killed, {trouble.elections} leaders changed: the sum is {sum(balances.values())}"
+        f"{trouble.kills} workers and {trouble.nodes} nodes killed, {trouble.elections} leaders changed: the sum is "
+        f"{total}"
     )
-    assert {causes[cause] for cause in transfers} == {2}, "decided twice, or half"
+    assert total == ACCOUNTS * 100
     assert len(transfers) + refused == COMMANDS // CALLERS * CALLERS
+
+
+def test_the_check_of_transfers_rejects_what_is_broken() -> None:
+    good = [
+        Booked(1, "open-a", "a", 100, True),
+        Booked(2, "open-b", "b", 100, True),
+        Booked(3, "t1", "a", -30, False),
+        Booked(4, "t1", "b", 30, False),
+        Booked(5, "t2", "b", -130, False),
+        Booked(6, "t2", "a", 130, False),
+    ]
+    assert check_books(good) == ({"t1", "t2"}, 200)
+    broken = {
+        "is not whole": [*good[:3], *good[4:]],
+        "t1 is not whole": [*good[:3], good[3]._replace(sequence=7)],
+        "the sum is 199": [*good[:3], good[3]._replace(cents=29), *good[4:]],
+        "b has -30": [*good[:4], good[4]._replace(cents=-160), good[5]],
+        "decided twice": [*good, *(each._replace(sequence=each.sequence + 4) for each in good[2:4])],
+        "or half": good[:5],
+    }
+    for words, wrong in broken.items():
+        with pytest.raises(BrokenBooks, match=words):
+            check_books(wrong)
 
 
 @pytest.mark.slow

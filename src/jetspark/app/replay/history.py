@@ -145,8 +145,13 @@ class StreamHistory:
         check_is_whole(found, await self.head())
         return found
 
-    async def messages(self, extent: Extent, pace: ReadingRate | None = None) -> AsyncGenerator[list[Recorded], None]:
+    async def messages(
+        self, extent: Extent, pace: ReadingRate | None = None, *, may_lack: bool = False
+    ) -> AsyncGenerator[list[Recorded], None]:
         """The messages of a range, in portions.
+
+        Args:
+            may_lack: The states of entities are wanted, too, which go away when they are replaced.
 
         Raises:
             DataLoss: Some of it went away while it was read.
@@ -155,8 +160,9 @@ class StreamHistory:
         if extent.is_empty:
             return
         # What a scan takes for lost may be states and timers. An event that was read tells, when all was read.
-        is_kept = (await self.head()).kept_from is not None
-        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters, is_kept)
+        is_kept = not may_lack and (await self.head()).kept_from is not None
+        is_early = may_lack or is_kept
+        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters, is_early)
         scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
         size = None if pace is None else pace.portion
         first_read = 0
