@@ -25,6 +25,7 @@ from support.seeds import fresh, given
 
 from jetspark.app import App, Command, CommandReply, Decision, Event, Past, PastEvent, Refused
 from jetspark.app.causes import Cause
+from jetspark.app.commands import wire
 from jetspark.app.commands.boundaries import BoundaryCache, BoundaryPast, SnapshotState, encode_state
 from jetspark.app.commands.deciding import (
     Append,
@@ -42,6 +43,7 @@ from jetspark.app.commands.deciding import (
 )
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import Headers
+from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import matches
 from jetspark.errors import BoundaryConflict, CommandFailed, CommandInDoubt, ConfigError, WrongVersion
 from jetspark.jetstream.info import StoredMessage
@@ -490,3 +492,48 @@ def test_what_is_remembered_is_bounded() -> None:
     assert (len(cache), cache.get("a.0"), cache.get("a.4") is not None) == (2, None, True)
     cache.drop("a.4")
     assert len(cache) == 1
+
+
+# ---- on the wire -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "-5", "soon", "", "0", "1_0"])
+def test_a_time_that_is_none_leaves_the_worker_with_one_it_can_wait_for(text: str) -> None:
+    assert 0.001 <= wire.read_timeout({wire.TIMEOUT: text}, 30.0) <= 3600.0
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "\u00b2", "\u0663", "1_0", " 7", "new", "18446744073709551616"])
+def test_an_expected_version_that_cannot_be_read_is_not_ignored(text: str) -> None:
+    with pytest.raises(CommandFailed, match="Jetspark-Expected-Version"):
+        wire.read_expected_version("ledgers.enter", {wire.EXPECTED_VERSION: text})
+    assert wire.read_expected_version("ledgers.enter", {wire.EXPECTED_VERSION: "12"}) == 12
+    assert wire.read_expected_version("ledgers.enter", {}) is None
+
+
+class OutOfStock(Refused):
+    """A refusal of the application's own, with facts that are no JSON."""
+
+    def __init__(self, reason: str, *facts: object) -> None:
+        super().__init__(reason)
+        self.args = (reason, *facts)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (Refused("no"), "no"),
+        (OutOfStock("none left", object()), "none left"),
+        (Refused(ValueError("no")), "no"),  # type: ignore[arg-type]
+        (Refused("a\ud800b"), "a?b"),
+        (Refused(""), ""),
+        (Refused("\r\nStatus: 1"), "\r\nStatus: 1"),
+        (Refused("x" * 3_000_000), "x" * wire.MAX_TEXT + "..."),
+    ],
+    ids=["plain", "of a class of its own", "an error", "no text", "empty", "lines", "long"],
+)
+def test_a_refusal_reaches_the_caller_whatever_its_reason_is(refusal: Refused, reason: str) -> None:
+    body, headers = wire.write_error(refusal)
+    encode_headers(headers)
+    with pytest.raises(Refused) as caught:
+        wire.read_reply(body, headers)
+    assert (caught.value.reason, len(body) < 100_000) == (reason, True)

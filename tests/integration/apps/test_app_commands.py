@@ -7,7 +7,9 @@ import json
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
+import msgspec
 import nats
 import pytest
 from support.accounts import (
@@ -27,6 +29,8 @@ from support.commands import are_serving, served, start_worker
 import jetspark
 from jetspark import StreamConfig
 from jetspark.app import App, Command, CommandOptions, Decision, Past, Refused, decode
+from jetspark.app.commands import wire
+from jetspark.app.commands.store import CommandStore
 from jetspark.testing import SharedNatsServer
 
 
@@ -186,6 +190,126 @@ async def test_a_snapshot_does_not_hide_commands_that_were_decided_lately(url: s
         await client.view("balances").get("a", at_least=last.sequence, timeout=30.0)
     async with served(app, url) as client:
         assert await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0) == first
+
+
+# ---- requests of strangers -------------------------------------------------------------------------------------------
+
+
+def raw_request(command: Command, name: str, id: str = "raw-1") -> bytes:
+    data = json.loads(msgspec.json.encode(command))
+    return json.dumps({"specversion": "1.0", "id": id, "source": "/x", "type": name, "data": data}).encode()
+
+
+async def test_a_command_on_the_subject_of_another_is_not_decided(url: str) -> None:
+    """Who may publish to the subject of one command need not be allowed to send another."""
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        body = raw_request(OpenAccount(account="a", cents=5), "accounts.open")
+        answer = await nc.request("cmd.bank.ledgers.enter", body)
+        with pytest.raises(jetspark.CommandFailed, match="send it to its own subject"):
+            wire.read_reply(answer.data, answer.headers)
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 0
+
+
+@pytest.mark.parametrize("reply", ["accounts.a", "ledgers.x.entered", "$JS.API.STREAM.PURGE.BANK"])
+async def test_an_answer_goes_to_callers_and_not_into_the_stream_or_to_the_server(url: str, reply: str) -> None:
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        kept = await client.call(Enter(ledger="x", writer="w"))
+        await nc.publish(
+            "cmd.bank.ledgers.enter", raw_request(Enter(ledger="y", writer="w"), "ledgers.enter"), reply=reply
+        )
+        await nc.flush()
+        assert (await client.call(Enter(ledger="x", writer="w"))).sequence == kept.sequence + 1
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 2
+
+
+@pytest.mark.parametrize("header", ["Jetspark-Timeout", "Jetspark-Expected-Version"])
+async def test_headers_that_make_no_sense_are_answered_and_harm_nobody(url: str, header: str) -> None:
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        answers = []
+        for number, value in enumerate(("nan", "-1", "\u00b2")):
+            body = raw_request(Enter(ledger="x", writer="w"), "ledgers.enter", f"raw-{number}")
+            answers.append(await nc.request("cmd.bank.ledgers.enter", body, headers={header: value}, timeout=20.0))
+        errors = [each.headers.get("Nats-Service-Error-Code") for each in answers]
+        assert errors == ([None] * 3 if header == "Jetspark-Timeout" else ["500"] * 3)
+        assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).events == 1
+
+
+class Say(Command):
+    """Refuses with what is said."""
+
+    how: str
+
+    def reads(self) -> list[str]:
+        return ["ledgers.said.>"]
+
+    def decide(self, past: Past) -> Decision:
+        raise OddRefusal({"surrogate": "\ud800", "long": "x" * 3_000_000, "lines": "a\r\nb"}[self.how], object())
+
+
+class OddRefusal(Refused):
+    def __init__(self, reason: str, fact: object) -> None:
+        super().__init__(reason)
+        self.args = (reason, fact)
+
+
+async def test_a_refusal_of_ones_own_class_is_a_refusal_whatever_it_says(url: str) -> None:
+    app = bank()
+    app.command("say")(Say)
+    async with served(app, url) as client:
+        for how, length in (("surrogate", 1), ("long", wire.MAX_TEXT + 3), ("lines", 4)):
+            with pytest.raises(Refused) as caught:
+                await client.call(Say(how=how), timeout=20.0)
+            assert len(caught.value.reason) == length
+
+
+async def test_those_that_wait_for_one_boundary_leave_room_for_others(url: str) -> None:
+    """With a place for each that waits, two callers of a slow boundary would stop a worker with two places."""
+    app = bank()
+    async with served(app, url, serving=CommandOptions(concurrency=2)) as client:
+        worker_may_go_on, is_held = asyncio.Event(), asyncio.Event()
+        append = CommandStore._append
+
+        async def held(self: CommandStore, step: Any) -> Any:
+            if "slow" in step.messages[0].encoded.subject:
+                is_held.set()
+                await worker_may_go_on.wait()
+            return await append(self, step)
+
+        with mock.patch.object(CommandStore, "_append", held):
+            slow = [asyncio.create_task(client.call(Enter(ledger="slow", writer="w"), timeout=60.0)) for _ in range(5)]
+            await is_held.wait()
+            try:
+                assert (await client.call(Enter(ledger="quick", writer="w"), timeout=20.0)).data == 1
+            finally:
+                worker_may_go_on.set()
+            assert sorted(each.data for each in await asyncio.gather(*slow)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"command_id": ""},
+        {"command_id": 7},
+        {"command_id": "a\ud800"},
+        {"correlation_id": 7},
+        {"expected_version": -1},
+        {"expected_version": True},
+        {"expected_version": 1.0},
+        {"expected_version": 2**64},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": "2"},
+    ],
+    ids=str,
+)
+async def test_a_wrong_argument_is_said_before_anything_is_sent(url: str, options: dict[str, Any]) -> None:
+    [name] = options
+    async with bank().connect(url) as client:
+        with pytest.raises(jetspark.ConfigError, match=name):
+            await client.call(Enter(ledger="x", writer="w"), **options)
 
 
 # ---- the service protocol --------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ async def call_command(
     if name not in app.commands or app.commands[name].kind is not type(command):
         known = ", ".join(sorted(spec.kind.__name__ for spec in app.commands.values())) or "it has none"
         raise ConfigError(f"{type(command).__name__} is no command of app {app.name!r}: expected one of {known}")
-    if command_id == "":
-        raise ConfigError("command_id='': expected a text that is new for each command, or None for one of our own")
+    _check_text("command_id", command_id, "a text that is new for each command, or None for one of our own")
+    _check_text("correlation_id", correlation_id, "a text, or None")
     if expected_version is not None:
         whole("expected_version", expected_version, low=0, high=UINT64)
     context = context_of(client.js)
@@ -79,6 +79,15 @@ async def call_command(
         if not error.was_sent:
             raise
         raise CommandInDoubt(name, id, timeout_s) from None
+
+
+def _check_text(name: str, value: object, expected: str) -> None:
+    try:
+        if value is None or (isinstance(value, str) and value.encode()):
+            return
+    except UnicodeEncodeError:
+        expected += ", in characters that UTF-8 has"
+    raise ConfigError(f"{name}={value!r}: expected {expected}")
 
 
 class _Asking:

@@ -27,6 +27,7 @@ from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.projections.views import Views
 from jetspark.core.numbers import seconds, whole
+from jetspark.core.subjects import matches
 from jetspark.core.version import VERSION
 from jetspark.errors import (
     CommandFailed,
@@ -78,7 +79,7 @@ class _Turns:
             self._locks[filter] = lock, users + 1
             try:
                 await lock.acquire()
-            except BaseException:
+            except BaseException:  # also when cancelled: a turn that nobody ends would hold up its boundary for ever
                 self._leave(filter)
                 self.end(boundary[:place])
                 raise
@@ -202,6 +203,10 @@ class CommandWorker:
 
     def _taker(self, spec: CommandSpec, endpoint: Endpoint) -> Callable[[Message], Coroutine[Any, Any, None]]:
         async def take(message: Message) -> None:
+            if not self._may_answer(message.reply):
+                endpoint.count(0.0, None)
+                _logger.warning("command %s: not decided, its answer was asked for on %r", spec.name, message.reply)
+                return
             waiting = len(self._tasks) - self._options.concurrency
             if waiting >= self._options.queue:
                 busy = WorkersBusy(spec.name, max(0, waiting))
@@ -214,13 +219,19 @@ class CommandWorker:
 
         return take
 
+    def _may_answer(self, reply: str | None) -> bool:
+        """Whether an answer to this subject reaches a caller, and is no message of the stream, nor to the server.
+
+        A worker may publish more than most callers: a caller must not choose what it publishes, and where.
+        """
+        return not reply or not (reply.startswith("$") or any(matches(each, reply) for each in self._deciding.stored))
+
     async def _serve(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
         began = self._loop.time()
         failed: BaseException | None = None
         try:
             async with asyncio.timeout_at(began + wire.read_timeout(message.headers, self._options.timeout_s)):
-                async with self._places:
-                    body = wire.write_reply(await self._decide(spec, message))
+                body = wire.write_reply(await self._decide(spec, message))
                 if message.reply:
                     await message.respond(body)
                     if len(self._tasks) == 1:
@@ -238,7 +249,7 @@ class CommandWorker:
 
     def _told(self, spec: CommandSpec, error: Exception) -> JetSparkError:
         """What the caller is told of an error."""
-        if isinstance(error, JetSparkError) and type(error) in wire.CODES:
+        if isinstance(error, JetSparkError) and wire.kind_of(error) is not None:
             if isinstance(error, CommandFailed):
                 _logger.error("command %s: %s", spec.name, error.reason, exc_info=error.__cause__)
             return error
@@ -248,22 +259,31 @@ class CommandWorker:
     async def _answer(self, message: Message, error: JetSparkError) -> None:
         if message.reply:
             body, headers = wire.write_error(error)
-            with contextlib.suppress(ConnectionClosed):
+            try:
                 await message.respond(body, headers=headers)
+            except ConnectionClosed:
+                return
+            except JetSparkError:
+                _logger.exception("command: its caller could not be told of %s", type(error).__name__)
 
     async def _decide(self, spec: CommandSpec, message: Message) -> Any:
         try:
             decoded = decode(message.subject, message.data, message.raw_headers, self._commands)
         except ContractViolation as error:
             raise CommandFailed(spec.name, f"the worker cannot read the command: {error}") from error
+        if type(decoded.event) is not spec.kind:
+            # Who may call one command need not be allowed to call another, which has other guards besides.
+            raise CommandFailed(spec.name, f"{decoded.type!r} came to {message.subject!r}: send it to its own subject")
         request = CommandRequest(
             command=decoded.event,
             cause=Cause(decoded.id, decoded.correlation_id, decoded.traceparent),
-            expected_version=wire.read_expected_version(message.headers),
+            expected_version=wire.read_expected_version(spec.name, message.headers),
         )
         boundary = self._deciding.boundary(spec, request.command)
+        # A turn first, then a place: those that wait for one boundary must not hold the places of all the others.
         await self._turns.begin(boundary)
         try:
-            return await self._store.run(self._deciding.run(spec, request, boundary))
+            async with self._places:
+                return await self._store.run(self._deciding.run(spec, request, boundary))
         finally:
             self._turns.end(boundary)
