@@ -192,6 +192,32 @@ async def test_a_snapshot_does_not_hide_commands_that_were_decided_lately(url: s
         assert await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0) == first
 
 
+async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: str) -> None:
+    """Sequences begin at 1 again, and the boundary ends where the worker remembers it: the guard would hold."""
+    app = bank()
+    async with served(app, url) as client:
+        await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
+        second = await client.call(Enter(ledger="x", writer="w"), command_id="e-2")
+        await client.js.delete_stream(app.stream)
+        await app.apply(url)
+        await client.publish(Entered(ledger="y", number=1, writer="plain"))
+        one = await client.publish(Entered(ledger="x", number=1, writer="plain"))
+        assert one.sequence == second.sequence
+        again = await client.call(Enter(ledger="x", writer="w"), command_id="e-2", timeout=20.0)
+        assert (again.data, again.sequence, again.is_repeated) == (2, 3, False)
+
+
+async def test_a_worker_without_a_stream_says_so_and_goes_on_when_there_is_one(url: str) -> None:
+    app = bank()
+    async with served(app, url) as client:
+        await client.call(Enter(ledger="x", writer="w"))
+        await client.js.delete_stream(app.stream)
+        with pytest.raises(jetspark.CommandFailed, match="StreamNotFound"):
+            await client.call(Enter(ledger="x", writer="w"), timeout=20.0)
+        await app.apply(url)
+        assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).data == 1
+
+
 # ---- requests of strangers -------------------------------------------------------------------------------------------
 
 

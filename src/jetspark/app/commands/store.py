@@ -20,11 +20,13 @@ from jetspark.app.commands.deciding import (
     AppendUnknown,
     CommandStep,
     CommandSteps,
+    LastMessage,
     PauseFor,
     ReadLasts,
     ReadSnapshot,
     ReadStreamEnd,
     ReadTail,
+    StreamEnd,
 )
 from jetspark.app.commands.declaring import CommandReply
 from jetspark.app.projections.views import Views
@@ -38,16 +40,22 @@ from jetspark.errors import (
     ServerError,
     WrongLastSequence,
 )
-from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.publishing import Expect, expected_headers, may_be_stored, publish
 from jetspark.jetstream.wire import time_text
 
-__all__ = ["CommandStore"]
+__all__ = ["CommandStore", "stream_end"]
 
 # What the server does not answer is asked for again after these waits, for as long as the caller waits.
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 REQUEST_S = 2.0
 """Longest wait for one answer of the server; a command mostly has more time than that, and can try again."""
+
+
+def stream_end(info: StreamInfo) -> StreamEnd:
+    """What commands have to know of a stream."""
+    config = info.config
+    return StreamEnd(info.state.last_sequence, info.created, config.replicas or 1, tuple(config.subjects or ()))
 
 
 class CommandStore:
@@ -92,16 +100,17 @@ class CommandStore:
             case ReadTail():
                 return await self._tail(step)
             case ReadStreamEnd():
-                return (await self._stream.info()).state.last_sequence
+                return stream_end(await self._stream.info())
             case ReadSnapshot(projection, key):
                 return await self._snapshot(projection, key)
         raise AssertionError(step)
 
-    async def _last(self, filter: str) -> int:
+    async def _last(self, filter: str) -> LastMessage:
         try:
-            return (await self._stream.get_message(last_for=filter, direct=False)).sequence
+            message = await self._stream.get_message(last_for=filter, direct=False)
         except MessageNotFound:
-            return 0
+            return LastMessage(0)
+        return LastMessage(message.sequence, message.headers.get("Nats-Msg-Id"))
 
     async def _tail(self, step: ReadTail) -> list[StoredMessage]:
         start = step.after + 1

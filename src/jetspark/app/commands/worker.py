@@ -22,10 +22,11 @@ from jetspark.app.commands.boundaries import BoundaryCache
 from jetspark.app.commands.deciding import CommandRequest, Deciding
 from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
-from jetspark.app.commands.store import CommandStore
+from jetspark.app.commands.store import CommandStore, stream_end
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.projections.views import Views
+from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.numbers import seconds, whole
 from jetspark.core.subjects import matches
 from jetspark.core.version import VERSION
@@ -34,6 +35,7 @@ from jetspark.errors import (
     ConnectionClosed,
     ContractViolation,
     JetSparkError,
+    PermissionDenied,
     RequestTimeout,
     WorkersBusy,
 )
@@ -97,6 +99,23 @@ class _Turns:
             del self._locks[filter]
 
 
+class _Doubts:
+    """Attached to the connection: what happened to the stream while there was none is not known."""
+
+    def __init__(self, deciding: Deciding) -> None:
+        self._deciding = deciding
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        if isinstance(event, Disconnected | Reconnected):
+            self._deciding.doubt()
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def on_time(self, now: float) -> None:
+        pass
+
+
 class CommandWorker:
     """The commands of an application in this process."""
 
@@ -129,6 +148,8 @@ class CommandWorker:
             started=utc_now(),
             endpoints=[],
         )
+        self._doubts: _Doubts | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._deciding: Deciding
         self._store: CommandStore
 
@@ -140,10 +161,13 @@ class CommandWorker:
             await self._open()
             await self._ended.wait()
         finally:
-            for task in self._tasks:
+            if self._doubts is not None:
+                self._link.detach(self._doubts)
+            tasks = self._tasks if self._watching is None else {*self._tasks, self._watching}
+            for task in tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            if tasks:
+                await asyncio.wait(tasks)
             await self._views.close()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
@@ -163,13 +187,11 @@ class CommandWorker:
     async def _open(self) -> None:
         app, js = self._app, self._js
         stream = await js.stream(app.stream)
-        config = stream.cached_info.config
         rng = getattr(self._loop, "rng", None) or random.SystemRandom()
         self._store = CommandStore(js, stream, self._views)
         self._deciding = Deciding(
             stream=app.stream,
-            stored=config.subjects or (),
-            replicas=config.replicas or 1,
+            end=stream_end(stream.cached_info),
             source=app.source,
             catalogue=self._catalogue,
             projections=app.projections,
@@ -184,8 +206,24 @@ class CommandWorker:
             await self._subscribe(endpoint.subject, self._taker(spec, endpoint), queue=QUEUE_GROUP)
         for subject, verb in self.service.subjects().items():
             await self._subscribe(subject, self._answerer(verb))
+        self._doubts = _Doubts(self._deciding)
+        self._link.attach(self._doubts)
+        self._watching = self._loop.create_task(self._watch_stream())
         await self._client.flush()
         _logger.info("app %s: serving %d commands as service %s", app.name, len(self._specs), self.service.id)
+
+    async def _watch_stream(self) -> None:
+        """Hear of it when the stream is deleted, made, or changed."""
+        subject = f"$JS.EVENT.ADVISORY.STREAM.*.{self._app.stream}"
+        try:
+            async with await self._client.subscribe(subject) as advisories:
+                async for advisory in advisories:
+                    if advisory.subject.split(".")[4] in ("CREATED", "DELETED", "UPDATED"):
+                        self._deciding.doubt()
+        except PermissionDenied:
+            _logger.info(
+                "app %s: may not subscribe to %s, and looks at the stream from time to time", self._app.name, subject
+            )
 
     async def _subscribe(
         self, subject: str, callback: Callable[[Message], Coroutine[Any, Any, None]], queue: str = ""
