@@ -28,9 +28,10 @@ from support.commands import are_serving, served, start_worker
 
 import jetspark
 from jetspark import StreamConfig
-from jetspark.app import App, Command, CommandOptions, Decision, Past, Refused, decode
+from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Past, Refused, decode
 from jetspark.app.commands import wire
 from jetspark.app.commands.store import CommandStore
+from jetspark.server import NatsServer
 from jetspark.testing import SharedNatsServer
 
 
@@ -216,6 +217,38 @@ async def test_a_worker_without_a_stream_says_so_and_goes_on_when_there_is_one(u
             await client.call(Enter(ledger="x", writer="w"), timeout=20.0)
         await app.apply(url)
         assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).data == 1
+
+
+async def test_a_server_that_hangs_leaves_callers_in_doubt_and_each_command_is_decided_once() -> None:
+    """The worker's own message may be on its way: it is neither sent twice nor forgotten."""
+    app = bank()
+    with NatsServer() as server:
+        async with served(app, server.url, serving=CommandOptions(concurrency=4)) as client:
+            await client.call(Enter(ledger="x", writer="w"))
+            commands = {f"e-{n}": Enter(ledger=f"l{n % 3}", writer="w") for n in range(12)}
+            calls = [client.call(each, command_id=id, timeout=1.0) for id, each in commands.items()]
+            waiting = asyncio.gather(*calls, return_exceptions=True)
+            await asyncio.sleep(0)
+            server.pause()
+            answers = await waiting
+            server.resume()
+            assert {type(each) for each in answers} <= {jetspark.CommandInDoubt, CommandReply}
+            for id, each in commands.items():
+                await client.call(each, command_id=id, timeout=30.0)
+            assert (await (await client.js.stream(app.stream)).info()).state.messages == 13
+
+
+async def test_callers_that_are_cancelled_anywhere_leave_a_worker_that_goes_on(url: str) -> None:
+    app, rng = bank(), random.Random(3)
+    async with served(app, url, serving=CommandOptions(concurrency=2)) as client:
+        for n in range(60):
+            call = asyncio.create_task(client.call(Enter(ledger=f"l{n % 2}", writer="w"), command_id=f"e-{n}"))
+            for _ in range(rng.randrange(12)):
+                await asyncio.sleep(0)
+            call.cancel()
+        for n in range(60):
+            await client.call(Enter(ledger=f"l{n % 2}", writer="w"), command_id=f"e-{n}", timeout=30.0)
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 60
 
 
 # ---- requests of strangers -------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ class _Asking:
         self._context, self._message = context, (subject, body, headers)
         self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._tokens: list[str] = []
+        self._timer: asyncio.TimerHandle
 
     @property
     def was_repeated(self) -> bool:
@@ -112,16 +113,12 @@ class _Asking:
             self._send()
         except BufferFull:
             return await self._context.client.request(subject, body, headers=headers, timeout=timeout_s)
-        loop = asyncio.get_running_loop()
-        timers = (
-            loop.call_later(timeout_s / 2, self._send_again),
-            loop.call_later(timeout_s, expire, self._answer, f"request to {subject!r}", timeout_s),
-        )
+        # One timer for both moments: hardly a call lives to see the first.
+        self._timer = asyncio.get_running_loop().call_later(timeout_s / 2, self._send_again, timeout_s)
         try:
             return await self._answer
         finally:
-            for timer in timers:
-                timer.cancel()
+            self._timer.cancel()
             for token in self._tokens:
                 self._context.connection.forget(token)
 
@@ -129,7 +126,9 @@ class _Asking:
         self._tokens.append(self._context.connection.request(self._answer, *self._message))
         self._context.link.flush()
 
-    def _send_again(self) -> None:
+    def _send_again(self, timeout_s: float) -> None:
+        what = f"request to {self._message[0]!r}"
+        self._timer = asyncio.get_running_loop().call_later(timeout_s / 2, expire, self._answer, what, timeout_s)
         # Whatever speaks against it now: the first one is still waited for.
         with contextlib.suppress(JetSparkError):
             self._send()
