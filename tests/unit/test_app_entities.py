@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -10,12 +13,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark import StreamConfig
-from jetspark.app import App, Context, EntityChange, Event
+from jetspark.app import DELETE, App, Context, EntityChange, Event
 from jetspark.app.contracts.envelope import Encoded
-from jetspark.app.entities.changes import MAX_MESSAGES, PendingChange, next_group, recent_changes
+from jetspark.app.entities.changes import (
+    CHANGES_HEADER,
+    MAX_MESSAGES,
+    JointChange,
+    LastChanges,
+    PendingChange,
+    next_group,
+    recent_changes,
+)
+from jetspark.app.entities.committing import ATTEMPTS, Committer
+from jetspark.app.entities.comparing import EntityState, Folded, NotRepairable, Repair, difference, repair_of
 from jetspark.app.entities.declaring import EntitySpec
 from jetspark.app.testing import TestApp
-from jetspark.errors import ConfigError, Conflict, InvalidEvent, UsageError
+from jetspark.core.backoff import Backoff
+from jetspark.core.headers import Headers
+from jetspark.errors import (
+    ConfigError,
+    Conflict,
+    InvalidEvent,
+    MessageNotFound,
+    RequestTimeout,
+    UsageError,
+    WrongLastSequence,
+)
+from jetspark.jetstream.info import StoredMessage
 
 
 class Order(msgspec.Struct):
@@ -93,18 +117,50 @@ def test_the_state_carries_the_guard_and_each_message_ends_one_timer() -> None:
 
 def test_more_than_a_batch_holds_is_refused() -> None:
     with pytest.raises(UsageError, match="1000 or fewer"):
-        pending(events=MAX_MESSAGES)
+        joint(pending(events=MAX_MESSAGES))
     with pytest.raises(UsageError, match="a message ends one timer"):
         pending(cancels=[{}, {}])
 
 
+def joint(*parts: PendingChange) -> JointChange:
+    return JointChange(parts)
+
+
 def test_a_group_keeps_the_order_and_has_an_entity_once() -> None:
-    a, b, again, c = pending("1", "a"), pending("2", "b"), pending("3", "a"), pending("4", "c")
+    a, b, again, c = (joint(pending(id, key)) for id, key in [("1", "a"), ("2", "b"), ("3", "a"), ("4", "c")])
     assert next_group([a, b, again, c]) == [a, b]
     assert next_group([again, c]) == [again, c]
-    large = pending("5", "d", events=900)
-    full = pending("6", "e", events=98)
-    assert next_group([large, full, pending("7", "f")]) == [large, full]
+    large = joint(pending("5", "d", events=900))
+    full = joint(pending("6", "e", events=98))
+    assert next_group([large, full, joint(pending("7", "f"))]) == [large, full]
+    both = joint(pending("8", "a"), pending("9", "c"))
+    assert next_group([both, c, a]) == [both]
+    assert next_group([b, both, again]) == [b, both]
+
+
+def test_changes_together_know_the_revisions_of_their_states() -> None:
+    change = joint(pending("1", "a", events=2), pending("2", "b"), pending("3", "c", events=1))
+    assert change.revisions(10) == [10, 13, 14]
+    subjects = [message.subject for message in change.messages()]
+    assert [subjects[revision - 10] for revision in change.revisions(10)] == ["$KV.shop.a", "$KV.shop.b", "$KV.shop.c"]
+    assert [message.revision for message in change.messages()] == [0, None, None, 0, 0, None]
+
+
+def test_changes_together_have_each_entity_and_each_timer_once() -> None:
+    timer = Encoded("timers.x", b"", {})
+    with pytest.raises(UsageError, match="an entity is there twice"):
+        joint(pending("1", "a"), pending("2", "a"))
+    with pytest.raises(UsageError, match="timer of the same name"):
+        joint(pending("1", "a", timers=[timer]), pending("2", "b", timers=[timer]))
+
+
+def test_one_entity_that_remembers_proves_that_all_were_stored() -> None:
+    change = joint(pending("1", "a", revision=5, recent=("x",)), pending("2", "b", revision=7, recent=("y",)))
+    remembers, unchanged, forgot = LastChanges(9, ("1", "x")), LastChanges(7, ("y",)), LastChanges(99, ("z",))
+    assert change.was_stored([remembers, forgot]) is True
+    assert change.was_stored([forgot, unchanged]) is False
+    assert change.was_stored([forgot, forgot]) is None
+    assert change.moved([remembers, unchanged]) == [change.parts[0]]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.data())
@@ -136,6 +192,49 @@ def test_a_foreign_state_says_nothing() -> None:
     assert pending("c", revision=5, recent=("b",)).was_stored(9, ("x",)) is None
     assert pending("c", revision=5, recent=("b",)).was_stored(9, ("x", "b")) is False
     assert pending("c", revision=5, recent=("b",)).was_stored(9, ("x", "c", "b")) is True
+
+
+class UnderWay:
+    """A stream with replicas that has a batch under way: nobody is answered, and whoever sends it again is refused."""
+
+    def __init__(self, stored_after: int | None) -> None:
+        self._stored_after = stored_after
+        self.sent = self.asked = 0
+
+    @contextlib.asynccontextmanager
+    async def atomic_batch(self, *, ack_first: bool) -> AsyncIterator[Any]:
+        assert not ack_first
+        yield self
+        self.sent += 1
+        raise RequestTimeout("commit", 1.0) if self.sent == 1 else WrongLastSequence(400, 10164, "wrong last sequence")
+
+    async def add(self, *message: Any, **options: Any) -> None:
+        pass
+
+    async def stream(self, name: str) -> UnderWay:
+        return self
+
+    async def get_message(self, **query: Any) -> StoredMessage:
+        self.asked += 1
+        if self._stored_after is None or self.asked <= self._stored_after:
+            raise MessageNotFound(404, 10037, "no message found")
+        headers = Headers({CHANGES_HEADER: "c"})
+        now = datetime.datetime.now(datetime.UTC)
+        return StoredMessage(
+            stream="KV_shop", subject="$KV.shop.o", sequence=9, timestamp=now, data=b"{}", headers=headers
+        )
+
+
+async def test_a_change_that_is_under_way_is_not_taken_for_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is lost, its repetition is refused because of it, and it is stored only then."""
+    monkeypatch.setattr("jetspark.app.entities.committing.PAUSE", Backoff(first_s=0.0, max_s=0.0))
+    js: Any = UnderWay(stored_after=2)
+    assert await Committer(js, "KV_shop").commit(pending("c", events=1)) == [9]
+    assert js.sent == 4
+    js = UnderWay(stored_after=None)
+    with pytest.raises(RequestTimeout):  # nobody knows
+        await Committer(js, "KV_shop").commit(pending("c", events=1))
+    assert js.sent == 1 + ATTEMPTS
 
 
 # ---- in handlers, in virtual time ------------------------------------------------------------------------------------
@@ -192,3 +291,181 @@ async def test_a_conflict_of_the_users_own_is_not_taken_for_one_of_the_change() 
         with pytest.raises(Conflict, match="elsewhere"):
             await test.do(lambda shop: shop.entities("orders").modify("o", decide))
     assert calls == [1]
+
+
+class Move(Event, type="stock.move", key="source", subject="orders.{source}.move"):
+    source: str
+    target: str
+
+
+@pytest.mark.parametrize("moment", ["after Publish", "before Acknowledge"])
+async def test_a_handler_that_runs_again_makes_its_changes_of_several_entities_once(moment: str) -> None:
+    app = App("shop", stream="KV_shop", subjects=["orders.>"], events=[Missing])
+    app.entities("stock", state=Order)
+    app.entities("moves", state=Order)
+
+    @app.handler(Move, durable="move")
+    async def move(event: Move, ctx: Context) -> None:
+        def decide(source: EntityChange, target: EntityChange, log: EntityChange) -> None:
+            source.set(Order("moved", (source.state.cents if source.state else 0) - 1))
+            target.set(Order("moved", (target.state.cents if target.state else 0) + 1))
+            log.emit(Missing(article=event.source))
+
+        log = ctx.entities("moves").change("log")
+        await ctx.entities("stock").modify_many([event.source, event.target, log], decide)
+
+    async with TestApp(app) as test:
+        fault = test.crash(moment)
+        await test.publish(Move(source="a", target="b"))
+        await test.settled()
+        assert fault.happened == 1
+        states = [await test.do(lambda shop, key=key: shop.entities("stock").get(key)) for key in "ab"]  # type: ignore[misc]
+        assert states == [Order("moved", -1), Order("moved", 1)]
+        assert test.published(Missing) == [Missing(article="a")]
+        assert test.dead_letters == []
+
+
+async def test_changes_together_need_different_entities() -> None:
+    app = App("shop", stream="KV_shop", subjects=["orders.>"])
+    app.entities("orders", state=Order)
+
+    async def twice(client: Any) -> None:
+        client.entities("orders").changes("a", "a")
+
+    async with TestApp(app) as test:
+        with pytest.raises(UsageError, match="each once"):
+            await test.do(twice)
+
+
+# ---- state and events compared ---------------------------------------------------------------------------------------
+
+
+class Placed(Event, type="order.placed", key="order_id", subject="orders.{order_id}.placed"):
+    order_id: str
+    cents: int
+
+
+class Corrected(Event, type="order.corrected", key="order_id", subject="orders.{order_id}.corrected"):
+    order_id: str
+    cents: int | None
+
+
+class OrderFold:
+    def key(self, event: Placed | Corrected) -> str:
+        return event.order_id
+
+    def apply(self, state: Order | None, event: Placed | Corrected) -> Any:
+        if event.cents is None:
+            return DELETE
+        if event.cents == 13:
+            raise ValueError("no such price")
+        return Order("placed", (state.cents if state and isinstance(event, Placed) else 0) + event.cents)
+
+
+class CorrectingFold(OrderFold):
+    def correct(self, key: str, folded: Order | None, state: Order | None) -> list[Event]:
+        return [Corrected(order_id=key, cents=None if state is None else state.cents)]
+
+
+def spec_of(truth: Any = "events", fold: type[Any] = OrderFold) -> EntitySpec:
+    return EntitySpec("orders", Order, "KV_shop", truth=truth, events=[Placed, Corrected], fold=fold)
+
+
+def folded(spec: EntitySpec, *cents: int | None) -> Folded:
+    found = Folded()
+    for number, each in enumerate(cents, 1):
+        found = found.then(spec, "o", number, Corrected(order_id="o", cents=each))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cents", "state", "kind"),
+    [
+        ((5,), b'{"cents":5,"status":"placed"}', None),
+        ((5,), b'{"status": "placed", "cents": 5}', None),  # written by somebody else
+        ((), None, None),
+        ((5, None), None, None),
+        ((5,), None, "missing"),
+        ((5, None), b'{"cents":5,"status":"placed"}', "extra"),
+        ((5, 6), b'{"cents":5,"status":"placed"}', "value"),
+        ((5,), b"text", "unreadable"),
+        ((5, 13, 6), b'{"cents":6,"status":"placed"}', "fold"),
+    ],
+)
+def test_a_state_is_compared_with_what_events_make(cents: Any, state: bytes | None, kind: str | None) -> None:
+    spec = spec_of()
+    assert difference(spec, EntityState(state), folded(spec, *cents)) == kind
+
+
+def test_an_event_that_was_applied_is_not_applied_again() -> None:
+    spec, event = spec_of(), Placed(order_id="o", cents=5)
+    once = Folded().then(spec, "o", 3, event)
+    assert once.then(spec, "o", 3, event) == once.then(spec, "o", 2, event) == once
+    assert once.then(spec, "o", 4, event).data == b'{"cents":10,"status":"placed"}'
+
+
+def test_where_events_are_the_truth_the_state_they_make_is_the_repair() -> None:
+    spec = spec_of()
+    assert repair_of(spec, "o", "o", EntityState(b"text"), folded(spec, 5)) == Repair(b'{"cents":5,"status":"placed"}')
+    assert repair_of(spec, "o", "o", EntityState(b"text"), folded(spec, 5, None)) == Repair(None)
+    with pytest.raises(NotRepairable, match="cannot be folded"):
+        repair_of(spec, "o", "o", EntityState(None), folded(spec, 13))
+
+
+def test_where_the_state_is_the_truth_events_lead_to_it() -> None:
+    spec = spec_of("state", CorrectingFold)
+    state = EntityState(b'{"cents":7,"status":"placed"}')
+    assert repair_of(spec, "o", "o", state, folded(spec, 5)) == Repair(state.data, (Corrected(order_id="o", cents=7),))
+    assert repair_of(spec, "o", "o", EntityState(None), folded(spec, 5)).events == (
+        Corrected(order_id="o", cents=None),
+    )
+    with pytest.raises(NotRepairable, match="key is not known"):
+        repair_of(spec, "=sha256=1", None, state, folded(spec, 5))
+    with pytest.raises(NotRepairable, match="no correct"):
+        repair_of(spec_of("state"), "o", "o", state, folded(spec, 5))
+    with pytest.raises(NotRepairable, match="is no"):
+        repair_of(spec, "o", "o", EntityState(b"text"), folded(spec, 5))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ([], 'lead to {"cents":5,"status":"placed"}, and not to the state'),
+        ([Placed(order_id="o", cents=5)], 'lead to {"cents":10'),
+        ([Corrected(order_id="other", cents=7)], "not of this entity alone"),
+        ([Reserve(article="o")], "whose type the fold does not take"),
+        ([Corrected(order_id="o", cents=13)], "no such price"),
+    ],
+)
+def test_events_that_do_not_lead_to_the_state_are_not_published(wrong: list[Event], words: str) -> None:
+    class Wrong(OrderFold):
+        def correct(self, key: str, folded: Order | None, state: Order | None) -> list[Event]:
+            return wrong
+
+    spec = spec_of("state", Wrong)
+    with pytest.raises(NotRepairable, match=words):
+        repair_of(spec, "o", "o", EntityState(b'{"cents":7,"status":"placed"}'), folded(spec, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"truth": "events"}, "expected events= together with fold="),
+        ({"events": [Placed]}, "expected events= together with fold="),
+        ({"fold": OrderFold}, "expected events= together with fold="),
+        ({"truth": "both"}, "expected 'state' or 'events'"),
+        ({"events": [Placed], "fold": type("F", (), {})}, "fold of .orders.: expected .def key"),
+        ({"events": [Placed], "fold": type("F", (OrderFold,), {"correct": 5})}, "def correct"),
+    ],
+)
+def test_a_truth_needs_what_tells_it(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shop().entities("orders", state=Order, **options)
+
+
+def test_a_key_that_is_too_long_for_a_bucket_is_in_a_header() -> None:
+    spec, long = EntitySpec("orders", Order, "KV_shop"), "ä.b" * 100
+    assert spec.key_in(spec.key_of("a.b")) == "a.b"
+    assert spec.key_headers("a.b") == {}
+    assert spec.key_in(spec.key_of(long)) is None
+    assert spec.key_in(spec.key_of(long), spec.key_headers(long)) == long

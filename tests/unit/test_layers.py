@@ -82,6 +82,7 @@ PURE = (
     "app.contracts.faults",
     "app.contracts.field_rules",
     "app.entities.changes",
+    "app.entities.comparing",
     "app.workflows.declaring",
     "app.entities.declaring",
     "app.handlers.machine",

@@ -11,7 +11,8 @@ from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
-from jetspark.app.entities.entities import Entities, EntityChange
+from jetspark.app.entities.comparing import EntityDifference, Reconciliation
+from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges, StoredEntity
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -45,6 +46,8 @@ __all__ = [
     "Encoded",
     "Entities",
     "EntityChange",
+    "EntityChanges",
+    "EntityDifference",
     "Event",
     "Flag",
     "FlagValue",
@@ -59,6 +62,7 @@ __all__ = [
     "PastEvent",
     "Private",
     "ProjectionSpec",
+    "Reconciliation",
     "Refused",
     "Reject",
     "Retry",
@@ -68,6 +72,7 @@ __all__ = [
     "Settings",
     "SettingsSpec",
     "Skip",
+    "StoredEntity",
     "Template",
     "Timer",
     "Timers",

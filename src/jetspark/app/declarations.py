@@ -16,7 +16,7 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
-from jetspark.app.entities.declaring import MANY, EntitySpec, state_subjects
+from jetspark.app.entities.declaring import MANY, EntitySpec, Truth, state_subjects
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
@@ -171,8 +171,16 @@ class Declarations:
                 )
             self._catalogue.add(kind)
 
-    def entities(self, name: str, *, state: Any) -> EntitySpec:
-        """Declare a kind of entity: state in a bucket that is the truth, changed together with its events.
+    def entities(
+        self,
+        name: str,
+        *,
+        state: Any,
+        truth: Truth = "state",
+        events: Sequence[type[Any]] = (),
+        fold: type[Any] | None = None,
+    ) -> EntitySpec:
+        """Declare a kind of entity: state in a bucket, changed together with its events.
 
         States and events are in one stream, which is that of a bucket: ``App(stream="KV_shop", ...)``. A client changes
         them: ``async with client.entities("orders").change("o-1") as change``.
@@ -180,13 +188,19 @@ class Declarations:
         Args:
             name: Of the kind, the first part of its keys in the bucket.
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
+            truth: Which counts where state and events differ, because somebody wrote only one of them: the ``"state"``
+                or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
+            events: The types of events that tell the history of an entity.
+            fold: A class that makes a state of them, with ``key(event)`` and ``apply(state, event)`` as that of a
+                projection. With the state as the truth it may have ``correct(key, folded, state)``: it returns the
+                events that lead from what the events make to the state.
 
         Raises:
             ConfigError: The stream is no bucket's or not the app's own, or the type or the name cannot be used.
         """
         if not self.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
-        spec = EntitySpec(name, state, self.stream)
+        spec = EntitySpec(name, state, self.stream, truth=truth, events=events, fold=fold)
         if name in self.entity_specs:
             raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
         limit = self.stream_config.max_messages_per_subject
@@ -197,6 +211,7 @@ class Declarations:
         if not self.entity_specs:
             self.subjects = (*self.subjects, state_subjects(self.stream))
             self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
+        self._add(*events)
         self.entity_specs[name] = spec
         return spec
 

@@ -9,13 +9,12 @@ again if that was wrong. ``jetspark`` is ``call`` to a worker in a process of it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from time import perf_counter
+from contextlib import AbstractAsyncContextManager
 
-from jetspark.aio import connect
 from jetspark.aio.jetstream import JetStream
+from jetspark.bench.operations import NumberedOperation, measure_operations
+from jetspark.bench.streams import app_stream
 from jetspark.bench.workload import (
     CPU_PER_MILLION,
     MESSAGES_PER_S,
@@ -23,13 +22,10 @@ from jetspark.bench.workload import (
     Contender,
     Job,
     Metric,
-    Stopwatch,
     Values,
     Workload,
     payload_of,
-    percentile,
 )
-from jetspark.errors import ConnectionLost, StreamNotFound
 from jetspark.jetstream.publishing import Expect
 
 __all__ = ["COMMAND", "COMMAND_64"]
@@ -37,49 +33,15 @@ __all__ = ["COMMAND", "COMMAND_64"]
 LEDGERS = 100
 AT_A_TIME = 64
 
-Operation = Callable[[int], Awaitable[None]]
-"""Decide once, in the ledger of this number."""
+
+async def _measured(job: Job, operation: NumberedOperation, at_a_time: int) -> Values:
+    return await measure_operations(job, operation, at_a_time=at_a_time, places=LEDGERS)
 
 
-@contextlib.asynccontextmanager
-async def _stream(job: Job) -> AsyncIterator[JetStream]:
-    """The application's stream; at the end it has what was stored, or that is an error."""
+def _stream(job: Job) -> AbstractAsyncContextManager[JetStream]:
     from jetspark.bench.ledgers import app
 
-    async with connect(job.url) as client:
-        js = client.jetstream(timeout=30.0)
-        names = [app.stream, f"KV_{app.schema_bucket}"]
-        for name in names:
-            with contextlib.suppress(StreamNotFound):
-                await js.delete_stream(name)
-        await app.apply(job.url)
-        try:
-            yield js
-            stored = (await (await js.stream(app.stream)).info()).state.messages
-            if stored != job.warmup + job.count:
-                raise ConnectionLost(f"{stored} stored of {job.warmup + job.count}")
-        finally:
-            for name in names:
-                await js.delete_stream(name)
-
-
-async def _measured(job: Job, operation: Operation, at_a_time: int) -> Values:
-    """How long each took, and how many there were a second."""
-    times: list[float] = []
-
-    async def repeat(first: int, end: int) -> None:
-        for number in range(first, end, at_a_time):
-            started = perf_counter()
-            await operation(number % LEDGERS)
-            times.append(perf_counter() - started)
-
-    await asyncio.gather(*(repeat(first, job.warmup) for first in range(at_a_time)))
-    times.clear()
-    watch = Stopwatch()
-    await asyncio.gather(*(repeat(first, job.count) for first in range(at_a_time)))
-    watch.stop()
-    found = sorted(times)
-    return watch.values(job.count) | {"latency_s_p50": percentile(found, 50), "latency_s_p99": percentile(found, 99)}
+    return app_stream(job, app, subject="bench-ledgers.>")
 
 
 async def _guarded_publish(job: Job, at_a_time: int) -> Values:

@@ -15,7 +15,7 @@ import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 from jetspark.bench import helper
 from jetspark.bench.peers import Peer
+from jetspark.bench.replicas import one_server, server_for
 from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
 from jetspark.bench.sample import UVLOOP_SUFFIX
 from jetspark.bench.wire import dial
@@ -30,7 +31,6 @@ from jetspark.bench.workload import Contender, Job, Workload
 from jetspark.bench.workloads import choose
 from jetspark.core.version import VERSION
 from jetspark.errors import ConfigError
-from jetspark.server import NatsServer
 
 __all__ = ["MIN_REPEATS", "Plan", "run", "total_samples"]
 
@@ -38,9 +38,6 @@ MIN_REPEATS = 3
 
 # A measurement takes about a second. One that takes this long waits for messages that will never come.
 SAMPLE_TIMEOUT_S = 120.0
-
-# The server must never drop a reader for being slow: that is what is being measured.
-SERVER_MAX_PENDING_BYTES = 1 << 30
 
 PEER_MODULES = {"nats", "faststream"}
 _DISTRIBUTIONS = {
@@ -133,7 +130,7 @@ def run(plan: Plan, on_progress: OnProgress = lambda what: None) -> Report:
     machine = _machine()  # before the run, so that the load it reports is not our own
     workloads = choose(plan.workloads)
     samples: dict[tuple[str, str], list[Sample]] = {}
-    with _server(plan.url) as url, contextlib.ExitStack() as stack:
+    with one_server(plan.url) as url, contextlib.ExitStack() as stack:
         connection, info = dial(url)  # first of all: a server that cannot be used is an error of the whole run
         connection.close()
         stack.enter_context(helper.running(url))
@@ -142,9 +139,11 @@ def run(plan: Plan, on_progress: OnProgress = lambda what: None) -> Report:
                 chosen, skipped = contenders_of(workload, plan)
                 names = [name for name in chosen if name not in skipped]
                 turn = repeat % max(1, len(names))
-                for name in names[turn:] + names[:turn]:
-                    on_progress(f"{workload.name}: {name}")
-                    samples.setdefault((workload.name, name), []).append(_measure(workload, name, plan, url, repeat))
+                with server_for(workload, url, is_given=plan.url is not None) as place:
+                    for name in names[turn:] + names[:turn]:
+                        on_progress(f"{workload.name}: {name}")
+                        sample = _measure(workload, name, plan, place, repeat)
+                        samples.setdefault((workload.name, name), []).append(sample)
         on_progress("")
     return Report(
         started=started,
@@ -170,15 +169,6 @@ def _result(workload: Workload, plan: Plan, samples: dict[tuple[str, str], list[
     )
 
 
-@contextlib.contextmanager
-def _server(url: str | None) -> Iterator[str]:
-    if url is not None:
-        yield url
-        return
-    with NatsServer(max_pending_bytes=SERVER_MAX_PENDING_BYTES) as server:
-        yield server.url
-
-
 def _measure(workload: Workload, contender: str, plan: Plan, url: str, repeat: int) -> Sample:
     count = plan.count_for(workload)
     job = Job(
@@ -187,6 +177,7 @@ def _measure(workload: Workload, contender: str, plan: Plan, url: str, repeat: i
         count=count,
         warmup=max(1, count // 10),
         payload_bytes=workload.payload_bytes,
+        replicas=workload.replicas or 1,
     )
     request = json.dumps({"workload": workload.name, "contender": contender, "job": asdict(job)})
     command = [sys.executable, "-m", "jetspark.bench.sample", request]

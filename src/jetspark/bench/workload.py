@@ -38,6 +38,8 @@ class Job:
     warmup: int
     """So many operations go before the clock starts."""
     payload_bytes: int
+    replicas: int = 1
+    """Of its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class Workload:
     storage: str | None = None
     """The kind of stream storage; None for core messaging, which stores nothing."""
     replicas: int | None = None
+    """Of its streams; with more than one it is measured on a cluster of as many servers on this machine."""
     metrics: tuple[Metric, ...] = (MESSAGES_PER_S, CPU_PER_MILLION)
     baselines: tuple[str, ...] = ("nats-py", "bare")
     """Contenders that everyone is compared with."""

@@ -9,6 +9,7 @@ import typer
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
 from jetspark.cli.dlq import dlq
+from jetspark.cli.reconcile import reconcile_entities
 from jetspark.cli.replay import list_replays, rebuild_projection, replay_projection, verify_projection
 from jetspark.cli.run import run_workers
 from jetspark.cli.schema import schema
@@ -46,6 +47,7 @@ def jetspark(
 for command in (apply, bench, check, demo, plan, server):
     app.command()(command)
 app.command("rebuild")(rebuild_projection)
+app.command("reconcile")(reconcile_entities)
 app.command("replay")(replay_projection)
 app.command("replays")(list_replays)
 app.command("run")(run_workers)

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
+from jetspark.cli.bars import sequence_bar
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -237,18 +236,5 @@ def _spark(engine: str, app: str, servers: str | None, projection: str) -> Itera
 
 @contextmanager
 def _bar(as_json: bool) -> Iterator[Callable[[ReplayRecord | HandlerReplayRecord], None]]:
-    """A progress bar in a terminal; elsewhere nothing: the record in the bucket has it."""
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda record: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("sequence", total=None)
-
-        def tell(record: ReplayRecord | HandlerReplayRecord) -> None:
-            last = max(record.last, record.at)
-            text = f"{record.kind} {record.id}"
-            progress.update(task, description=text, total=last, completed=record.at)
-
-        yield tell
+    with sequence_bar(as_json) as tell:
+        yield lambda record: tell(f"{record.kind} {record.id}", record.at, record.last)

@@ -131,6 +131,80 @@ async def test_what_was_overtaken_or_left_by_an_exception_stores_nothing(nats_ur
             client.entities("orders")
 
 
+async def test_several_entities_change_together_or_not_at_all(nats_url: str) -> None:
+    app = bank()
+    app.entities("transfers", state=Account)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, app.connect(nats_url) as other:
+        accounts, transfers = client.entities("accounts"), client.entities("transfers")
+        async with accounts.changes("a", "b", transfers.change("t1")) as (a, b, log):
+            for change, cents in ((a, -5), (b, 5)):
+                change.set(Account(cents))
+                change.emit(Moved(account=change.key, cents=cents, balance=cents))
+            log.set(Account(5))
+        assert [await accounts.get("a"), await accounts.get("b"), await transfers.get("t1")] == [
+            Account(-5),
+            Account(5),
+            Account(5),
+        ]
+        assert (await accounts.read("b")).revision == b.revision
+
+        async def be_overtaken() -> None:
+            async with accounts.changes("a", "b") as (a, _):
+                a.set(Account(0))
+                a.emit(Moved(account="a", cents=5, balance=0))
+                await move(other, "b", 1)  # only read by the change, and so part of it
+
+        with pytest.raises(Conflict, match=r"accounts\.b") as caught:
+            await be_overtaken()
+        assert caught.value.keys == ("accounts.b",)
+        assert await accounts.get("a") == Account(-5)
+        async with accounts.changes("a", "b"):
+            pass  # nothing to store
+        assert await count(client, "accounts.>") == 3
+
+
+async def test_transfers_at_the_same_time_share_batches(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+
+        def one_cent(source: Any, target: Any) -> None:
+            for change, cents in ((source, -1), (target, 1)):
+                change.set(Account((change.state.cents if change.state else 0) + cents))
+
+        pairs = [(f"a{number % 16}", f"a{(number + 5) % 16}") for number in range(64)]
+        await asyncio.gather(*(accounts.modify_many(pair, one_cent, tries=200) for pair in pairs))
+        assert client._committer is not None
+        assert client._committer.changes == 64
+        assert client._committer.batches <= 60
+        assert {each.key: each.state async for each in accounts.list()} == {
+            f"a{number}": Account(0) for number in range(16)
+        }
+
+
+async def test_entities_are_listed_by_their_keys(nats_url: str) -> None:
+    app = bank()
+    app.entities("other", state=Account)
+    await app.apply(nats_url)
+    names = ["a", "a.b", "ä b", "long" * 100]
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+        for number, key in enumerate([*names, "gone"]):
+            async with accounts.change(key) as change:
+                change.set(Account(number))
+        async with accounts.change("gone") as change:
+            change.delete()
+        async with client.entities("other").change("a") as change:
+            change.set(Account(9))
+        assert sorted([key async for key in accounts.keys()]) == sorted(names)  # noqa: SIM118
+        listed = [each async for each in accounts.list()]
+        assert {each.key: each.state.cents for each in listed} == {key: number for number, key in enumerate(names)}
+        assert {each.revision for each in listed} == {(await accounts.read(key)).revision for key in names}
+        assert [key async for key in client.entities("other").keys()] == ["a"]  # noqa: SIM118
+
+
 async def test_other_clients_read_the_bucket(nats_url: str) -> None:
     app = bank()
     await app.apply(nats_url)

@@ -3,17 +3,30 @@
 A change is stored whole or not at all. What makes that so is one message, the state: it is stored only if the entity is
 still as it was read, and all other messages are in its batch. It carries the id of the change and the ids of those
 before it. So a program that got no answer can look whether its change was stored, also when others have followed.
+
+Changes of several entities are a :class:`JointChange`: each has its own guard, and all are in one batch. One entity
+that is not as it was read refuses them all; so one that remembers its change proves that all were stored.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jetspark.app.contracts.envelope import Encoded
 from jetspark.errors import UsageError
 
-__all__ = ["MAX_MESSAGES", "EntityMessage", "PendingChange", "next_group", "recent_changes"]
+__all__ = [
+    "MAX_MESSAGES",
+    "EntityMessage",
+    "JointChange",
+    "LastChanges",
+    "PendingChange",
+    "next_group",
+    "recent_changes",
+]
 
 CHANGES_HEADER = "JetSpark-Changes"
 RECENT = 16
@@ -49,13 +62,10 @@ class PendingChange:
     timers: Sequence[Encoded] = ()
     cancels: Sequence[dict[str, str]] = ()
     """Headers that end a timer; each goes onto another message."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """More headers of the state."""
 
     def __post_init__(self) -> None:
-        count = 1 + len(self.events) + len(self.timers)
-        if count > MAX_MESSAGES:
-            raise UsageError(
-                f"a change of {count} messages: expected {MAX_MESSAGES} or fewer, which are stored at once"
-            )
         if len(self.cancels) > 1 + len(self.events):
             raise UsageError(
                 f"a change that cancels {len(self.cancels)} timers and emits {len(self.events)} events: expected one "
@@ -66,7 +76,7 @@ class PendingChange:
         """In the order in which they are stored."""
         cancels = list(self.cancels)
         recent = ",".join([self.id, *self.recent][:RECENT])
-        headers = {CHANGES_HEADER: recent, **_ROLLUP, **(cancels.pop() if cancels else {})}
+        headers = {**self.headers, CHANGES_HEADER: recent, **_ROLLUP, **(cancels.pop() if cancels else {})}
         if self.state is None:
             headers["KV-Operation"] = "PURGE"
         yield EntityMessage(self.subject, self.state or b"", headers, self.revision)
@@ -94,20 +104,72 @@ class PendingChange:
         return False if is_whole else None
 
 
+class LastChanges(NamedTuple):
+    """What is stored of an entity: its revision, and the changes that led to it."""
+
+    revision: int
+    recent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JointChange:
+    """Changes of one entity or several that are stored together or not at all."""
+
+    parts: tuple[PendingChange, ...]
+
+    def __post_init__(self) -> None:
+        if self.count > MAX_MESSAGES:
+            raise UsageError(
+                f"a change of {self.count} messages: expected {MAX_MESSAGES} or fewer, which are stored at once"
+            )
+        if sum(1 + len(part.timers) for part in self.parts) > len(self.subjects):
+            raise UsageError(
+                "changes of several entities that are stored together: an entity is there twice, or two of them set a "
+                "timer of the same name; expected each once"
+            )
+
+    @property
+    def count(self) -> int:
+        """Of its messages."""
+        return sum(part.count for part in self.parts)
+
+    @property
+    def subjects(self) -> set[str]:
+        """Those of which a batch takes one message each; of the subjects of events it takes any number."""
+        return {subject for part in self.parts for subject in (part.subject, *(each.subject for each in part.timers))}
+
+    def messages(self) -> list[EntityMessage]:
+        """In the order in which they are stored."""
+        return [message for part in self.parts for message in part.messages()]
+
+    def revisions(self, first: int) -> list[int]:
+        """Those of the states, if the first message has this sequence."""
+        counts = itertools.accumulate((part.count for part in self.parts[:-1]), initial=first)
+        return list(counts)
+
+    def was_stored(self, found: Sequence[LastChanges]) -> bool | None:
+        """Whether all of it led to what is stored of its entities; see :meth:`PendingChange.was_stored`."""
+        known = [part.was_stored(*each) for part, each in zip(self.parts, found, strict=True)]
+        return True if True in known else False if False in known else None
+
+    def moved(self, found: Sequence[LastChanges]) -> list[PendingChange]:
+        """Those whose entity is not as it was read."""
+        return [part for part, each in zip(self.parts, found, strict=True) if each.revision != part.revision]
+
+
 def recent_changes(headers: Mapping[str, str]) -> tuple[str, ...]:
     """What a state remembers of the changes that led to it; nothing if it was written by another program."""
     text = headers.get(CHANGES_HEADER)
     return tuple(text.split(",")) if text else ()
 
 
-def next_group(waiting: Sequence[PendingChange], most: int = MAX_MESSAGES) -> list[PendingChange]:
+def next_group(waiting: Sequence[JointChange], most: int = MAX_MESSAGES) -> list[JointChange]:
     """The changes that are stored together next: in their order, one for each entity, as many as fit."""
-    group: list[PendingChange] = []
+    group: list[JointChange] = []
     subjects: set[str] = set()
     count = 0
     for change in waiting:
-        # Of these a batch takes one message each; of the subjects of events any number.
-        mine = {change.subject, *(timer.subject for timer in change.timers)}
+        mine = change.subjects
         if mine & subjects or count + change.count > most:
             # What is behind it may concern the same entity: order is kept.
             break

@@ -14,11 +14,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
-from jetspark.app.entities.changes import EntityMessage, PendingChange, next_group, recent_changes
+from jetspark.app.entities.changes import (
+    EntityMessage,
+    JointChange,
+    LastChanges,
+    PendingChange,
+    next_group,
+    recent_changes,
+)
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     Conflict,
@@ -38,7 +46,7 @@ PAUSE = Backoff(first_s=0.05, max_s=1.0)
 ATTEMPTS = 10
 """How often a change is sent that nobody answers, or that the server cannot take for the moment."""
 
-_Waiting: TypeAlias = tuple[PendingChange, "asyncio.Future[int]"]
+_Waiting: TypeAlias = tuple[JointChange, "asyncio.Future[list[int]]"]
 
 
 class _Refusal(Exception):
@@ -60,17 +68,19 @@ class Committer:
         self.batches = self.changes = 0
         """How many batches, or single messages, have stored how many changes."""
 
-    async def commit(self, change: PendingChange) -> int:
-        """Store a change; returns the entity's new revision.
+    async def commit(self, *parts: PendingChange) -> list[int]:
+        """Store a change of an entity, or of several together; returns their new revisions.
 
         Cancelled, the change may be stored or not.
 
         Raises:
-            Conflict: The entity was changed by somebody else; nothing was stored.
+            Conflict: An entity was changed by somebody else; nothing was stored.
             ServerError: The server refused it; nothing was stored.
             NetworkError: Nobody knows.
+            UsageError: There are too many messages, or an entity is there twice; nothing was stored.
         """
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        change = JointChange(parts)
+        done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         if change.count == 1:
             # A message alone is no batch, and costs the server next to nothing.
             await self._store([(change, done)])
@@ -102,7 +112,7 @@ class Committer:
         finally:
             self._task = None
 
-    async def _store(self, group: list[_Waiting], doubt: JetSparkError | None = None) -> None:
+    async def _store(self, group: list[_Waiting], doubt: JetSparkError | None = None, attempt: int = 1) -> None:
         """Settle every change of a group, one way or the other."""
         try:
             revisions = await self._send([change for change, _ in group], doubt)
@@ -112,51 +122,59 @@ class Committer:
                 await self._store(group[:middle], refusal.doubt)
                 await self._store(group[middle:], refusal.doubt)
             else:
-                await self._settle_refusal(*group[0], refusal)
+                await self._settle_refusal(*group[0], refusal, attempt)
         except JetSparkError as error:
             for _, done in group:
                 _fail(done, error)
         else:
             self.batches += 1
             self.changes += len(group)
-            for (_, done), revision in zip(group, revisions, strict=True):
+            for (_, done), mine in zip(group, revisions, strict=True):
                 if not done.done():
-                    done.set_result(revision)
+                    done.set_result(mine)
 
-    async def _settle_refusal(self, change: PendingChange, done: asyncio.Future[int], refusal: _Refusal) -> None:
+    async def _settle_refusal(
+        self, change: JointChange, done: asyncio.Future[list[int]], refusal: _Refusal, attempt: int = 1
+    ) -> None:
         error, doubt = refusal.error, refusal.doubt
         if not isinstance(error, WrongLastSequence | DuplicateMessageId):
             _fail(done, doubt or error)
             return
         try:
-            revision, recent = await asking_again(lambda: self._current(change.subject))
+            found = [await asking_again(partial(self._current, part.subject)) for part in change.parts]
         except JetSparkError as failed:
             _fail(done, doubt or failed)
             return
-        _, bucket, key = change.subject.split(".", 2)
-        stored = change.was_stored(revision, recent) if doubt is not None else False
+        moved = change.moved(found)
+        if doubt is not None and not moved and attempt < ATTEMPTS:
+            # Refused, and nothing was stored since: replicas refuse what an attempt before has under way.
+            await asyncio.sleep(PAUSE.wait_s(attempt))
+            await self._store([(change, done)], doubt, attempt + 1)
+            return
+        stored = change.was_stored(found) if doubt is not None else False
         if stored and not done.done():
             # Of what came after it nothing is known here but that it is later.
-            done.set_result(revision)
-        elif stored is None:
+            done.set_result([each.revision for each in found])
+        elif stored is None or (doubt is not None and not moved):
             assert doubt is not None
             _fail(done, doubt)
-        elif revision == change.revision and isinstance(error, DuplicateMessageId):
+        elif not moved and isinstance(error, DuplicateMessageId):
             _fail(done, error)  # nobody was faster: an event has the id of one that is stored
         else:
-            _fail(done, Conflict(bucket, (key,)))
+            names = [part.subject.split(".", 2) for part in moved or change.parts]
+            _fail(done, Conflict(names[0][1], tuple(key for _, _, key in names)))
 
-    async def _current(self, subject: str) -> tuple[int, tuple[str, ...]]:
+    async def _current(self, subject: str) -> LastChanges:
         """Revision and last changes of what is stored, by the word of the leader."""
         if self._stream is None:
             self._stream = await self._js.stream(self._stream_name)
         try:
             message = await self._stream.get_message(last_for=subject, direct=False)
         except MessageNotFound:
-            return 0, ()
-        return message.sequence, recent_changes(message.headers)
+            return LastChanges(0, ())
+        return LastChanges(message.sequence, recent_changes(message.headers))
 
-    async def _send(self, changes: list[PendingChange], doubt: JetSparkError | None) -> list[int]:
+    async def _send(self, changes: list[JointChange], doubt: JetSparkError | None) -> list[list[int]]:
         """Store all of them, and return their revisions. What nobody answers is sent again.
 
         Raises:
@@ -164,10 +182,11 @@ class Committer:
             JetSparkError: It did not take them for the moment; a NetworkError, if an attempt may be stored.
         """
         failures = 0
-        messages = [list(change.messages()) for change in changes]
+        messages = [message for change in changes for message in change.messages()]
         while True:
             try:
-                return await self._send_once(messages)
+                sequence = await self._send_once(messages)
+                break
             except ConnectionClosed as closed:
                 raise doubt or closed from None
             except JetSparkError as error:
@@ -179,21 +198,21 @@ class Committer:
                 if failures == ATTEMPTS:
                     raise doubt or error from None
             await asyncio.sleep(PAUSE.wait_s(failures))
-
-    async def _send_once(self, messages: list[list[EntityMessage]]) -> list[int]:
-        flat = [message for of_change in messages for message in of_change]
-        if len(flat) == 1:
-            [one] = flat
-            ack = await self._js.publish(one.subject, one.data, headers=one.headers, expect=_guard(one))
-            return [ack.sequence]
-        async with self._js.atomic_batch(ack_first=False) as batch:
-            for message in flat:
-                await batch.add(message.subject, message.data, headers=message.headers, expect=_guard(message))
-        first, revisions = batch.ack.sequence - len(flat) + 1, []
-        for of_change in messages:
-            revisions.append(first)
-            first += len(of_change)
+        revisions = []
+        for change in changes:
+            revisions.append(change.revisions(sequence))
+            sequence += change.count
         return revisions
+
+    async def _send_once(self, messages: list[EntityMessage]) -> int:
+        """Store them; returns the sequence of the first."""
+        if len(messages) == 1:
+            [one] = messages
+            return (await self._js.publish(one.subject, one.data, headers=one.headers, expect=_guard(one))).sequence
+        async with self._js.atomic_batch(ack_first=False) as batch:
+            for message in messages:
+                await batch.add(message.subject, message.data, headers=message.headers, expect=_guard(message))
+        return batch.ack.sequence - len(messages) + 1
 
 
 async def asking_again(ask: Callable[[], Awaitable[T]]) -> T:
@@ -213,6 +232,6 @@ def _guard(message: EntityMessage) -> Expect | None:
     return None if message.revision is None else Expect(last_subject_sequence=message.revision)
 
 
-def _fail(done: asyncio.Future[int], error: JetSparkError) -> None:
+def _fail(done: asyncio.Future[list[int]], error: JetSparkError) -> None:
     if not done.done():
         done.set_exception(error)

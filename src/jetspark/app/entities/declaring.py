@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from jetspark.app.topology.names import check_app_name, escape_token
+from jetspark.app.contracts.tokens import escape, unescape
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 
-__all__ = ["EntitySpec", "bucket_of", "state_subjects"]
+__all__ = ["EntityFold", "EntitySpec", "Truth", "bucket_of", "state_subjects"]
 
+Truth: TypeAlias = Literal["state", "events"]
+
+KEY_HEADER = "JetSpark-Key"
+"""Of a state whose key in the bucket is a hash: the key."""
 MANY = 1_000_000_000
 """Messages a subject may have: no limit to us, and a limit to clients that expect one of a bucket."""
 
@@ -35,12 +43,63 @@ def state_subjects(stream: str) -> str:
     return f"$KV.{bucket_of(stream)}.>"
 
 
+class EntityFold:
+    """What events make of an entity: a class with ``key`` and ``apply``, as that of a projection.
+
+    Its ``correct(key, folded, state)``, if it has one, returns the events that lead from what the events make of an
+    entity to its state.
+    """
+
+    def __init__(self, name: str, kind: type[Any], events: Sequence[type[Any]]) -> None:
+        try:
+            # With a bucket's name that nobody makes: a projection has to have one, and its fold does not care.
+            self.spec = ProjectionSpec(name, kind, events=events, bucket="none")
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("projection", "entities, fold of", 1)) from error
+        correct = getattr(kind(), "correct", None)
+        if correct is not None and (not callable(correct) or inspect.iscoroutinefunction(correct)):
+            raise ConfigError(f"entities {name!r}: expected `def correct(self, key, folded, state)`, without I/O")
+        self.correct: Callable[[str, Any, Any], Iterable[Any]] | None = correct
+
+    @property
+    def events(self) -> tuple[type[Any], ...]:
+        return self.spec.events
+
+    def tokens_of(self, event: Any) -> tuple[tuple[str, str], ...]:
+        """The entities that an event concerns: each as the last part of its key in the bucket, and its key."""
+        found = []
+        for token in self.spec.keys_of(event):
+            key = unescape(token)
+            found.append((escape_token(key), key))
+        return tuple(found)
+
+
 class EntitySpec:
     """One kind of entity of an application: ``app.entities(name, state=...)``."""
 
-    def __init__(self, name: str, state: Any, stream: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        state: Any,
+        stream: str,
+        *,
+        truth: Truth = "state",
+        events: Sequence[type[Any]] = (),
+        fold: type[Any] | None = None,
+    ) -> None:
         self.name = check_app_name(name)
         self.state = state
+        if truth not in ("state", "events"):
+            raise ConfigError(f"entities {name!r}: truth={truth!r}: expected 'state' or 'events'")
+        if (fold is None) != (not events) or (truth == "events" and fold is None):
+            raise ConfigError(
+                f"entities {name!r}: truth={truth!r}, events={[each.__name__ for each in events]}, fold={fold!r}: "
+                "expected events= together with fold=, a class with key(event) and apply(state, event); where the "
+                "events are the truth both are needed"
+            )
+        self.truth: Truth = truth
+        """Which of the two counts where they differ."""
+        self.fold = None if fold is None else EntityFold(name, fold, events)
         self.bucket = bucket_of(stream)
         try:
             self._decoder = msgspec.json.Decoder(state)
@@ -59,6 +118,18 @@ class EntitySpec:
 
     def subject_of(self, key: str) -> str:
         return f"$KV.{self.bucket}.{self.key_of(key)}"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """What the state says of its key: nothing, unless the key in the bucket is a hash of it."""
+        return {KEY_HEADER: escape(key)} if is_hash(escape_token(key)) else {}
+
+    def key_in(self, name: str, headers: Mapping[str, str] | None = None) -> str | None:
+        """The key of the entity that has this key in the bucket; None if its state has to be asked (``headers``)."""
+        token = name.removeprefix(f"{self.name}.")
+        if not is_hash(token):
+            return unescape(token)
+        said = (headers or {}).get(KEY_HEADER)
+        return None if said is None else unescape(said)
 
     def encode(self, state: Any) -> bytes:
         """A state as it is stored: canonical JSON, which can be read back.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from jetspark.app.contracts.envelope import derived_id
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from jetspark.aio.stream import Stream
     from jetspark.app.contracts.envelope import Encoded
     from jetspark.app.declarations import Declarations
+    from jetspark.app.entities.comparing import Reconciliation
+    from jetspark.jetstream.info import StoredMessage
 
-__all__ = ["Entities", "EntityChange", "EntityWriter"]
+__all__ = ["Entities", "EntityChange", "EntityChanges", "EntityWriter", "StoredEntity"]
 
 TRIES = 20
 
@@ -59,6 +63,14 @@ class EntityRead(NamedTuple):
     """The changes that have led to it, the last one first."""
 
 
+class StoredEntity(NamedTuple):
+    """An entity as a listing shows it."""
+
+    key: str
+    state: Any
+    revision: int
+
+
 class Entities:
     """The entities of one kind: ``client.entities("orders")``."""
 
@@ -91,6 +103,18 @@ class Entities:
         """
         return EntityChange(self, self._writer, self._spec, key)
 
+    def changes(self, *entities: str | EntityChange) -> EntityChanges:
+        """Change several entities together: ``async with accounts.changes("a", "b") as (source, target)``.
+
+        Leaving stores the new states of all of them, if all are still as they were read, with the events and timers of
+        all, or nothing. What was read may be of two moments; then leaving is refused.
+
+        Args:
+            entities: Keys of this kind, or changes of another: ``orders.changes("o-1", stock.change("tea"))``.
+        """
+        parts = [self.change(each) if isinstance(each, str) else each for each in entities]
+        return EntityChanges(self._writer.committer, parts)
+
     async def modify(self, key: str, decide: Callable[[EntityChange], Any], *, tries: int = TRIES) -> EntityChange:
         """Change an entity by a function of the change, which is called again on the new state if others were faster.
 
@@ -104,39 +128,115 @@ class Entities:
         Raises:
             Conflict: Others were faster each time; nothing was stored.
         """
+        [change] = await self.modify_many([key], decide, tries=tries)
+        return change
+
+    async def modify_many(
+        self, entities: Sequence[str | EntityChange], decide: Callable[..., Any], *, tries: int = TRIES
+    ) -> tuple[EntityChange, ...]:
+        """Change several entities together by a function, which gets their changes in the same order.
+
+        It is called again on the new states if others were faster for one of them; see :meth:`modify`.
+
+        Raises:
+            Conflict: Others were faster each time; nothing was stored.
+        """
         whole("tries", tries)
-        first = change = self.change(key)
+        joint = self.changes(*entities)
         for number in range(tries):
-            await change.begin()
-            if change.was_made:
-                return change
-            decided = decide(change)
+            parts = await joint.begin()
+            if joint.was_made:
+                return parts
+            decided = decide(*parts)
             if isinstance(decided, Awaitable):
                 await decided
             try:
-                await change.end()
+                await joint.end()
             except Conflict:
                 if number == tries - 1:
                     raise
-                change = EntityChange(self, self._writer, self._spec, key, id=first.id)
+                joint = joint.again()
             else:
-                return change
+                return parts
         raise AssertionError
+
+    async def keys(self) -> AsyncIterator[str]:
+        """The keys of the entities there are, each once, in no order. Changes meanwhile may be seen or not."""
+        bucket = await self._writer.js.kv(self.bucket)
+        async for name in bucket.keys(f"{self.name}.*"):
+            key = self._spec.key_in(name) or await self._said_key(name)
+            if key is not None:
+                yield key
+
+    async def list(self) -> AsyncIterator[StoredEntity]:
+        """The entities there are, each once, in no order. Changes meanwhile may be seen or not."""
+        bucket, seen = await self._writer.js.kv(self.bucket), set[str]()
+        watching = bucket.watch(f"{self.name}.*", initial_marker=True, ignore_deletes=True)
+        async with contextlib.aclosing(watching) as entries:  # type: ignore[type-var]
+            async for entry in entries:
+                if entry is None:
+                    return
+                key = None if entry.key in seen else self._spec.key_in(entry.key) or await self._said_key(entry.key)
+                if key is not None:
+                    seen.add(entry.key)
+                    yield StoredEntity(key, self._spec.decode(entry.value), entry.revision)
+
+    async def reconcile(
+        self,
+        *,
+        keys: Collection[str] = (),
+        repair: bool = False,
+        dry_run: bool = False,
+        rate: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Reconciliation:
+        """Compare the state of each entity with what its events make, and repair what differs by the declared truth.
+
+        Changes may go on meanwhile: what changes is looked at again, and a repair is stored only if the entity is still
+        as it was compared. What the events make of all entities is held in memory.
+
+        Args:
+            keys: Only these; all if there are none.
+            repair: Where the events are the truth, store the state they make. Where the state is, publish the events
+                that ``correct`` of the fold returns, in one batch with the state.
+            dry_run: Only say what a repair would store.
+            rate: Messages read each second, at most.
+            on_progress: Is called with the sequence that is read, and the last one.
+
+        Raises:
+            ConfigError: The kind was declared without a fold.
+            DataLoss: The stream drops old events by its limits.
+        """
+        from jetspark.app.entities.reconciling import reconcile
+
+        return await reconcile(
+            self._writer, self._spec, keys=keys, repair=repair, dry_run=dry_run, rate=rate, on_progress=on_progress
+        )
+
+    async def _said_key(self, name: str) -> str | None:
+        """The key of an entity whose key in the bucket is a hash, as its state says it."""
+        message = await asking_again(lambda: self._last(f"$KV.{self.bucket}.{name}"))
+        return None if message is None else self._spec.key_in(name, message.headers)
 
     async def read(self, key: str) -> EntityRead:
         """An entity as the stream's leader has it."""
         return await asking_again(lambda: self._read_once(key))
 
     async def _read_once(self, key: str) -> EntityRead:
-        if self._stream is None:
-            self._stream = await self._writer.js.stream(self._writer.app.stream)
-        try:
-            found = await self._stream.get_message(last_for=self._spec.subject_of(key), direct=False)
-        except MessageNotFound:
+        found = await self._last(self._spec.subject_of(key))
+        if found is None:
             return EntityRead(None, 0, ())
         is_gone = "KV-Operation" in found.headers or "Nats-Marker-Reason" in found.headers
         state = None if is_gone else self._spec.decode(found.data)
         return EntityRead(state, found.sequence, recent_changes(found.headers))
+
+    async def _last(self, subject: str) -> StoredMessage | None:
+        if self._stream is None:
+            self._stream = await self._writer.js.stream(self._writer.app.stream)
+        try:
+            return await self._stream.get_message(last_for=subject, direct=False)
+        except MessageNotFound:
+            return None
 
 
 class EntityChange:
@@ -184,8 +284,17 @@ class EntityChange:
     async def end(self) -> None:
         """What leaving the block does."""
         self._place = "after"
-        if not self.was_made and (self._is_set or self._events or self._timers or self._cancels):
-            self.revision = await self._writer.committer.commit(self._pending())
+        if not self.was_made and self.is_something:
+            [self.revision] = await self._writer.committer.commit(self._pending())
+
+    def again(self) -> EntityChange:
+        """The same change, to be made on the state that the entity has by now."""
+        return EntityChange(self._entities, self._writer, self._spec, self.key, id=self.id)
+
+    @property
+    def is_something(self) -> bool:
+        """Whether there is something to store."""
+        return self._is_set or bool(self._events or self._timers or self._cancels)
 
     def set(self, state: Any) -> None:
         """Give the entity a new state.
@@ -256,4 +365,49 @@ class EntityChange:
             events=self._events,
             timers=self._timers,
             cancels=[cancelling(self._writer.app.name, name) for name in self._cancels],
+            headers=self._spec.key_headers(self.key),
         )
+
+
+class EntityChanges:
+    """What is to become of several entities together; see :meth:`Entities.changes`."""
+
+    def __init__(self, committer: Committer, parts: Sequence[EntityChange]) -> None:
+        if len({part._subject for part in parts}) < len(parts) or not parts:
+            names = ", ".join(repr(part.key) for part in parts) or "none"
+            raise UsageError(f"changes of several entities, with keys {names}: expected one or more, each once")
+        self._committer, self._parts = committer, tuple(parts)
+
+    @property
+    def was_made(self) -> bool:
+        """In a handler: an earlier attempt has made these changes, and leaving stores nothing."""
+        # They were stored together: one that remembers is enough.
+        return any(part.was_made for part in self._parts)
+
+    async def __aenter__(self) -> tuple[EntityChange, ...]:
+        return await self.begin()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            await self.end()
+        for part in self._parts:
+            part._place = "after"
+
+    async def begin(self) -> tuple[EntityChange, ...]:
+        """What entering the block does."""
+        await asyncio.gather(*(part.begin() for part in self._parts))
+        return self._parts
+
+    async def end(self) -> None:
+        """What leaving the block does."""
+        for part in self._parts:
+            part._place = "after"
+        if self.was_made or not any(part.is_something for part in self._parts):
+            return
+        revisions = await self._committer.commit(*(part._pending() for part in self._parts))
+        for part, revision in zip(self._parts, revisions, strict=True):
+            part.revision = revision
+
+    def again(self) -> EntityChanges:
+        """The same changes, to be made on the states that the entities have by now."""
+        return EntityChanges(self._committer, [part.again() for part in self._parts])

@@ -135,8 +135,13 @@ class StreamHistory:
         check_is_whole(found, head_of(info))
         return found
 
-    async def messages(self, extent: Extent, pace: ReadingRate | None = None) -> AsyncGenerator[list[Recorded], None]:
+    async def messages(
+        self, extent: Extent, pace: ReadingRate | None = None, *, may_lack: bool = False
+    ) -> AsyncGenerator[list[Recorded], None]:
         """The messages of a range, in portions.
+
+        Args:
+            may_lack: Messages may go away while they are read, as states do that are replaced.
 
         Raises:
             DataLoss: Some of it went away while it was read.
@@ -144,7 +149,7 @@ class StreamHistory:
         """
         if extent.is_empty:
             return
-        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters)
+        part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters, may_lack)
         scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
         size = None if pace is None else pace.portion
         async with aclosing(ProcedureRunner(self._js).pieces(scan)) as pieces:

@@ -30,6 +30,7 @@ __all__ = [
     "dead_letter_stream",
     "escape_token",
     "handler_bucket",
+    "is_hash",
     "partition_stream",
     "projection_bucket",
     "retry_stream",
@@ -38,6 +39,8 @@ __all__ = [
 _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*").fullmatch
 # A subject has room for a few thousand bytes; a key longer than this is known by its hash.
 _MAX_TOKEN = 120
+# No escaped text begins so: "=" is followed by two hexadecimal digits, or stands alone.
+_HASH = "=sha256="
 
 
 def check_app_name(name: str) -> str:
@@ -70,8 +73,12 @@ def projection_bucket(app: str) -> str:
 def escape_token(text: str) -> str:
     """One subject token or part of a bucket's key for any text; one that is longer than 120 becomes its SHA-256."""
     token = escape(text)
-    # No escaped text begins so: "=" is followed by two hexadecimal digits, or stands alone.
-    return token if len(token) <= _MAX_TOKEN else f"=sha256={hashlib.sha256(text.encode()).hexdigest()}"
+    return token if len(token) <= _MAX_TOKEN else f"{_HASH}{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def is_hash(token: str) -> bool:
+    """Whether a token of :func:`escape_token` stands for a text that it does not tell."""
+    return token.startswith(_HASH)
 
 
 def partition_stream(app: str, handler: str) -> str:
