@@ -820,7 +820,7 @@ class CommandRefused(DataError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return self.reason
+        return str(self.reason)
 
 
 class ObjectNotFound(DataError, KeyError):

@@ -64,7 +64,8 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else []) for name in WORKLOADS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if "spark" in name or "-r3" in name else []) for name in WORKLOADS],
 )
 @pytest.mark.usefixtures("_measures_cheaply")
 def test_every_contender_of_a_workload_does_its_work(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from unittest import mock
 
 import pytest
@@ -32,10 +33,12 @@ def test_the_checker_finds_a_decision_that_does_not_look_at_the_past() -> None:
 
 def test_the_checker_finds_a_worker_that_forgets_the_guards() -> None:
     def check_many() -> None:
-        for seed in range(10):
-            check(CommandWorld(seed, EnterFive))
+        for seed in range(20):
+            # A worker may notice by itself that the stream has an event which it does not know.
+            with contextlib.suppress(ExceptionGroup):
+                check(CommandWorld(seed, EnterFive))
 
-    with mock.patch.object(CommandStore, "_expect", return_value=None), pytest.raises(NotLinearizable):
+    with mock.patch.object(CommandStore, "expect", return_value=None), pytest.raises(NotLinearizable):
         check_many()
 
 

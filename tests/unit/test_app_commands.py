@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.accounts import (
@@ -25,8 +26,10 @@ from support.seeds import fresh, given
 
 from jetspark.app import App, Command, CommandReply, Decision, Event, Past, PastEvent, Refused
 from jetspark.app.causes import Cause
+from jetspark.app.commands import wire
 from jetspark.app.commands.boundaries import BoundaryCache, BoundaryPast, SnapshotState, encode_state
 from jetspark.app.commands.deciding import (
+    TRUST_S,
     Append,
     Appended,
     AppendMoved,
@@ -34,14 +37,17 @@ from jetspark.app.commands.deciding import (
     CommandRequest,
     CommandSteps,
     Deciding,
+    LastMessage,
     PauseFor,
     ReadLasts,
     ReadSnapshot,
     ReadStreamEnd,
     ReadTail,
+    StreamEnd,
 )
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import Headers
+from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import matches
 from jetspark.errors import BoundaryConflict, CommandFailed, CommandInDoubt, ConfigError, WrongVersion
 from jetspark.jetstream.info import StoredMessage
@@ -57,15 +63,24 @@ class Log:
         self.late: list[Append] = []
         """Appends that are still on their way."""
         self.snapshots: dict[str, SnapshotState] = {}
-        self.reads = 0
+        self.reads = self.looks = 0
+        self.first = 1
+        """The sequence of the next message, if there is none."""
+        self.created = self.now = NOW
+        self.replicas, self.subjects = 1, ("accounts.>", "ledgers.>")
         self._forgets_guards = forgets_guards
 
     @property
     def end(self) -> int:
-        return self.messages[-1].sequence if self.messages else 0
+        return self.messages[-1].sequence if self.messages else self.first - 1
 
     def last(self, filter: str) -> int:
         return max((each.sequence for each in self.messages if matches(filter, each.subject)), default=0)
+
+    def last_message(self, filter: str) -> LastMessage:
+        last = self.last(filter)
+        headers = {each.sequence: each.headers for each in self.messages}.get(last, Headers())
+        return LastMessage(last, headers.get("Nats-Msg-Id"))
 
     def perform(self, step: Any) -> Any:
         match step:
@@ -74,9 +89,10 @@ class Log:
                 found = [each for each in self.messages if each.sequence > after and matches(filter, each.subject)]
                 return found[:limit]
             case ReadLasts(filters):
-                return [self.last(filter) for filter in filters]
+                return [self.last_message(filter) for filter in filters]
             case ReadStreamEnd():
-                return self.end
+                self.looks += 1
+                return StreamEnd(self.end, self.created, self.replicas, self.subjects)
             case ReadSnapshot(_, key):
                 return self.snapshots.get(key, SnapshotState(None, 0))
             case Append():
@@ -109,15 +125,15 @@ class Worker:
     def __init__(self, app: App, log: Log, *, replicas: int = 1, cache: int = 1000, rng: Any = random) -> None:
         self.app, self.log = app, log
         app.catalogue.check()
+        log.replicas, log.looks = replicas, -1
         self.deciding = Deciding(
             stream=app.stream,
-            stored=app.subjects,
-            replicas=replicas,
+            end=log.perform(ReadStreamEnd()),
             source=app.source,
             catalogue=app.catalogue,
             projections=app.projections,
             cache=BoundaryCache(cache),
-            clock=lambda: NOW,
+            clock=lambda: log.now,
             random=rng.random,
             random_bits=rng.getrandbits,
         )
@@ -128,7 +144,9 @@ class Worker:
         return self.deciding.run(spec, request, self.deciding.boundary(spec, command))
 
     def call(self, command: Command, id: str, expected_version: int | None = None) -> CommandReply:
-        steps, answer = self.steps(command, id, expected_version), None
+        return self.finish(self.steps(command, id, expected_version))
+
+    def finish(self, steps: CommandSteps[CommandReply], answer: Any = None) -> CommandReply:
         try:
             while True:
                 answer = self.log.perform(steps.send(answer))
@@ -229,6 +247,83 @@ def test_an_event_inside_the_boundary_that_nobody_knows_stops_the_command(worker
     log.store("ledgers.x.other", b'{"specversion":"1.0","id":"1","source":"/x","type":"other","data":{}}')
     with pytest.raises(CommandFailed, match=r"an event inside 'ledgers.x.>' cannot be read.*other"):
         worker.call(Enter(ledger="x", writer="w"), "e-1")
+
+
+def test_an_expected_version_is_compared_with_what_there_is_and_not_with_what_was(worker: Worker, log: Log) -> None:
+    worker.call(Enter(ledger="x", writer="w"), "e-1")
+    log.messages.clear()  # a purge
+    log.first = 2
+    assert worker.call(Enter(ledger="x", writer="w"), "e-2", 0).data == 1
+
+
+# ---- another stream of the same name ---------------------------------------------------------------------------------
+
+
+def make_again(log: Log, worker: Worker, entries: int) -> None:
+    """Delete the stream, make it again, and have another worker enter some in the ledger."""
+    log.messages.clear()
+    log.created += datetime.timedelta(hours=1)
+    other = Worker(worker.app, log)
+    for number in range(entries):
+        other.call(Enter(ledger="x", writer="other"), f"other-{number}")
+
+
+@pytest.mark.parametrize("how", ["told", "after a while"])
+@pytest.mark.parametrize("entries", range(6))
+def test_a_stream_that_was_made_again_is_another_one(worker: Worker, log: Log, how: str, entries: int) -> None:
+    """Its boundary may end at any sequence, the one that is remembered too: no guard could tell."""
+    for number in range(3):
+        worker.call(Enter(ledger="x", writer="w"), f"e-{number}")
+    make_again(log, worker, entries)
+    if how == "told":
+        worker.deciding.doubt()
+    else:
+        log.now += datetime.timedelta(seconds=TRUST_S + 1)
+    again = worker.call(Enter(ledger="x", writer="w"), "e-1")
+    assert (again.data, again.is_repeated, again.sequence) == (entries + 1, False, entries + 1)
+
+
+@pytest.mark.parametrize("entries", range(8))
+def test_a_refusal_is_of_the_stream_that_there_is(worker: Worker, log: Log, entries: int) -> None:
+    """Nobody has told the worker, and it looks at the last event of the boundary only."""
+    worker.app.command("ledgers.limited")(EnterFive)
+    for number in range(5):
+        worker.call(EnterFive(ledger="x", writer="w"), f"e-{number}")
+    make_again(log, worker, min(entries, 5))
+    if entries >= 5:
+        with pytest.raises(Refused):
+            worker.call(EnterFive(ledger="x", writer="w"), "e-9")
+    else:
+        assert worker.call(EnterFive(ledger="x", writer="w"), "e-9").data == entries + 1
+
+
+def test_a_command_that_is_being_decided_begins_anew_when_the_stream_is_another_one(worker: Worker, log: Log) -> None:
+    worker.call(Enter(ledger="x", writer="w"), "e-1")
+    steps = worker.steps(Enter(ledger="x", writer="w"), "e-2")
+    append = steps.send(None)
+    assert isinstance(append, Append)
+    make_again(log, worker, 1)
+    worker.deciding.see(log.perform(ReadStreamEnd()))
+    assert worker.finish(steps, AppendMoved(is_conflict=False)).data == 2  # the old one had no leader
+    assert worker.call(Enter(ledger="x", writer="w"), "e-3").data == 3
+
+
+def test_a_stream_that_has_replicas_by_now_is_guarded_as_one(worker: Worker, log: Log) -> None:
+    worker.call(Enter(ledger="x", writer="w"), "e-1")
+    log.replicas = 3
+    worker.deciding.doubt()
+    steps, answer = worker.steps(Enter(ledger="x", writer="w"), "e-2"), None
+    while not isinstance(step := steps.send(answer), Append):
+        answer = log.perform(step)
+    assert (step.last_sequence, step.messages[0].guard) == (1, None)
+
+
+def test_the_stream_is_not_looked_at_for_every_command(worker: Worker, log: Log) -> None:
+    log.looks = 0
+    for number in range(20):
+        worker.call(Enter(ledger="x", writer="w"), f"e-{number}")
+        log.now += datetime.timedelta(seconds=1)
+    assert log.looks == 1
 
 
 # ---- in any order ----------------------------------------------------------------------------------------------------
@@ -396,6 +491,37 @@ def test_a_long_past_is_a_state_of_a_projection_and_what_came_after_it(log: Log)
 # ---- declaring -------------------------------------------------------------------------------------------------------
 
 
+def test_a_hot_boundary_with_a_snapshot_costs_the_same_from_its_first_command_to_its_last(log: Log) -> None:
+    """Neither does the state get folded from the start again, nor is all of it kept; and retries are known."""
+    app, folded = bank_with_balances(remember_s=600.0), 0
+    worker, spec = Worker(app, log, cache=100_000), app.projections["balances"]
+    fold = spec.fold
+
+    def counted(*arguments: Any) -> bytes | None:
+        nonlocal folded
+        folded += 1
+        return fold(*arguments)
+
+    with mock.patch.object(type(spec), "fold", lambda self, *arguments: counted(*arguments)):
+        for number in range(1, 3001):
+            log.now += datetime.timedelta(seconds=1)
+            log.messages = log.messages[-5:]  # what this worker reads again would be wrong
+            assert worker.call(Deposit(account="a", cents=1), f"d-{number}").data == number
+    past = worker.deciding.cache.get("accounts.a", "a")
+    assert past is not None
+    assert (folded <= 2 * 3000, len(past.entries) <= 1000, len(past.decided) < 1700) == (True, True, True)
+    assert worker.call(Deposit(account="a", cents=1), "d-2500").data == 2500
+    assert (log.reads, log.end) == (1, 3000)
+
+
+def test_too_much_since_the_snapshot_says_what_to_do(log: Log) -> None:
+    app = bank_with_balances(max_past=3)
+    for number in range(5):
+        Worker(bank_with_balances(), log).call(Deposit(account="a", cents=1), f"d-{number}")
+    with pytest.raises(CommandFailed, match="does a worker run the projection"):
+        Worker(app, log).call(Deposit(account="a", cents=1), "d-6")
+
+
 def test_what_cannot_be_a_command_is_said_when_it_is_declared() -> None:
     app = bank()
 
@@ -490,3 +616,48 @@ def test_what_is_remembered_is_bounded() -> None:
     assert (len(cache), cache.get("a.0"), cache.get("a.4") is not None) == (2, None, True)
     cache.drop("a.4")
     assert len(cache) == 1
+
+
+# ---- on the wire -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "-5", "soon", "", "0", "1_0"])
+def test_a_time_that_is_none_leaves_the_worker_with_one_it_can_wait_for(text: str) -> None:
+    assert 0.001 <= wire.read_timeout({wire.TIMEOUT: text}, 30.0) <= 3600.0
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "\u00b2", "\u0663", "1_0", " 7", "new", "18446744073709551616"])
+def test_an_expected_version_that_cannot_be_read_is_not_ignored(text: str) -> None:
+    with pytest.raises(CommandFailed, match="Jetspark-Expected-Version"):
+        wire.read_expected_version("ledgers.enter", {wire.EXPECTED_VERSION: text})
+    assert wire.read_expected_version("ledgers.enter", {wire.EXPECTED_VERSION: "12"}) == 12
+    assert wire.read_expected_version("ledgers.enter", {}) is None
+
+
+class OutOfStock(Refused):
+    """A refusal of the application's own, with facts that are no JSON."""
+
+    def __init__(self, reason: str, *facts: object) -> None:
+        super().__init__(reason)
+        self.args = (reason, *facts)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (Refused("no"), "no"),
+        (OutOfStock("none left", object()), "none left"),
+        (Refused(ValueError("no")), "no"),  # type: ignore[arg-type]
+        (Refused("a\ud800b"), "a?b"),
+        (Refused(""), ""),
+        (Refused("\r\nStatus: 1"), "\r\nStatus: 1"),
+        (Refused("x" * 3_000_000), "x" * wire.MAX_TEXT + "..."),
+    ],
+    ids=["plain", "of a class of its own", "an error", "no text", "empty", "lines", "long"],
+)
+def test_a_refusal_reaches_the_caller_whatever_its_reason_is(refusal: Refused, reason: str) -> None:
+    body, headers = wire.write_error(refusal)
+    encode_headers(headers)
+    with pytest.raises(Refused) as caught:
+        wire.read_reply(body, headers)
+    assert (caught.value.reason, len(body) < 100_000) == (reason, True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.bench.operations import NumberedOperation, measure_operations
@@ -28,7 +29,7 @@ from jetspark.bench.workload import (
 )
 from jetspark.jetstream.publishing import Expect
 
-__all__ = ["COMMAND", "COMMAND_64"]
+__all__ = ["COMMAND", "COMMAND_64", "COMMAND_64_REPLICATED", "COMMAND_REPLICATED"]
 
 LEDGERS = 100
 AT_A_TIME = 64
@@ -39,9 +40,9 @@ async def _measured(job: Job, operation: NumberedOperation, at_a_time: int) -> V
 
 
 def _stream(job: Job) -> AbstractAsyncContextManager[JetStream]:
-    from jetspark.bench.ledgers import app
+    from jetspark.bench.ledgers import ledgers
 
-    return app_stream(job, app, subject="bench-ledgers.>")
+    return app_stream(job, ledgers(job.replicas), subject="bench-ledgers.>")
 
 
 async def _guarded_publish(job: Job, at_a_time: int) -> Values:
@@ -92,15 +93,15 @@ async def _nats_py(job: Job, at_a_time: int) -> Values:
 
 
 async def _call(job: Job, at_a_time: int) -> Values:
-    from jetspark.bench.ledgers import Enter, app, worker
+    from jetspark.bench.ledgers import Enter, ledgers, worker
 
     note = payload_of(job.payload_bytes).decode()
-    async with _stream(job), app.connect(job.url) as client:
+    async with _stream(job), ledgers(job.replicas).connect(job.url) as client:
 
         async def call(ledger: int) -> None:
             await client.call(Enter(ledger=f"l{ledger}", note=note), timeout=30.0)
 
-        with worker(job.url):
+        with worker(job.url, job.replicas):
             return await _measured(job, call, at_a_time)
 
 
@@ -161,4 +162,20 @@ COMMAND_64 = Workload(
             at_least=1.0,
         ),
     ),
+)
+COMMAND_REPLICATED = replace(
+    COMMAND,
+    name="command-r3",
+    what=f"{COMMAND.what}; the stream has three replicas",
+    count=1_000,
+    replicas=3,
+    bars=tuple(replace(bar, claim=f"{bar.claim}, with three replicas") for bar in COMMAND.bars),
+)
+COMMAND_64_REPLICATED = replace(
+    COMMAND_64,
+    name="command-64-r3",
+    what=f"{COMMAND_64.what}; the stream has three replicas",
+    count=5_000,
+    replicas=3,
+    bars=tuple(replace(bar, claim=f"{bar.claim}, with three replicas") for bar in COMMAND_64.bars),
 )

@@ -1,5 +1,8 @@
-"""An application with one command, for the benchmark of commands. ``python -m jetspark.bench.ledgers URL`` is a worker,
-which prints a line when it serves and ends when its standard input does."""
+"""An application with one command, for the benchmark of commands.
+
+``python -m jetspark.bench.ledgers URL REPLICAS`` is a worker, which prints a line when it serves and ends when its
+standard input does.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from collections.abc import Iterator
 from jetspark.aio import connect
 from jetspark.app import App, Command, Event, Past
 from jetspark.errors import ConnectionLost, NoResponders
+from jetspark.jetstream.config import StreamConfig
 
-__all__ = ["Enter", "Entered", "app", "worker"]
+__all__ = ["Enter", "Entered", "ledgers", "worker"]
 
 
 class Entered(Event, type="ledger.entered", key="ledger", subject="bench-ledgers.{ledger}"):
@@ -22,10 +26,6 @@ class Entered(Event, type="ledger.entered", key="ledger", subject="bench-ledgers
     note: str
 
 
-app = App("bench-ledgers", stream="BENCH_LEDGERS", subjects=["bench-ledgers.>"], events=[Entered])
-
-
-@app.command("enter")
 class Enter(Command):
     """The next entry: its number depends on those before it."""
 
@@ -39,10 +39,18 @@ class Enter(Command):
         return [Entered(ledger=self.ledger, number=len(past) + 1, note=self.note)]
 
 
+def ledgers(replicas: int = 1) -> App:
+    """The application; its stream has so many replicas."""
+    config = StreamConfig(name="BENCH_LEDGERS", subjects=["bench-ledgers.>"], replicas=replicas)
+    app = App("bench-ledgers", stream=config, events=[Entered])
+    app.command("enter")(Enter)
+    return app
+
+
 @contextlib.contextmanager
-def worker(url: str) -> Iterator[None]:
+def worker(url: str, replicas: int = 1) -> Iterator[None]:
     """A worker in a process of its own, for as long as the block lasts."""
-    command = [sys.executable, "-m", "jetspark.bench.ledgers", url]
+    command = [sys.executable, "-m", "jetspark.bench.ledgers", url, str(replicas)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -51,7 +59,7 @@ def worker(url: str) -> Iterator[None]:
         yield  # leaving the with block closes its standard input, which ends it
 
 
-async def _serve(url: str) -> None:
+async def _serve(url: str, app: App) -> None:
     running = asyncio.create_task(app.run(url))
     async with connect(url) as client:
         while not running.done():
@@ -68,4 +76,4 @@ async def _serve(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    asyncio.run(_serve(sys.argv[1], ledgers(int(sys.argv[2]))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jetspark.bench.app_publish import APP_PUBLISH
 from jetspark.bench.atomic_batches import ATOMIC_10, ATOMIC_100, ATOMIC_1000
 from jetspark.bench.batcher import BATCHER, BATCHER_INGEST
-from jetspark.bench.commands import COMMAND, COMMAND_64
+from jetspark.bench.commands import COMMAND, COMMAND_64, COMMAND_64_REPLICATED, COMMAND_REPLICATED
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
 from jetspark.bench.fast_ingest import FAST_INGEST
@@ -42,6 +42,8 @@ WORKLOADS: dict[str, Workload] = {
         APP_PUBLISH,
         COMMAND,
         COMMAND_64,
+        COMMAND_REPLICATED,
+        COMMAND_64_REPLICATED,
         SPARK_READ,
         SPARK_READ_LARGE,
         SPARK_WRITE,

@@ -7,7 +7,9 @@ import json
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
+import msgspec
 import nats
 import pytest
 from support.accounts import (
@@ -26,7 +28,10 @@ from support.commands import are_serving, served, start_worker
 
 import jetspark
 from jetspark import StreamConfig
-from jetspark.app import App, Command, CommandOptions, Decision, Past, Refused, decode
+from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Past, Refused, decode
+from jetspark.app.commands import wire
+from jetspark.app.commands.store import CommandStore
+from jetspark.server import NatsServer
 from jetspark.testing import SharedNatsServer
 
 
@@ -186,6 +191,184 @@ async def test_a_snapshot_does_not_hide_commands_that_were_decided_lately(url: s
         await client.view("balances").get("a", at_least=last.sequence, timeout=30.0)
     async with served(app, url) as client:
         assert await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0) == first
+
+
+async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: str) -> None:
+    """Sequences begin at 1 again, and the boundary ends where the worker remembers it: the guard would hold."""
+    app = bank()
+    async with served(app, url) as client:
+        await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
+        second = await client.call(Enter(ledger="x", writer="w"), command_id="e-2")
+        await client.js.delete_stream(app.stream)
+        await app.apply(url)
+        await client.publish(Entered(ledger="y", number=1, writer="plain"))
+        one = await client.publish(Entered(ledger="x", number=1, writer="plain"))
+        assert one.sequence == second.sequence
+        again = await client.call(Enter(ledger="x", writer="w"), command_id="e-2", timeout=20.0)
+        assert (again.data, again.sequence, again.is_repeated) == (2, 3, False)
+
+
+async def test_a_worker_without_a_stream_says_so_and_goes_on_when_there_is_one(url: str) -> None:
+    app = bank()
+    async with served(app, url) as client:
+        await client.call(Enter(ledger="x", writer="w"))
+        await client.js.delete_stream(app.stream)
+        with pytest.raises(jetspark.CommandFailed, match="StreamNotFound"):
+            await client.call(Enter(ledger="x", writer="w"), timeout=20.0)
+        await app.apply(url)
+        assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).data == 1
+
+
+async def test_a_server_that_hangs_leaves_callers_in_doubt_and_each_command_is_decided_once() -> None:
+    """The worker's own message may be on its way: it is neither sent twice nor forgotten."""
+    app = bank()
+    with NatsServer() as server:
+        async with served(app, server.url, serving=CommandOptions(concurrency=4)) as client:
+            await client.call(Enter(ledger="x", writer="w"))
+            commands = {f"e-{n}": Enter(ledger=f"l{n % 3}", writer="w") for n in range(12)}
+            calls = [client.call(each, command_id=id, timeout=1.0) for id, each in commands.items()]
+            waiting = asyncio.gather(*calls, return_exceptions=True)
+            await asyncio.sleep(0)
+            server.pause()
+            answers = await waiting
+            server.resume()
+            assert {type(each) for each in answers} <= {jetspark.CommandInDoubt, CommandReply}
+            for id, each in commands.items():
+                await client.call(each, command_id=id, timeout=30.0)
+            assert (await (await client.js.stream(app.stream)).info()).state.messages == 13
+
+
+async def test_callers_that_are_cancelled_anywhere_leave_a_worker_that_goes_on(url: str) -> None:
+    app, rng = bank(), random.Random(3)
+    async with served(app, url, serving=CommandOptions(concurrency=2)) as client:
+        for n in range(60):
+            call = asyncio.create_task(client.call(Enter(ledger=f"l{n % 2}", writer="w"), command_id=f"e-{n}"))
+            for _ in range(rng.randrange(12)):
+                await asyncio.sleep(0)
+            call.cancel()
+        for n in range(60):
+            await client.call(Enter(ledger=f"l{n % 2}", writer="w"), command_id=f"e-{n}", timeout=30.0)
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 60
+
+
+# ---- requests of strangers -------------------------------------------------------------------------------------------
+
+
+def raw_request(command: Command, name: str, id: str = "raw-1") -> bytes:
+    data = json.loads(msgspec.json.encode(command))
+    return json.dumps({"specversion": "1.0", "id": id, "source": "/x", "type": name, "data": data}).encode()
+
+
+async def test_a_command_on_the_subject_of_another_is_not_decided(url: str) -> None:
+    """Who may publish to the subject of one command need not be allowed to send another."""
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        body = raw_request(OpenAccount(account="a", cents=5), "accounts.open")
+        answer = await nc.request("cmd.bank.ledgers.enter", body)
+        with pytest.raises(jetspark.CommandFailed, match="send it to its own subject"):
+            wire.read_reply(answer.data, answer.headers)
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 0
+
+
+@pytest.mark.parametrize("reply", ["accounts.a", "ledgers.x.entered", "$JS.API.STREAM.PURGE.BANK"])
+async def test_an_answer_goes_to_callers_and_not_into_the_stream_or_to_the_server(url: str, reply: str) -> None:
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        kept = await client.call(Enter(ledger="x", writer="w"))
+        await nc.publish(
+            "cmd.bank.ledgers.enter", raw_request(Enter(ledger="y", writer="w"), "ledgers.enter"), reply=reply
+        )
+        await nc.flush()
+        assert (await client.call(Enter(ledger="x", writer="w"))).sequence == kept.sequence + 1
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 2
+
+
+@pytest.mark.parametrize("header", ["Jetspark-Timeout", "Jetspark-Expected-Version"])
+async def test_headers_that_make_no_sense_are_answered_and_harm_nobody(url: str, header: str) -> None:
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        answers = []
+        for number, value in enumerate(("nan", "-1", "\u00b2")):
+            body = raw_request(Enter(ledger="x", writer="w"), "ledgers.enter", f"raw-{number}")
+            answers.append(await nc.request("cmd.bank.ledgers.enter", body, headers={header: value}, timeout=20.0))
+        errors = [each.headers.get("Nats-Service-Error-Code") for each in answers]
+        assert errors == ([None] * 3 if header == "Jetspark-Timeout" else ["500"] * 3)
+        assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).events == 1
+
+
+class Say(Command):
+    """Refuses with what is said."""
+
+    how: str
+
+    def reads(self) -> list[str]:
+        return ["ledgers.said.>"]
+
+    def decide(self, past: Past) -> Decision:
+        raise OddRefusal({"surrogate": "\ud800", "long": "x" * 3_000_000, "lines": "a\r\nb"}[self.how], object())
+
+
+class OddRefusal(Refused):
+    def __init__(self, reason: str, fact: object) -> None:
+        super().__init__(reason)
+        self.args = (reason, fact)
+
+
+async def test_a_refusal_of_ones_own_class_is_a_refusal_whatever_it_says(url: str) -> None:
+    app = bank()
+    app.command("say")(Say)
+    async with served(app, url) as client:
+        for how, length in (("surrogate", 1), ("long", wire.MAX_TEXT + 3), ("lines", 4)):
+            with pytest.raises(Refused) as caught:
+                await client.call(Say(how=how), timeout=20.0)
+            assert len(caught.value.reason) == length
+
+
+async def test_those_that_wait_for_one_boundary_leave_room_for_others(url: str) -> None:
+    """With a place for each that waits, two callers of a slow boundary would stop a worker with two places."""
+    app = bank()
+    async with served(app, url, serving=CommandOptions(concurrency=2)) as client:
+        worker_may_go_on, is_held = asyncio.Event(), asyncio.Event()
+        append = CommandStore._append
+
+        async def held(self: CommandStore, step: Any) -> Any:
+            if "slow" in step.messages[0].encoded.subject:
+                is_held.set()
+                await worker_may_go_on.wait()
+            return await append(self, step)
+
+        with mock.patch.object(CommandStore, "_append", held):
+            slow = [asyncio.create_task(client.call(Enter(ledger="slow", writer="w"), timeout=60.0)) for _ in range(5)]
+            await is_held.wait()
+            try:
+                assert (await client.call(Enter(ledger="quick", writer="w"), timeout=20.0)).data == 1
+            finally:
+                worker_may_go_on.set()
+            assert sorted(each.data for each in await asyncio.gather(*slow)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"command_id": ""},
+        {"command_id": 7},
+        {"command_id": "a\ud800"},
+        {"correlation_id": 7},
+        {"expected_version": -1},
+        {"expected_version": True},
+        {"expected_version": 1.0},
+        {"expected_version": 2**64},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": "2"},
+    ],
+    ids=str,
+)
+async def test_a_wrong_argument_is_said_before_anything_is_sent(url: str, options: dict[str, Any]) -> None:
+    [name] = options
+    async with bank().connect(url) as client:
+        with pytest.raises(jetspark.ConfigError, match=name):
+            await client.call(Enter(ledger="x", writer="w"), **options)
 
 
 # ---- the service protocol --------------------------------------------------------------------------------------------

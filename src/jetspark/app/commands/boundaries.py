@@ -6,8 +6,11 @@ one that stores nothing is only given after the stream's leader was asked. So re
 
 from __future__ import annotations
 
+import datetime
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +22,7 @@ __all__ = [
     "BoundaryCache",
     "BoundaryPast",
     "SnapshotState",
+    "advance_snapshot",
     "encode_state",
     "merged_past",
     "outcome_of",
@@ -43,6 +47,8 @@ class _Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 encode_state = msgspec.json.Encoder(order="sorted").encode
 """A state of a projection as it is stored."""
+KEPT_EVENTS = 500
+"""Events that a boundary with a snapshot keeps beside it, at least; up to twice as many."""
 _decode_outcome = msgspec.json.Decoder(_Outcome).decode
 
 
@@ -64,19 +70,38 @@ class BoundaryPast:
         self.entries: list[PastEvent] = []
         self.last = 0 if snapshot is None else -1
         """The sequence of the last event under the filter; -1 while that is not known."""
+        self.last_id: str | None = None
+        """The ``Nats-Msg-Id`` of that event; None if it is not known, or has none."""
         self.through = 0
         """Where the stream ended when this was all of the boundary; 0 if that is not known."""
         self.decided: dict[str, PastEvent] = {}
         """The first event of each command, by its id."""
 
-    def add(self, entries: Sequence[PastEvent]) -> None:
-        """Take events that follow the last one."""
+    def may_go_on_to(self, sequence: int, id: str | None) -> bool:
+        """Whether the last message under the filter is our last one, or comes after it."""
+        if sequence == self.last and id is not None and self.last_id is not None:
+            return id == self.last_id
+        return sequence >= self.last
+
+    def add(self, entries: Sequence[PastEvent], last_id: str | None = None) -> None:
+        """Take events that follow the last one; ``last_id`` is that of the last of these messages."""
         for entry in entries:
             if entry.sequence > self.last:
+                self.last_id = last_id
                 self.entries.append(entry)
                 self.last = entry.sequence
                 if entry.cause is not None:
                     self.decided.setdefault(entry.cause, entry)
+
+    def trim(self, since: datetime.datetime) -> None:
+        """Let go of old events that are in the snapshot, and of commands that were decided before a time."""
+        if len(self.entries) <= 2 * KEPT_EVENTS:
+            return
+        del self.entries[:-KEPT_EVENTS]
+        for id, entry in [*self.decided.items()]:  # the oldest first
+            if entry.time is not None and entry.time >= since:
+                break
+            del self.decided[id]
 
 
 def recorded_reply(pasts: Sequence[BoundaryPast], command_id: str) -> tuple[str | None, CommandReply] | None:
@@ -96,29 +121,54 @@ def recorded_reply(pasts: Sequence[BoundaryPast], command_id: str) -> tuple[str 
 
 def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None, key: str) -> Past:
     """What ``decide`` gets."""
-    entries: Sequence[PastEvent] = pasts[0].entries
-    if len(pasts) > 1:
-        by_sequence = {entry.sequence: entry for past in pasts for entry in past.entries}
-        entries = [by_sequence[sequence] for sequence in sorted(by_sequence)]
+    entries = _merged(pasts)
     version = max(past.last for past in pasts)
     if projection is None:
         return Past(entries, version=version)
     spec = projection
-    first = pasts[0].snapshot
-    assert first is not None
 
     def state() -> Any:
-        value = first.value
-        for entry in entries:
-            if (
-                entry.sequence > first.sequence
-                and type(entry.event) in spec.events
-                and key in spec.keys_of(entry.event)
-            ):
-                value = spec.fold(key, value, entry.event)
+        value = _folded(entries, pasts[0].snapshot, spec, key)
         return None if value is None else spec.decode_state(value)
 
     return Past(entries, version=version, state=state)
+
+
+def _merged(pasts: Sequence[BoundaryPast]) -> Sequence[PastEvent]:
+    if len(pasts) == 1:
+        return pasts[0].entries
+    by_sequence = {entry.sequence: entry for past in pasts for entry in past.entries}
+    return [by_sequence[sequence] for sequence in sorted(by_sequence)]
+
+
+def _folded(
+    entries: Sequence[PastEvent], snapshot: SnapshotState | None, spec: ProjectionSpec, key: str
+) -> bytes | None:
+    """The state of a snapshot with the events after it."""
+    assert snapshot is not None
+    value = snapshot.value
+    after = bisect_right(entries, snapshot.sequence, key=lambda entry: entry.sequence)
+    for entry in islice(entries, after, None):
+        if type(entry.event) in spec.events and key in spec.keys_of(entry.event):
+            value = spec.fold(key, value, entry.event)
+    return value
+
+
+def advance_snapshot(
+    pasts: Sequence[BoundaryPast], spec: ProjectionSpec, key: str, last: int, since: datetime.datetime
+) -> None:
+    """Have the events up to ``last`` in the state, so that the next command need not fold them, nor keep them.
+
+    Only for boundaries that are known to be whole up to there. Commands are known by their ids if they were decided
+    ``since`` then.
+    """
+    try:
+        snapshot = SnapshotState(_folded(_merged(pasts), pasts[0].snapshot, spec, key), last)
+    except Exception:
+        return  # the next command that looks at the state raises this, and says so to its caller
+    for past in pasts:
+        past.snapshot = snapshot
+        past.trim(since)
 
 
 class BoundaryCache:
@@ -140,12 +190,16 @@ class BoundaryCache:
     def put(self, past: BoundaryPast, snapshot: str = "") -> None:
         """Keep a boundary as the newest, and let go of the oldest ones."""
         self.drop(past.filter, snapshot)
-        weight = len(past.entries) + 1
+        weight = max(len(past.entries), len(past.decided)) + 1
         self._pasts[past.filter, snapshot] = past, weight
         self._weight += weight
         while self._weight > self._max_events and self._pasts:
             _, (_, weight) = self._pasts.popitem(last=False)
             self._weight -= weight
+
+    def clear(self) -> None:
+        self._pasts.clear()
+        self._weight = 0
 
     def drop(self, filter: str, snapshot: str = "") -> None:
         found = self._pasts.pop((filter, snapshot), None)

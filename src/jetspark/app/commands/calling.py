@@ -46,8 +46,8 @@ async def call_command(
     if name not in app.commands or app.commands[name].kind is not type(command):
         known = ", ".join(sorted(spec.kind.__name__ for spec in app.commands.values())) or "it has none"
         raise ConfigError(f"{type(command).__name__} is no command of app {app.name!r}: expected one of {known}")
-    if command_id == "":
-        raise ConfigError("command_id='': expected a text that is new for each command, or None for one of our own")
+    _check_text("command_id", command_id, "a text that is new for each command, or None for one of our own")
+    _check_text("correlation_id", correlation_id, "a text, or None")
     if expected_version is not None:
         whole("expected_version", expected_version, low=0, high=UINT64)
     context = context_of(client.js)
@@ -81,6 +81,15 @@ async def call_command(
         raise CommandInDoubt(name, id, timeout_s) from None
 
 
+def _check_text(name: str, value: object, expected: str) -> None:
+    try:
+        if value is None or (isinstance(value, str) and value.encode()):
+            return
+    except UnicodeEncodeError:
+        expected += ", in characters that UTF-8 has"
+    raise ConfigError(f"{name}={value!r}: expected {expected}")
+
+
 class _Asking:
     """One request, which is sent once more when half of its time has passed: the worker or the connection may be gone.
 
@@ -92,6 +101,7 @@ class _Asking:
         self._context, self._message = context, (subject, body, headers)
         self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._tokens: list[str] = []
+        self._timer: asyncio.TimerHandle
 
     @property
     def was_repeated(self) -> bool:
@@ -103,16 +113,12 @@ class _Asking:
             self._send()
         except BufferFull:
             return await self._context.client.request(subject, body, headers=headers, timeout=timeout_s)
-        loop = asyncio.get_running_loop()
-        timers = (
-            loop.call_later(timeout_s / 2, self._send_again),
-            loop.call_later(timeout_s, expire, self._answer, f"request to {subject!r}", timeout_s),
-        )
+        # One timer for both moments: hardly a call lives to see the first.
+        self._timer = asyncio.get_running_loop().call_later(timeout_s / 2, self._send_again, timeout_s)
         try:
             return await self._answer
         finally:
-            for timer in timers:
-                timer.cancel()
+            self._timer.cancel()
             for token in self._tokens:
                 self._context.connection.forget(token)
 
@@ -120,7 +126,9 @@ class _Asking:
         self._tokens.append(self._context.connection.request(self._answer, *self._message))
         self._context.link.flush()
 
-    def _send_again(self) -> None:
+    def _send_again(self, timeout_s: float) -> None:
+        what = f"request to {self._message[0]!r}"
+        self._timer = asyncio.get_running_loop().call_later(timeout_s / 2, expire, self._answer, what, timeout_s)
         # Whatever speaks against it now: the first one is still waited for.
         with contextlib.suppress(JetSparkError):
             self._send()

@@ -21,12 +21,17 @@ on what the boundary has then, under a guard that only one of the two can pass.
 
 Refusals, and decisions without events, are not recorded: nothing happened, and the same command may be decided
 otherwise later.
+
+A stream that was deleted and made again counts from 1 anew, and no guard of the server tells the two apart. So what is
+remembered belongs to one stream, which its time of creation names: it is compared when the worker has reason to doubt
+(:meth:`Deciding.doubt`), when nobody has looked for some seconds, and when a boundary ends otherwise than it did. What
+is remembered of another stream is forgotten, and a command that was about to be decided on it is read anew.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -35,6 +40,7 @@ from jetspark.app.commands.boundaries import (
     BoundaryCache,
     BoundaryPast,
     SnapshotState,
+    advance_snapshot,
     merged_past,
     outcome_of,
     recorded_reply,
@@ -69,11 +75,13 @@ __all__ = [
     "CommandStep",
     "Deciding",
     "GuardedMessage",
+    "LastMessage",
     "PauseFor",
     "ReadLasts",
     "ReadSnapshot",
     "ReadStreamEnd",
     "ReadTail",
+    "StreamEnd",
 ]
 
 T = TypeVar("T")
@@ -84,6 +92,8 @@ MAX_EVENTS = 1000
 """Messages that the server takes in one atomic batch."""
 MAX_REPLY_BYTES = 16 << 10
 PAUSE = Backoff(first_s=0.001, max_s=0.25)
+TRUST_S = 10.0
+"""For how long the stream is taken for the one it was. Whoever deletes one is mostly heard at once, see ``doubt``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +126,36 @@ class ReadTail:
 
 @dataclass(frozen=True, slots=True)
 class ReadLasts:
-    """Ask the stream's leader for the sequence of the last message under each filter; 0 where there is none."""
+    """Ask the stream's leader for the last message under each filter; a :class:`LastMessage` for each."""
 
     filters: tuple[str, ...]
 
 
+class LastMessage(NamedTuple):
+    """The last message under a filter."""
+
+    sequence: int
+    """0 if there is none."""
+    id: str | None = None
+    """Its ``Nats-Msg-Id``, if it has one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadStreamEnd:
-    """Ask the stream's leader for the sequence of the last message."""
+    """Ask the stream's leader what the stream is, and where it ends: a :class:`StreamEnd`."""
+
+
+class StreamEnd(NamedTuple):
+    """A stream at one moment."""
+
+    sequence: int
+    """Of the last message."""
+    created: datetime.datetime | None
+    """When it was made: another time is another stream, whose sequences mean something else."""
+    replicas: int
+    """A replicated stream checks some guards less exactly."""
+    subjects: tuple[str, ...]
+    """What it stores; none if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +220,7 @@ class Deciding:
 
     Args:
         stream: Its name, for errors.
-        stored: The subjects of the stream; none if they are not known.
-        replicas: Of the stream: a replicated one checks some guards less exactly.
+        end: What it is now.
         clock: The time of day.
         random: A number from 0 to 1.
         random_bits: Such a number of random bits, for traces.
@@ -199,8 +230,7 @@ class Deciding:
         self,
         *,
         stream: str,
-        stored: Sequence[str],
-        replicas: int,
+        end: StreamEnd,
         source: str,
         catalogue: Catalogue,
         projections: dict[str, ProjectionSpec],
@@ -209,12 +239,43 @@ class Deciding:
         random: Callable[[], float],
         random_bits: Callable[[int], int],
     ) -> None:
-        self.stream, self.stored, self.replicas, self.source = stream, tuple(stored), replicas, source
+        self.stream, self.source = stream, source
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random, self._random_bits = clock, random, random_bits
         self._checked: set[Contract] = set()
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
+        self.epoch = 0
+        """Another one means another stream, or other guards: nothing that was read before counts."""
+        self._end = end
+        self._seen_at: datetime.datetime | None = clock()
+
+    @property
+    def replicas(self) -> int:
+        return self._end.replicas
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The subjects of the stream; none if they are not known."""
+        return self._end.subjects
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the stream may be another one by now."""
+        return self._seen_at is None or not 0.0 <= (self.clock() - self._seen_at).total_seconds() < TRUST_S
+
+    def doubt(self) -> None:
+        """The stream may have been deleted and made again, or changed: look before the next command."""
+        self._seen_at = None
+
+    def see(self, end: StreamEnd) -> None:
+        """Take notice of what the stream is now."""
+        if end[1:] != self._end[1:]:
+            self.epoch += 1
+            self.cache.clear()
+            self._checked.clear()
+            self.known_end = 0
+        self._end, self._seen_at = end, self.clock()
 
     def boundary(self, spec: CommandSpec, command: Command) -> tuple[str, ...]:
         """What a command reads.
@@ -313,26 +374,37 @@ class _DecidingRun:
         self._pasts: list[BoundaryPast] = []
         self._encoded: list[Encoded] = []
         self._time: datetime.datetime | None = None
-        self._is_unknown = False
+        self._is_unknown = self._guards_stream = False
         self._key = self._key_text = ""
-        self._guards_stream = guards_stream(spec.guard, boundary, deciding.replicas)
+        self._epoch = -1
         self._projection = None if spec.snapshot is None else deciding.projections[spec.snapshot]
 
     def run(self) -> CommandSteps[CommandReply]:
         if self._projection is not None:
             self._key_text = self._call(lambda: text_of(self._request.command.snapshot_key()))
             self._key = escape(self._key_text)
-        yield from self._open()
         conflicts = failures = 0
+        is_version_asked = False
         while conflicts < self._spec.tries:
+            if self._is_outdated:
+                yield from self._open()
             # What was found is a fact; and asked for again, most commands are found without reading.
             reply = self._find()
+            end = None
+            if reply is None and self._guards_stream:
+                end = yield from self._read_end(is_first=not failures)
+                if self._is_outdated:
+                    continue
+                reply = self._find()
             if reply is not None:
                 return reply
-            end = (yield from self._read_end(is_first=not failures)) if self._guards_stream else None
-            reply = self._find() if self._guards_stream else None
-            if reply is not None:
-                return reply
+            if self._is_newer:
+                # By the leader's word only: what is remembered may be purged.
+                if is_version_asked:
+                    raise self._wrong_version()
+                yield from self._catch_up()
+                is_version_asked = True
+                continue
             outcome = self._decide()
             if isinstance(outcome, Decision) and outcome.events:
                 answer = yield self._append(outcome, end)
@@ -345,7 +417,7 @@ class _DecidingRun:
                 is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
                 if is_duplicate or not self._guards_stream:
                     yield from self._catch_up()
-                if is_duplicate and self._find() is None:
+                if is_duplicate and not self._is_outdated and self._find() is None:
                     raise CommandFailed(self._spec.name, self._taken_ids())
             elif (yield from self._catch_up()):
                 conflicts += 1
@@ -354,7 +426,7 @@ class _DecidingRun:
             else:
                 raise outcome
         yield from self._catch_up()
-        reply = self._find()
+        reply = None if self._is_outdated else self._find()
         if reply is not None:
             return reply
         if self._is_unknown:
@@ -368,8 +440,22 @@ class _DecidingRun:
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether what was read is of another stream than there is now."""
+        return self._epoch != self._deciding.epoch
+
+    def _keep(self, past: BoundaryPast) -> None:
+        if not self._is_outdated:
+            self._deciding.cache.put(past, self._key)
+
     def _open(self) -> CommandSteps[None]:
         """Have the past of every boundary: what is remembered, or all of it."""
+        if self._deciding.is_in_doubt:
+            self._deciding.see((yield ReadStreamEnd()))
+        self._epoch = self._deciding.epoch
+        self._guards_stream = guards_stream(self._spec.guard, self._filters, self._deciding.replicas)
+        self._pasts = []
         for filter in self._filters:
             past = self._deciding.cache.get(filter, self._key)
             if past is None:
@@ -395,9 +481,9 @@ class _DecidingRun:
             # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
             [last] = yield ReadLasts((filter,))
             past.last = 0
-            yield from self._extend(past, last, after=snapshot.sequence, since_s=self._spec.remember_s)
-            past.last = max(past.last, last)
-        self._deciding.cache.put(past, self._key)
+            yield from self._extend(past, last.sequence, after=snapshot.sequence, since_s=self._spec.remember_s)
+            past.last = max(past.last, last.sequence)
+        self._keep(past)
         return past
 
     def _extend(
@@ -406,33 +492,44 @@ class _DecidingRun:
         limit = self._spec.max_past
         tail = yield ReadTail(past.filter, past.last if after is None else after, through, limit + 1, since_s)
         try:
-            past.add([self._deciding.read(message) for message in tail])
+            entries = [self._deciding.read(message) for message in tail]
+            past.add(entries, tail[-1].headers.get("Nats-Msg-Id") if tail else None)
         except ContractViolation as error:
             raise CommandFailed(
                 self._spec.name,
                 f"an event inside {past.filter!r} cannot be read: {error}. Declare its type, or read less",
             ) from error
-        if len(past.entries) > limit:
+        if past.snapshot is None and len(past.entries) > limit:
+            reason = f"{past.filter!r} has more than max_past={limit} events: read less, or declare snapshot="
+            raise CommandFailed(self._spec.name, reason)
+        if len(tail) > limit:
             raise CommandFailed(
                 self._spec.name,
-                f"{past.filter!r} has more than max_past={limit} events: read less, or declare snapshot=",
+                f"{past.filter!r} has more than max_past={limit} events that are not in the state of projection "
+                f"{self._spec.snapshot!r}, or not older than remember_s={self._spec.remember_s:g}: does a worker run "
+                "the projection? Else remember less",
             )
 
     def _catch_up(self) -> CommandSteps[bool]:
         """Read what is new in the boundaries, by the word of the leader; whether there was something."""
-        lasts = yield ReadLasts(self._filters)
+        lasts: list[LastMessage] = yield ReadLasts(self._filters)
+        if not all(past.may_go_on_to(*last) for past, last in zip(self._pasts, lasts, strict=True)):
+            # Events that were read are gone, by a limit or a purge; or this is another stream.
+            self._deciding.see((yield ReadStreamEnd()))
+            if self._is_outdated:
+                return True
         has_moved = False
         for place, (past, last) in enumerate(zip(self._pasts, lasts, strict=True)):
-            if last == past.last:
+            is_whole = past.may_go_on_to(*last)
+            if is_whole and last.sequence == past.last:
                 continue
             has_moved = True
-            is_whole = last > past.last
             if is_whole:
-                yield from self._extend(past, last)
-                self._deciding.cache.put(past, self._key)
-                is_whole = past.last >= last
+                yield from self._extend(past, last.sequence)
+                self._keep(past)
+                is_whole = past.last >= last.sequence
             if not is_whole:
-                # Events that were read, or were to be read, are gone, by a limit or a purge: begin anew.
+                # Events that were read, or were to be read, are gone: begin anew.
                 self._deciding.cache.drop(past.filter, self._key)
                 self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
         return has_moved
@@ -446,12 +543,15 @@ class _DecidingRun:
         if is_first and known and known == self._deciding.known_end:
             return known
         # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
-        end: int = yield ReadStreamEnd()
+        end: StreamEnd = yield ReadStreamEnd()
+        self._deciding.see(end)
+        if self._is_outdated:
+            return 0
         yield from self._catch_up()
-        self._deciding.known_end = max(self._deciding.known_end, end)
+        self._deciding.known_end = max(self._deciding.known_end, end.sequence)
         for past in self._pasts:
-            past.through = end
-        return end
+            past.through = end.sequence
+        return end.sequence
 
     # ---- deciding ----------------------------------------------------------------------------------------------
 
@@ -464,12 +564,21 @@ class _DecidingRun:
             raise CommandFailed(self._spec.name, f"command_id={self._id!r} was used for command {name!r} already")
         return reply
 
-    def _decide(self) -> Decision | JetSparkError:
+    @property
+    def _version(self) -> int:
+        return max(past.last for past in self._pasts)
+
+    @property
+    def _is_newer(self) -> bool:
+        """Whether the boundary has events that the caller does not know of, and wants to."""
+        return self._request.expected_version is not None and self._version > self._request.expected_version
+
+    def _wrong_version(self) -> WrongVersion:
         expected = self._request.expected_version
-        version = max(past.last for past in self._pasts)
-        if expected is not None and version > expected:
-            # Boundaries only grow, so this is true whatever is read next.
-            raise WrongVersion(self._deciding.stream, self._filters, expected, version)
+        assert expected is not None
+        return WrongVersion(self._deciding.stream, self._filters, expected, self._version)
+
+    def _decide(self) -> Decision | JetSparkError:
         try:
             past = merged_past(self._pasts, self._projection, self._key)
             return Decision.of(self._request.command.decide(past))
@@ -510,6 +619,7 @@ class _DecidingRun:
     def _note(self, decision: Decision, last: int) -> CommandReply:
         """Remember what was stored: the guards have proven that nothing is between it and what was read."""
         encoded = self._encoded
+        assert self._time is not None
         first = last - len(encoded) + 1
         for past in self._pasts:
             own = [
@@ -526,8 +636,13 @@ class _DecidingRun:
                 for index, (event, message) in enumerate(zip(decision.events, encoded, strict=True))
                 if matches(past.filter, message.subject)
             ]
-            past.add(own)
+            past.add(own, own[-1].id if own else None)
             past.through = last if self._guards_stream else 0
-            self._deciding.cache.put(past, self._key)
-        self._deciding.known_end = max(self._deciding.known_end, last)
+        if self._projection is not None:
+            since = self._time - datetime.timedelta(seconds=self._spec.remember_s)
+            advance_snapshot(self._pasts, self._projection, self._key, last, since)
+        for past in self._pasts:
+            self._keep(past)
+        if not self._is_outdated:
+            self._deciding.known_end = max(self._deciding.known_end, last)
         return CommandReply(command_id=self._id, sequence=last, events=len(encoded), data=decision.reply)

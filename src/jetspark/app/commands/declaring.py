@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgspec
@@ -213,6 +214,17 @@ def reduced(filters: Iterable[str]) -> tuple[str, ...]:
     return tuple(one for one in unique if not any(one != other and is_subset(one, other) for other in unique))
 
 
+@lru_cache(10_000)  # commands come back to the same boundaries, and this takes longer than to decide on them
+def _checked_boundary(filters: tuple[str, ...], stored: tuple[str, ...]) -> tuple[str, ...]:
+    found = reduced(validate_filter(each) for each in filters)
+    if not found:
+        raise ConfigError("reads returned nothing: expected at least one subject, or nothing guards the decision")
+    for each in found:
+        if stored and not any(is_subset(each, subject) for subject in stored):
+            raise ConfigError(f"reads returned {each!r}, which the stream does not store: it has {', '.join(stored)}")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
     """One command as it was declared: ``@app.command(name, ...)``; the options are these fields."""
@@ -263,15 +275,7 @@ class CommandSpec:
         filters = command.reads()
         if isinstance(filters, str) or not isinstance(filters, Iterable):
             raise ConfigError(f"reads returned {filters!r}: expected a list of subjects")
-        found = reduced(validate_filter(each) for each in filters)
-        if not found:
-            raise ConfigError("reads returned nothing: expected at least one subject, or nothing guards the decision")
-        for each in found:
-            if stored and not any(is_subset(each, subject) for subject in stored):
-                raise ConfigError(
-                    f"reads returned {each!r}, which the stream does not store: it has {', '.join(stored)}"
-                )
-        return found
+        return _checked_boundary(tuple(filters), tuple(stored))
 
     def check_snapshot(self, projections: dict[str, ProjectionSpec]) -> None:
         """

@@ -20,11 +20,13 @@ from jetspark.app.commands.deciding import (
     AppendUnknown,
     CommandStep,
     CommandSteps,
+    LastMessage,
     PauseFor,
     ReadLasts,
     ReadSnapshot,
     ReadStreamEnd,
     ReadTail,
+    StreamEnd,
 )
 from jetspark.app.commands.declaring import CommandReply
 from jetspark.app.projections.views import Views
@@ -38,16 +40,39 @@ from jetspark.errors import (
     ServerError,
     WrongLastSequence,
 )
-from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.publishing import Expect, expected_headers, may_be_stored, publish
 from jetspark.jetstream.wire import time_text
 
-__all__ = ["CommandStore"]
+__all__ = ["CommandStore", "judge", "stream_end"]
 
 # What the server does not answer is asked for again after these waits, for as long as the caller waits.
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 REQUEST_S = 2.0
 """Longest wait for one answer of the server; a command mostly has more time than that, and can try again."""
+
+
+def stream_end(info: StreamInfo) -> StreamEnd:
+    """What commands have to know of a stream."""
+    config = info.config
+    return StreamEnd(info.state.last_sequence, info.created, config.replicas or 1, tuple(config.subjects or ()))
+
+
+def judge(error: Exception) -> AppendMoved | AppendUnknown:
+    """What became of an append that ended with this error; one that says it all is raised again."""
+    if isinstance(error, WrongLastSequence):
+        return AppendMoved()
+    if isinstance(error, DuplicateMessageId):
+        return AppendMoved(is_duplicate=True)
+    if isinstance(error, ConnectionClosed) or not isinstance(error, JetSparkError):
+        raise error
+    if may_be_stored(error):
+        return AppendUnknown()
+    if isinstance(error, ServerError) and error.err_code == Code.DUPLICATE_IN_PROCESS:
+        return AppendMoved()
+    if error.may_pass:
+        return AppendMoved(is_conflict=False)
+    raise error
 
 
 class CommandStore:
@@ -57,13 +82,17 @@ class CommandStore:
         self._js, self._stream, self._views = js, stream, views
         self._context = context_of(js)
 
-    async def run(self, steps: CommandSteps[CommandReply]) -> CommandReply:
-        """Do one step after the other. An append that failed is for the procedure to judge, all else is repeated."""
-        answer: Any = None
+    async def run(self, steps: CommandSteps[CommandReply], step: CommandStep | None = None) -> CommandReply:
+        """Do one step after the other, from ``step`` on, or from the first.
+
+        An append that failed is for the procedure to judge, all else is repeated.
+        """
         try:
+            if step is None:
+                step = next(steps)
             while True:
+                answer: Any = await (self._append(step) if isinstance(step, Append) else self._repeat(step))
                 step = steps.send(answer)
-                answer = await (self._append(step) if isinstance(step, Append) else self._repeat(step))
         except StopIteration as finished:
             reply: CommandReply = finished.value
             return reply
@@ -92,16 +121,17 @@ class CommandStore:
             case ReadTail():
                 return await self._tail(step)
             case ReadStreamEnd():
-                return (await self._stream.info()).state.last_sequence
+                return stream_end(await self._stream.info())
             case ReadSnapshot(projection, key):
                 return await self._snapshot(projection, key)
         raise AssertionError(step)
 
-    async def _last(self, filter: str) -> int:
+    async def _last(self, filter: str) -> LastMessage:
         try:
-            return (await self._stream.get_message(last_for=filter, direct=False)).sequence
+            message = await self._stream.get_message(last_for=filter, direct=False)
         except MessageNotFound:
-            return 0
+            return LastMessage(0)
+        return LastMessage(message.sequence, message.headers.get("Nats-Msg-Id"))
 
     async def _tail(self, step: ReadTail) -> list[StoredMessage]:
         start = step.after + 1
@@ -139,26 +169,14 @@ class CommandStore:
             if len(step.messages) == 1:
                 return await self._publish(step)
             return await self._commit(step)
-        except WrongLastSequence:
-            return AppendMoved()
-        except DuplicateMessageId:
-            return AppendMoved(is_duplicate=True)
-        except ConnectionClosed:
-            raise
         except JetSparkError as error:
-            if may_be_stored(error):
-                return AppendUnknown()
-            if isinstance(error, ServerError) and error.err_code == Code.DUPLICATE_IN_PROCESS:
-                return AppendMoved()
-            if error.may_pass:
-                return AppendMoved(is_conflict=False)
-            raise
+            return judge(error)
 
     async def _publish(self, step: Append) -> Appended | AppendMoved:
         [message] = step.messages
         encoded = message.encoded
         # Not JetStream.publish: that copies headers which are a plain dict here, for a fifth of the time of a command.
-        fields = encoded.headers | expected_headers(self._expect(step, 0))
+        fields = encoded.headers | expected_headers(self.expect(step, 0))
         ack = await self._context.run(publish(encoded.subject, encoded.data, fields), REQUEST_S)
         # A duplicate is stored already: it is found when the boundary is read again.
         return AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence)
@@ -168,13 +186,12 @@ class CommandStore:
         async with self._js.atomic_batch(ack_first=False, timeout=REQUEST_S) as batch:
             for index, message in enumerate(step.messages):
                 encoded = message.encoded
-                await batch.add(
-                    encoded.subject, encoded.data, headers=encoded.headers, expect=self._expect(step, index)
-                )
+                await batch.add(encoded.subject, encoded.data, headers=encoded.headers, expect=self.expect(step, index))
         assert batch.ack is not None
         return Appended(batch.ack.sequence)
 
-    def _expect(self, step: Append, index: int) -> Expect | None:
+    def expect(self, step: Append, index: int) -> Expect | None:
+        """What one message of an append expects of the stream."""
         guard = step.messages[index].guard
         last = step.last_sequence if index == 0 else None
         if guard is None:

@@ -7,6 +7,7 @@ NATS do, and a body that names the error and its facts, so that it is the same e
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from jetspark.app.causes import CauseLike
 from jetspark.app.commands.declaring import Command, CommandReply
 from jetspark.app.contracts.envelope import encode
 from jetspark.app.contracts.tokens import escape
+from jetspark.core.numbers import UINT64
 from jetspark.errors import (
     BoundaryConflict,
     CommandFailed,
@@ -27,7 +29,17 @@ from jetspark.errors import (
     WrongVersion,
 )
 
-__all__ = ["CODES", "command_subject", "read_reply", "read_timeout", "write_error", "write_reply", "write_request"]
+__all__ = [
+    "CODES",
+    "command_subject",
+    "kind_of",
+    "read_expected_version",
+    "read_reply",
+    "read_timeout",
+    "write_error",
+    "write_reply",
+    "write_request",
+]
 
 EXPECTED_VERSION = "Jetspark-Expected-Version"
 TIMEOUT = "Jetspark-Timeout"
@@ -45,6 +57,11 @@ CODES: dict[type[JetSparkError], int] = {
 """The errors that a worker answers with, and their codes."""
 
 _BY_NAME = {kind.__name__: kind for kind in CODES}
+
+MAX_TEXT = 8192
+"""Characters of a text in an error: an answer that is too large for the server would not arrive at all."""
+_MAX_VERSION = 20
+"""Digits of the largest sequence."""
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -103,14 +120,24 @@ def write_request(
 def read_timeout(headers: Mapping[str, str], default_s: float) -> float:
     """For how long the caller waits."""
     try:
-        return min(max(float(headers.get(TIMEOUT) or default_s), 0.001), 3600.0)
+        wanted_s = float(headers.get(TIMEOUT) or default_s)
     except ValueError:
         return default_s
+    # Not a number is neither more nor less than anything, and the event loop would never find that timer again.
+    return default_s if math.isnan(wanted_s) else min(max(wanted_s, 0.001), 3600.0)
 
 
-def read_expected_version(headers: Mapping[str, str]) -> int | None:
+def read_expected_version(name: str, headers: Mapping[str, str]) -> int | None:
+    """
+    Raises:
+        CommandFailed: What the caller expects cannot be read; decided without it, the command could overwrite.
+    """
     text = headers.get(EXPECTED_VERSION)
-    return int(text) if text is not None and text.isdigit() else None
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_VERSION and int(text) <= UINT64):
+        raise CommandFailed(name, f"header {EXPECTED_VERSION}: {text[:40]!r}: expected a sequence, 0 or more")
+    return int(text)
 
 
 def write_reply(reply: CommandReply) -> bytes:
@@ -123,9 +150,28 @@ def write_reply(reply: CommandReply) -> bytes:
 
 def write_error(error: JetSparkError) -> tuple[bytes, dict[str, str]]:
     """Body and headers of an answer that is one of the errors above."""
-    text = " ".join(str(error).split())[:1000]
-    body = msgspec.json.encode(_Error(type(error).__name__, list(error.args)))
-    return body, {ERROR: text, ERROR_CODE: str(CODES[type(error)])}
+    kind = kind_of(error)
+    assert kind is not None
+    # A refusal may be of a class of the application's own, which the caller need not have.
+    facts = [str(getattr(error, "reason", error.args))] if kind is CommandRefused else error.args
+    text = " ".join(_fact(facts[0] if kind is CommandRefused else error).split())[:1000]
+    body = msgspec.json.encode(_Error(kind.__name__, [_fact(each) for each in facts]))
+    return body, {ERROR: text, ERROR_CODE: str(CODES[kind])}
+
+
+def kind_of(error: Exception) -> type[JetSparkError] | None:
+    """Which of the errors that can be answered with it is; None for others."""
+    return next((kind for kind in type(error).__mro__ if kind in CODES), None)
+
+
+def _fact(value: Any) -> Any:
+    """A fact of an error as JSON has it: what the application raised may be anything, and the caller waits for it."""
+    if isinstance(value, list | tuple):
+        return [_fact(each) for each in value]
+    if value is None or isinstance(value, int | float):
+        return value
+    text = str(value).encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
 
 
 def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:

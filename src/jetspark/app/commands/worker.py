@@ -7,35 +7,29 @@ import contextlib
 import logging
 import random
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.aio.message import Message
-from jetspark.aio.subscription import Subscription
-from jetspark.app.causes import Cause
+from jetspark.aio.subscription import Subscription, SubscriptionReader
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
 from jetspark.app.commands.boundaries import BoundaryCache
-from jetspark.app.commands.deciding import CommandRequest, Deciding
+from jetspark.app.commands.deciding import Deciding
 from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
-from jetspark.app.commands.store import CommandStore
+from jetspark.app.commands.serving import Serving
+from jetspark.app.commands.store import CommandStore, stream_end
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.contracts.envelope import decode
 from jetspark.app.projections.views import Views
 from jetspark.core.numbers import seconds, whole
 from jetspark.core.version import VERSION
-from jetspark.errors import (
-    CommandFailed,
-    ConnectionClosed,
-    ContractViolation,
-    JetSparkError,
-    RequestTimeout,
-    WorkersBusy,
-)
+from jetspark.errors import JetSparkError, PermissionDenied
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
@@ -65,35 +59,20 @@ class CommandOptions:
         whole("cache_events", self.cache_events, low=0)
 
 
-class _Turns:
-    """Commands on the same boundary take turns: in one process they would only disturb each other."""
+class _Taker(SubscriptionReader):
+    """Takes requests at once, in the connection's callback: a task for them would take twice its turn in the loop."""
 
-    def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+    def __init__(self, take: Callable[[Message], None], report: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._take, self._report = take, report
 
-    async def begin(self, boundary: Sequence[str]) -> None:
-        """Wait for one's turn; then :meth:`end` has to be called. All wait in the same order, that of the filters."""
-        for place, filter in enumerate(boundary):
-            lock, users = self._locks.get(filter) or (asyncio.Lock(), 0)
-            self._locks[filter] = lock, users + 1
-            try:
-                await lock.acquire()
-            except BaseException:
-                self._leave(filter)
-                self.end(boundary[:place])
-                raise
-
-    def end(self, boundary: Sequence[str]) -> None:
-        for filter in boundary:
-            self._locks[filter][0].release()
-            self._leave(filter)
-
-    def _leave(self, filter: str) -> None:
-        lock, users = self._locks[filter]
-        if users > 1:
-            self._locks[filter] = lock, users - 1
-        else:
-            del self._locks[filter]
+    def wake(self) -> None:
+        pending = cast("deque[Message]", self.state.pending)
+        while pending:
+            self._take(pending.popleft())
+        if self.state.is_finished and self.state.error is not None:
+            self._report(self.state.error)
+        super().wake()
 
 
 class CommandWorker:
@@ -110,12 +89,11 @@ class CommandWorker:
     ) -> None:
         self._app, self._specs, self._client = app, specs, client
         self._js = client.jetstream()
-        self._link = context_of(self._js).link
+        self._context = context_of(self._js)
+        self._link = self._context.link
         self._catalogue, self._options = catalogue, options or CommandOptions()
         self._commands = Catalogue(*(spec.kind for spec in specs))
         self._views = Views(app, self._js)
-        self._turns, self._places = _Turns(), asyncio.Semaphore(self._options.concurrency)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self._loop = asyncio.get_running_loop()
@@ -128,8 +106,8 @@ class CommandWorker:
             started=utc_now(),
             endpoints=[],
         )
-        self._deciding: Deciding
-        self._store: CommandStore
+        self._serving: Serving | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -139,10 +117,12 @@ class CommandWorker:
             await self._open()
             await self._ended.wait()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            if self._serving is not None:
+                self._link.detach(self._serving)
+                await self._serving.close()
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.wait([self._watching])
             await self._views.close()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
@@ -151,8 +131,8 @@ class CommandWorker:
         with contextlib.suppress(JetSparkError):
             # The server stops sending, and what it has sent already is taken.
             await asyncio.gather(*(each.drain(max(0.1, timeout)) for each in self._subscriptions))
-        while self._tasks and self._loop.time() < deadline:
-            await asyncio.wait(self._tasks, timeout=deadline - self._loop.time())
+        if self._serving is not None:
+            await self._serving.finish(max(0.0, deadline - self._loop.time()))
         self._ended.set()
         await asyncio.wait([runners], timeout=max(1.0, deadline - self._loop.time()))
         if not runners.done():
@@ -162,13 +142,10 @@ class CommandWorker:
     async def _open(self) -> None:
         app, js = self._app, self._js
         stream = await js.stream(app.stream)
-        config = stream.cached_info.config
         rng = getattr(self._loop, "rng", None) or random.SystemRandom()
-        self._store = CommandStore(js, stream, self._views)
-        self._deciding = Deciding(
+        deciding = Deciding(
             stream=app.stream,
-            stored=config.subjects or (),
-            replicas=config.replicas or 1,
+            end=stream_end(stream.cached_info),
             source=app.source,
             catalogue=self._catalogue,
             projections=app.projections,
@@ -177,19 +154,37 @@ class CommandWorker:
             random=rng.random,
             random_bits=rng.getrandbits,
         )
+        store = CommandStore(js, stream, self._views)
+        self._serving = Serving(self._context, self._commands, deciding, store, self._options)
+        self._link.attach(self._serving)
+        self._watching = self._loop.create_task(self._watch_stream(deciding))
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
             self.service.endpoints.append(endpoint)
-            await self._subscribe(endpoint.subject, self._taker(spec, endpoint), queue=QUEUE_GROUP)
+            self._subscribe(endpoint.subject, partial(self._serving.take, spec, endpoint))
         for subject, verb in self.service.subjects().items():
-            await self._subscribe(subject, self._answerer(verb))
+            self._subscriptions.append(await self._client.subscribe(subject, callback=self._answerer(verb)))
         await self._client.flush()
         _logger.info("app %s: serving %d commands as service %s", app.name, len(self._specs), self.service.id)
 
-    async def _subscribe(
-        self, subject: str, callback: Callable[[Message], Coroutine[Any, Any, None]], queue: str = ""
-    ) -> None:
-        self._subscriptions.append(await self._client.subscribe(subject, queue=queue, callback=callback))
+    async def _watch_stream(self, deciding: Deciding) -> None:
+        """Hear of it when the stream is deleted, made, or changed."""
+        subject = f"$JS.EVENT.ADVISORY.STREAM.*.{self._app.stream}"
+        try:
+            async with await self._client.subscribe(subject) as advisories:
+                async for advisory in advisories:
+                    if advisory.subject.split(".")[4] in ("CREATED", "DELETED", "UPDATED"):
+                        deciding.doubt()
+        except PermissionDenied:
+            _logger.info(
+                "app %s: may not subscribe to %s, and looks at the stream from time to time", self._app.name, subject
+            )
+
+    def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
+        reader = _Taker(take, self._link.report)
+        reader.state = self._context.connection.subscribe(subject, QUEUE_GROUP, reader=reader)
+        self._link.flush_soon()
+        self._subscriptions.append(Subscription(self._link, reader, None))
 
     def _answerer(self, verb: str) -> Callable[[Message], Coroutine[Any, Any, None]]:
         async def answer(message: Message) -> None:
@@ -197,73 +192,3 @@ class CommandWorker:
                 await message.respond(self.service.answer(verb))
 
         return answer
-
-    # ---- commands ----------------------------------------------------------------------------------------------
-
-    def _taker(self, spec: CommandSpec, endpoint: Endpoint) -> Callable[[Message], Coroutine[Any, Any, None]]:
-        async def take(message: Message) -> None:
-            waiting = len(self._tasks) - self._options.concurrency
-            if waiting >= self._options.queue:
-                busy = WorkersBusy(spec.name, max(0, waiting))
-                endpoint.count(0.0, busy)
-                await self._answer(message, busy)
-                return
-            task = self._loop.create_task(self._serve(spec, endpoint, message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        return take
-
-    async def _serve(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
-        began = self._loop.time()
-        failed: BaseException | None = None
-        try:
-            async with asyncio.timeout_at(began + wire.read_timeout(message.headers, self._options.timeout_s)):
-                async with self._places:
-                    body = wire.write_reply(await self._decide(spec, message))
-                if message.reply:
-                    await message.respond(body)
-                    if len(self._tasks) == 1:
-                        self._link.flush()  # now; where there are others, their answers go with it
-        except TimeoutError:
-            # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
-            failed = RequestTimeout(f"command {spec.name!r}", self._loop.time() - began)
-            _logger.debug("command %s: not decided within the caller's time", spec.name)
-        except ConnectionClosed as error:
-            failed = error
-        except Exception as error:
-            failed = error
-            await self._answer(message, self._told(spec, error))
-        endpoint.count(self._loop.time() - began, failed)
-
-    def _told(self, spec: CommandSpec, error: Exception) -> JetSparkError:
-        """What the caller is told of an error."""
-        if isinstance(error, JetSparkError) and type(error) in wire.CODES:
-            if isinstance(error, CommandFailed):
-                _logger.error("command %s: %s", spec.name, error.reason, exc_info=error.__cause__)
-            return error
-        _logger.exception("command %s: %s", spec.name, error)
-        return CommandFailed(spec.name, f"{type(error).__name__}: {error}")
-
-    async def _answer(self, message: Message, error: JetSparkError) -> None:
-        if message.reply:
-            body, headers = wire.write_error(error)
-            with contextlib.suppress(ConnectionClosed):
-                await message.respond(body, headers=headers)
-
-    async def _decide(self, spec: CommandSpec, message: Message) -> Any:
-        try:
-            decoded = decode(message.subject, message.data, message.raw_headers, self._commands)
-        except ContractViolation as error:
-            raise CommandFailed(spec.name, f"the worker cannot read the command: {error}") from error
-        request = CommandRequest(
-            command=decoded.event,
-            cause=Cause(decoded.id, decoded.correlation_id, decoded.traceparent),
-            expected_version=wire.read_expected_version(message.headers),
-        )
-        boundary = self._deciding.boundary(spec, request.command)
-        await self._turns.begin(boundary)
-        try:
-            return await self._store.run(self._deciding.run(spec, request, boundary))
-        finally:
-            self._turns.end(boundary)

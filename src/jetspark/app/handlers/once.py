@@ -80,7 +80,8 @@ class OnceRecords:
             value = await function(*arguments, **named)
         except BaseException:
             # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
-            # the effect failed, which decides whether there is a next attempt.
+            # the effect failed, which decides whether there is a next attempt. A cancellation, by the handler's
+            # time-out, is the commonest of these errors: the effect may be done or not, as after the lease.
             with suppress(JetSparkError):
                 await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=self._ttl_s)
             raise

@@ -60,7 +60,7 @@ class HandlerReports:
         self.ended([item])
         try:
             decided = await work
-        except BaseException:
+        except BaseException:  # also when cancelled: what was started is told to have ended, however it did
             self.finished(item, "given_back", error)
             raise
         self._decided(item, error, decided)

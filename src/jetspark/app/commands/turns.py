@@ -1,0 +1,96 @@
+"""Who may decide now: commands on one boundary take turns, and only some are decided at a time. Both can be had without
+waiting, which is what most commands do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+__all__ = ["BoundaryTurns", "DecidingPlaces"]
+
+
+class DecidingPlaces:
+    """So many commands are decided at a time; whoever waits gets one in the order of asking."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def try_take(self) -> bool:
+        """A place, if there is one at once; then :meth:`give_back` has to be called."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    async def take(self) -> None:
+        if not self.try_take():
+            await _in_line(self._waiting, self.give_back)
+
+    def give_back(self) -> None:
+        if not _pass_on(self._waiting):
+            self._free += 1
+
+
+class BoundaryTurns:
+    """Commands on the same boundary take turns: in one process they would only disturb each other."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By filter, of those that somebody has."""
+
+    def try_begin(self, boundary: Sequence[str]) -> bool:
+        """Have one's turn, if that is possible at once; then :meth:`end` has to be called."""
+        waiting = self._waiting
+        for filter in boundary:
+            if filter in waiting:
+                return False
+        for filter in boundary:
+            waiting[filter] = deque()
+        return True
+
+    async def begin(self, boundary: Sequence[str]) -> None:
+        """Wait for one's turn; then :meth:`end` has to be called. All wait in the same order, that of the filters."""
+        for place, filter in enumerate(boundary):
+            if filter not in self._waiting:
+                self._waiting[filter] = deque()
+                continue
+            try:
+                await _in_line(self._waiting[filter], partial(self._leave, filter))
+            except BaseException:  # also when cancelled: a turn that nobody ends would hold up its boundary for ever
+                self.end(boundary[:place])
+                raise
+
+    def end(self, boundary: Sequence[str]) -> None:
+        for filter in boundary:
+            self._leave(filter)
+
+    def _leave(self, filter: str) -> None:
+        if not _pass_on(self._waiting[filter]):
+            del self._waiting[filter]
+
+
+async def _in_line(line: deque[asyncio.Future[None]], give_back: Callable[[], None]) -> None:
+    """Wait until it is passed on to us. Who is cancelled at that very moment gives it back."""
+    ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    line.append(ours)
+    try:
+        await ours
+    except BaseException:
+        if ours.done() and not ours.cancelled():
+            give_back()
+        elif ours in line:
+            line.remove(ours)
+        raise
+
+
+def _pass_on(line: deque[asyncio.Future[None]]) -> bool:
+    """Wake the first one that still waits."""
+    while line:
+        first = line.popleft()
+        if not first.done():
+            first.set_result(None)
+            return True
+    return False
