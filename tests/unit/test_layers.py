@@ -82,6 +82,7 @@ PURE = (
     "app.contracts.faults",
     "app.contracts.field_rules",
     "app.entities.changes",
+    "app.workflows.comparing",
     "app.workflows.declaring",
     "app.entities.declaring",
     "app.handlers.machine",
