@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark import StreamConfig
-from jetspark.app import App, Context, Event
+from jetspark.app import App, AppClient, Context, Event
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode, encode
 from jetspark.app.testing import TestApp, run_handler
@@ -163,3 +163,21 @@ async def test_a_handler_alone_says_what_it_would_schedule() -> None:
     assert message.headers["Nats-Schedule-Target"] == "orders.o-1.overdue"
     assert message.subject == timer_subject("shop", "overdue o-1")
     assert "Nats-Msg-Id" in message.headers
+
+
+async def test_a_hundred_timers_are_listed_with_a_few_requests() -> None:
+    names = [f"reminder {number}" for number in range(100)]
+    async with TestApp(shop()) as test:
+
+        async def set_all(orders: AppClient) -> None:
+            for name in names:
+                await orders.timers.set(name, Overdue(order_id="o"), after=3600)
+
+        async def listed(orders: AppClient) -> list[str]:
+            return [timer.name async for timer in orders.timers.list()]
+
+        await test.do(set_all)
+        requests: list[str] = []
+        test.network.front.watchers.append(lambda message: requests.append(message.subject))
+        assert await test.do(listed) == names
+        assert 0 < len([each for each in requests if each.startswith("$JS.API.")]) < 10

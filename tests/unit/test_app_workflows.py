@@ -20,7 +20,7 @@ from support.fulfilment import (
     fulfilment,
 )
 
-from jetspark.app import App, Decision
+from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.declaring import REMEMBERED, RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
@@ -28,8 +28,13 @@ from jetspark.errors import ConfigError
 NOW = datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
 
 
+WITH: Any = {"time": NOW, "catalogue": Catalogue(Placed, Paid, PaymentOverdue, Reserve, Release, Shipped)}
+
+
 def spec(kind: type = Fulfilment, **options: Any) -> WorkflowSpec:
-    return WorkflowSpec("fulfilment", kind, **{"key": "order_id", "events": None, "version": 1, **options})
+    return WorkflowSpec(
+        "fulfilment", kind, **{"app": "shop", "key": "order_id", "events": None, "version": 1, **options}
+    )
 
 
 # ---- steps, without a server -----------------------------------------------------------------------------------------
@@ -37,18 +42,18 @@ def spec(kind: type = Fulfilment, **options: Any) -> WorkflowSpec:
 
 def test_an_event_is_taken_once() -> None:
     workflow = spec()
-    first = workflow.step(None, Placed(order_id="o"), id="e1", sequence=5, time=NOW)
+    first = workflow.step(None, Placed(order_id="o"), id="e1", sequence=5, **WITH)
     assert first is not None
     assert (first.record.status, workflow.state_of(first.record)) == ("running", Flow("waiting"))
     assert first.events == [Reserve(order_id="o")]
-    assert workflow.step(first.record, Placed(order_id="o"), id="e1", sequence=5, time=NOW) is None
-    assert workflow.step(None, Paid(order_id="o"), id="e2", sequence=6, time=NOW) is None  # begins no run
+    assert workflow.step(first.record, Placed(order_id="o"), id="e1", sequence=5, **WITH) is None
+    assert workflow.step(None, Paid(order_id="o"), id="e2", sequence=6, **WITH) is None  # begins no run
 
 
 def test_a_timer_counts_only_while_it_is_the_one_that_is_set() -> None:
     workflow = spec()
     record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), timers={"payment": "t2"})
-    late: Any = {"event": PaymentOverdue(order_id="o"), "sequence": 9, "time": NOW, "timer": "payment"}
+    late: Any = {"event": PaymentOverdue(order_id="o"), "sequence": 9, "timer": "payment", **WITH}
     assert workflow.step(record, id="t1", **late) is None  # set anew since
     step = workflow.step(record, id="t2", **late)
     assert step is not None
@@ -60,18 +65,18 @@ def test_a_timer_counts_only_while_it_is_the_one_that_is_set() -> None:
 def test_a_run_that_is_over_takes_nothing_and_ends_its_timers() -> None:
     workflow = spec()
     record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), timers={"payment": "t1", "old": ""})
-    step = workflow.step(record, Paid(order_id="o"), id="e", sequence=7, time=NOW)
+    step = workflow.step(record, Paid(order_id="o"), id="e", sequence=7, **WITH)
     assert step is not None
     assert (step.record.status, step.cancels, step.record.timers) == ("done", ["payment"], {"payment": "", "old": ""})
-    assert workflow.step(step.record, Paid(order_id="o"), id="f", sequence=8, time=NOW) is None
+    assert workflow.step(step.record, Paid(order_id="o"), id="f", sequence=8, **WITH) is None
 
 
 def test_what_is_too_old_to_be_known_is_refused() -> None:
     workflow = spec()
     record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), events=tuple(range(100, 100 + REMEMBERED)))
     with pytest.raises(ConfigError, match="event 99 is older"):
-        workflow.step(record, Paid(order_id="o"), id="e", sequence=99, time=NOW)
-    step = workflow.step(record, Placed(order_id="o"), id="e", sequence=900, time=NOW)
+        workflow.step(record, Paid(order_id="o"), id="e", sequence=99, **WITH)
+    step = workflow.step(record, Placed(order_id="o"), id="e", sequence=900, **WITH)
     assert step is not None
     assert len(step.record.events) == REMEMBERED
     assert step.record.events[-1] == 900
@@ -88,6 +93,35 @@ def test_an_older_state_is_brought_up_to_date() -> None:
         spec(version=2).state_of(record)
     with pytest.raises(ConfigError, match="run the newer one"):
         spec().state_of(RunRecord(2))
+
+
+class OldRelease(Event, type="stock.release", version=1, key="order", subject="orders.{order}.release"):
+    order: str
+
+
+class NewRelease(Event, type="stock.release", version=2, key="order_id", subject="orders.{order_id}.release"):
+    order_id: str
+
+
+@upcast(NewRelease, from_version=1)
+def _(old: dict[str, Any]) -> dict[str, Any]:
+    return {"order_id": old["order"]}
+
+
+def test_a_compensation_of_an_older_version_is_published_as_the_newest() -> None:
+    class Undoes:
+        def react(self, state: Flow | None, event: Placed) -> Decision:
+            return Decision(state=Flow("waiting"), compensations=[OldRelease(order="o")])
+
+    old = Catalogue(Placed, OldRelease)
+    step = spec(Undoes).step(None, Placed(order_id="o"), id="e", sequence=1, time=NOW, catalogue=old)
+    assert step is not None
+    failed = spec(Undoes).fail(step.record, "by hand", NOW, Catalogue(Placed, NewRelease))
+    assert failed.events == [NewRelease(order_id="o")]
+    # What a program can read is a matter of that program, not of the one that ran before in this process.
+    assert spec(Undoes).fail(step.record, "by hand", NOW, old).events == [OldRelease(order="o")]
+    with pytest.raises(ConfigError, match=r"'stock\.release' version 1 is not known any more"):
+        spec(Undoes).fail(step.record, "by hand", NOW, Catalogue(Placed))
 
 
 class NoReact: ...
@@ -142,7 +176,7 @@ def test_a_decision_that_is_none_is_refused(decision: Any, words: str) -> None:
             return decision
 
     with pytest.raises(ConfigError, match=words):
-        spec(Wrong).step(None, Placed(order_id="o"), id="e", sequence=1, time=NOW)
+        spec(Wrong).step(None, Placed(order_id="o"), id="e", sequence=1, **WITH)
 
 
 # ---- in virtual time -------------------------------------------------------------------------------------------------
@@ -194,6 +228,82 @@ async def test_a_worker_that_dies_takes_no_step_twice(moment: str) -> None:
         await test.settled()
         assert fault.happened == 1
         assert (test.published(Reserve), test.published(Shipped)) == ([Reserve(order_id="o")], [Shipped(order_id="o")])
+
+
+async def test_runs_with_long_keys_are_listed() -> None:
+    keys = ["o", "o.1 *", "long " * 50]
+    async with TestApp(fulfilment()) as test:
+        for key in keys:
+            await test.publish(Placed(order_id=key))
+        await test.settled()
+        await test.publish(Paid(order_id=keys[2]))
+        await test.settled()
+
+        async def listed(shop: AppClient, status: Any = None) -> dict[str, str]:
+            return {run.key: run.status async for run in shop.workflow("fulfilment").list(status)}
+
+        assert await test.do(listed) == {"o": "running", "o.1 *": "running", keys[2]: "done"}
+        assert await test.do(lambda shop: listed(shop, "done")) == {keys[2]: "done"}
+
+
+async def test_a_run_that_has_failed_begins_anew() -> None:
+    async with TestApp(fulfilment()) as test:
+        with pytest.raises(ConfigError, match="has no run 'o'"):
+            await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
+        await test.publish(Placed(order_id="o"), correlation_id="all")
+        await test.settled()
+        with pytest.raises(ConfigError, match="is running, and none of its events"):
+            await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
+        await test.do(lambda shop: shop.workflow("fulfilment").cancel("o"))
+        again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
+        assert again.is_begun_anew
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.reason, run.state, run.timers) == ("running", None, Flow("waiting"), ("payment",))
+        test.advance(PAYMENT_S + 60)  # the timer of the second time, once
+        await test.settled()
+        assert len(test.published(PaymentOverdue)) == 1
+        await test.publish(Paid(order_id="o"))
+        await test.settled()
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert (run.status, run.retries) == ("done", 1)
+        assert (len(test.published(Reserve)), len(test.published(Release))) == (2, 1)
+
+        async def correlations(shop: AppClient) -> set[str]:
+            stream = await shop.js.stream("KV_shop")
+            messages = [message async for message in stream.get_messages(1, subject="orders.o.reserve")]
+            messages += [message async for message in stream.get_messages(1, subject="orders.o.release")]
+            return {msgspec.json.decode(message.data)["correlationid"] for message in messages}
+
+        assert await test.do(correlations) == {"all"}  # also of what was done by hand
+
+
+async def test_a_run_whose_step_failed_goes_on_when_the_code_is_mended() -> None:
+    is_broken = True
+    app = App("shop", stream="KV_shop", subjects=["orders.>"], events=[Reserve, Release, Shipped], timers=True)
+
+    @app.workflow("fulfilment", key="order_id", retry=Retry(attempts=2, first_s=0.1, max_s=0.2))
+    class Broken(Fulfilment):
+        def react(self, state: Flow | None, event: Placed | Paid | PaymentOverdue) -> Decision | None:
+            if is_broken and isinstance(event, Paid):
+                raise ZeroDivisionError
+            return super().react(state, event)
+
+    async with TestApp(app) as test:
+        for event in (Placed(order_id="o"), Paid(order_id="o"), Paid(order_id="o")):
+            await test.publish(event)
+        await test.settled()
+        assert [letter.status for letter in test.dead_letters] == ["open", "behind"]
+        is_broken = False
+        again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o", wait_s=60))
+        assert again.letters == 2
+        assert again.results is not None
+        assert (again.results.handled, again.results.waiting) == (2, 0)
+        run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
+        assert run is not None
+        assert run.status == "done"
+        assert test.published(Shipped) == [Shipped(order_id="o")]
 
 
 async def test_a_run_is_ended_from_outside() -> None:

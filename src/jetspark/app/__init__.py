@@ -22,7 +22,8 @@ from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Setti
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 from jetspark.app.timers import Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
-from jetspark.app.workflows.runs import WorkflowRun, WorkflowRuns
+from jetspark.app.workflows.commands import CommandAnswered
+from jetspark.app.workflows.runs import RunRetry, WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.fold import DELETE
 
@@ -35,6 +36,7 @@ __all__ = [
     "BulkPublisher",
     "Catalogue",
     "Command",
+    "CommandAnswered",
     "CommandOptions",
     "CommandReply",
     "CommandSpec",
@@ -63,6 +65,7 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryIn",
+    "RunRetry",
     "Setting",
     "SettingChange",
     "Settings",

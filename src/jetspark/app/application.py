@@ -15,6 +15,7 @@ from jetspark.app.handlers.retry import Breaker, RetryPolicy
 from jetspark.app.projections.declaring import Invariant, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
 from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -370,9 +371,10 @@ class App(Declarations):
     ) -> Callable[[_Kind], _Kind]:
         """Declare a workflow: ``@app.workflow(...)`` above a class with ``def react(self, state, event)``.
 
-        ``react`` is pure, and returns a :class:`Decision`: the run's new state, events, timers to set or cancel, and
-        whether the run is over; or None if the event does not matter. The state is None for the first event of a
-        run. Each step is stored whole or not at all. The type of ``state`` is what it is decoded into.
+        ``react`` is pure, and returns a :class:`Decision`: the run's new state, events, commands to send, timers to set
+        or cancel, and whether the run is over; or None if the event does not matter. The state is None for the first
+        event of a run. What becomes of a command comes back as :class:`CommandAnswered`. Each step is stored whole or
+        not at all. The type of ``state`` is what it is decoded into.
 
         Args:
             name: Of the workflow; its handler has it as its durable, and its runs are entities of this name.
@@ -389,8 +391,10 @@ class App(Declarations):
         def declare(kind: _Kind) -> _Kind:
             from jetspark.app.workflows.running import handler_of
 
-            spec = WorkflowSpec(name, kind, key=key, events=events, version=version)
+            spec = WorkflowSpec(name, kind, app=self.name, key=key, events=events, version=version)
             self.entities(name, state=RunRecord)
+            if spec.command_kinds is not None:
+                self._declare_sender(name, spec.command_kinds, options)
             self._declare(
                 HandlerSpec(
                     function=handler_of(self, spec), events=spec.events, durable=name, key=spec.lane_key, **options
@@ -400,6 +404,15 @@ class App(Declarations):
             return kind
 
         return declare
+
+    def _declare_sender(self, workflow: str, kinds: CommandKinds, options: WorkflowOptions) -> None:
+        """Have a workflow's commands stored and sent, in the order of their runs."""
+        from jetspark.app.workflows.sending import SENDING_TIMEOUT_S, sender_of
+
+        self._store_also(workflow_subjects(self.name))
+        function = sender_of(self, workflow, kinds)
+        mine: WorkflowOptions = {**options, "timeout": SENDING_TIMEOUT_S}
+        self._declare(HandlerSpec(function=function, events=(kinds.sent,), durable=f"{workflow}-commands", **mine))
 
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.

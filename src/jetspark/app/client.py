@@ -55,6 +55,13 @@ class AppClient:
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
 
+    @classmethod
+    def on(cls, app: Declarations, js: JetStream) -> Self:
+        """A client on a connection that somebody else has opened, and closes; it is used without a block."""
+        client = cls(app, (), {})
+        client._js = js
+        return client
+
     async def __aenter__(self) -> Self:
         self.app.catalogue.check()
         self._nc = await connect(self._servers, **self._options)

@@ -194,11 +194,15 @@ class Declarations:
             raise ConfigError(
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
-        if not self.entity_specs:
-            self.subjects = (*self.subjects, state_subjects(self.stream))
-            self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
+        self._store_also(state_subjects(self.stream))
         self.entity_specs[name] = spec
         return spec
+
+    def _store_also(self, subject: str) -> None:
+        """Have the application's stream store something of our own."""
+        if subject not in self.subjects:
+            self.subjects = (*self.subjects, subject)
+            self.stream_config = dataclasses.replace(self.stream_config, subjects=list(self.subjects))
 
     @property
     def owns_stream(self) -> bool:

@@ -1,4 +1,4 @@
-"""``jetspark workflow``: list the runs of a workflow, show one with its events, and end one."""
+"""``jetspark workflow``: list the runs of a workflow, show one with its events, end one, and have one go on."""
 
 from __future__ import annotations
 
@@ -94,6 +94,34 @@ def cancel(
     if not _with_runs(app, name, servers, lambda runs: runs.cancel(key, reason)):
         raise ConfigError(f"workflow {name!r}: run {key!r} is not running")
     typer.echo(f"{key}: cancelled")
+
+
+@workflow.command()
+def retry(
+    app: AppName,
+    name: Name,
+    key: Key,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of dead letters.", min=0)
+    ] = 30.0,
+    servers: Servers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a run go on that is stuck: handle its dead letters again, or begin it anew if it has failed.
+
+    The dead letters are those of its events and of its commands, in their order; the workers run elsewhere. A run that
+    has failed has undone its steps, and begins again with the event that began it.
+    """
+    import msgspec
+
+    done = _with_runs(app, name, servers, lambda runs: runs.retry(key, wait_s=wait))
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
+    elif done.is_begun_anew:
+        typer.echo(f"{key}: begun anew")
+    else:
+        became = "" if done.results is None else f": {done.results}"
+        typer.echo(f"{key}: {done.letters} letters are handled again{became}")
 
 
 def _fields(run: WorkflowRun) -> dict[str, Any]:

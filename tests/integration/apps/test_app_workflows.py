@@ -123,6 +123,9 @@ async def test_runs_are_listed_shown_and_ended_on_the_command_line(
         assert [step["type"] for step in shown["timeline"]] == ["order.placed"]
         assert "cancelled" in await asyncio.to_thread(say, "cancel", *where, "o 1", "--reason", "by hand")
         assert "by hand" in await asyncio.to_thread(say, "ls", *where, "--status", "failed")
+        assert "o 1: begun anew" in await asyncio.to_thread(say, "retry", *where, "o 1")
+        shown = json.loads(await asyncio.to_thread(say, "show", *where, "o 1", "--json"))
+        assert (shown["status"], shown["retries"], shown["timers"]) == ("running", 1, ["payment"])
     finally:
         workers.cancel()
         await asyncio.wait([workers])

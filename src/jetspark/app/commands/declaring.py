@@ -108,8 +108,11 @@ class Decision:
     """Of a workflow, by name: an event, and when it is published: seconds, a ``timedelta``, or a time with a zone."""
     cancels: Sequence[str] = ()
     """Of a workflow: timers that end."""
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    """Of a workflow, by name: commands to send. What becomes of each comes back as :class:`CommandAnswered`."""
     compensations: Sequence[Any] = ()
-    """Of a workflow: events that undo this step. They are published, last one first, if the run fails later."""
+    """Of a workflow: events and commands that undo this step. They are published and sent, last one first, if the run
+    fails later."""
     is_done: bool = False
     """Of a workflow: the run is over, and so are its timers."""
     failed: str | None = None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
     from jetspark.aio.stream import Stream
-    from jetspark.app.application import App
+    from jetspark.app.declarations import Declarations
 
 __all__ = [
     "LetterFilter",
@@ -156,7 +156,7 @@ class RedriveProgress:
         )
 
 
-async def read_letters(js: JetStream, app: App, chosen: LetterFilter) -> list[StoredLetter]:
+async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
     """The letters that are not closed, oldest first."""
     stream = await js.stream(dead_letter_stream(app.name))
     found = []
@@ -170,7 +170,7 @@ async def read_letters(js: JetStream, app: App, chosen: LetterFilter) -> list[St
     return found
 
 
-async def read_letter(js: JetStream, app: App, number: int) -> StoredLetter:
+async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
     """One letter, by its number.
 
     Raises:
@@ -185,7 +185,7 @@ async def read_letter(js: JetStream, app: App, number: int) -> StoredLetter:
 
 async def run_redrive(
     js: JetStream,
-    app: App,
+    app: Declarations,
     chosen: LetterFilter,
     *,
     rate: float | None = None,
@@ -314,7 +314,7 @@ async def _wait(
         await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
 
 
-async def discard_letters(js: JetStream, app: App, chosen: LetterFilter) -> int:
+async def discard_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> int:
     """Give up letters for good, and let their keys go on; returns how many.
 
     Those that wait behind another are not chosen: they follow it by themselves once it is gone.

@@ -201,15 +201,17 @@ class EntityChange:
         self._check()
         self._new, self._is_set = None, True
 
-    def emit(self, event: Any) -> None:
-        """Have an event published with the change.
+    def emit(self, event: Any) -> str:
+        """Have an event published with the change; returns the id that it will have.
 
         Raises:
             InvalidEvent: A field breaks its contract.
         """
         self._check()
         self._writer.app.register(type(event))
-        self._events.append(self._writer.encode(event, self._next_id(), None))
+        encoded = self._writer.encode(event, self._next_id(), None)
+        self._events.append(encoded)
+        return encoded.headers["Nats-Msg-Id"]
 
     def set_timer(
         self, name: str, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None

@@ -209,6 +209,11 @@ class Context:
         return self._entities(self, name)
 
     @property
+    def js(self) -> JetStream:
+        """The JetStream context below, for everything that is not about events."""
+        return self._js
+
+    @property
     def timers(self) -> Timers:
         """The timers of the application, whoever set them."""
         return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)

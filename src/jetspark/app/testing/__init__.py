@@ -13,6 +13,8 @@ from jetspark.app.testing.reliability import (
     check_reliability,
 )
 from jetspark.app.testing.steps import STEPS
+from jetspark.app.testing.workflow_checking import WorkflowProblem, WorkflowReport, check_workflow
+from jetspark.app.testing.workflow_model import RunView
 
 __all__ = [
     "FAILURES",
@@ -23,10 +25,14 @@ __all__ = [
     "NotReplayable",
     "ReliabilityReport",
     "ReliabilityRow",
+    "RunView",
     "TestApp",
     "UnreliableHandler",
+    "WorkflowProblem",
+    "WorkflowReport",
     "check_contracts",
     "check_reliability",
     "check_replay",
+    "check_workflow",
     "run_handler",
 ]

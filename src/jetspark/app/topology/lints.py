@@ -16,7 +16,8 @@ from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.field_rules import field_names, private_fields
 from jetspark.app.declarations import Declarations
-from jetspark.core.subjects import overlaps
+from jetspark.app.workflows.commands import workflow_subjects
+from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 
 __all__ = ["Lint", "lint_apps"]
@@ -119,7 +120,8 @@ def _overlaps(app: Declarations) -> Iterator[Lint]:
         if one.type != other.type and overlaps(one.subject.filter, other.subject.filter):
             reason = f"{one.subject.text!r} overlaps {other.subject.text!r} of {other.type}: no filter tells them apart"
             yield Lint("warning", "subject_overlap", f"event {one.type}", reason)
-    depths = {contract.subject.text.count(".") for contract in app.catalogue}
+    ours = workflow_subjects(app.name)
+    depths = {each.subject.text.count(".") for each in app.catalogue if not is_subset(each.subject.filter, ours)}
     if len(depths) > 1:
         reason = "its events have subjects of different length, so a '*' finds only some of them"
         yield Lint("warning", "subject_depth", f"app {app.name}", reason)

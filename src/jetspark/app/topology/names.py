@@ -3,6 +3,8 @@ topology and the command line agree.
 
 ::
 
+    the app's stream   timers.<app>.<name>                                a timer
+                       workflows.<app>.<workflow>.<run>.sent, .answered   a command of a run, and its answer
     <APP>_DLQ          dlq.<app>.<handler>.<key>.<origin>                 one message for each dead letter
     <APP>_RETRY        retry.<app>.<handler>.wait.<origin>                a server schedule, until the retry is due
                        retry.<app>.<handler>.due.<origin>                 where the schedule publishes

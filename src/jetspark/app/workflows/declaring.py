@@ -7,7 +7,8 @@ The record remembers which events it has taken, by their sequences in the stream
 nothing. It remembers the last ones only; one that is older than all of these can no longer be told, and is refused.
 
 It also remembers the id of the event of each timer. A timer that fired although it was cancelled or set anew meanwhile
-has another id than the one that counts, and changes nothing.
+has another id than the one that counts, and changes nothing. So with commands: an answer counts while the run waits for
+the command of this id.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from jetspark.app.commands.declaring import UNCHANGED, Decision
-from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.commands.declaring import UNCHANGED, Command, Decision
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.envelope import read_data
 from jetspark.app.contracts.tokens import text_of
 from jetspark.app.topology.names import check_app_name
+from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
 from jetspark.errors import ConfigError
 
-__all__ = ["RunRecord", "RunStatus", "StepTaken", "WorkflowSpec", "timer_name"]
+__all__ = ["RunRecord", "RunStatus", "StepTaken", "StoredCompensation", "WorkflowSpec", "timer_name"]
 
 RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
@@ -35,21 +38,38 @@ REMEMBERED = 256
 """Events that a record remembers."""
 
 
+class StoredCompensation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """An event or a command that undoes a step, as it was when the step was taken."""
+
+    type: str
+    version: int
+    data: msgspec.Raw
+    is_command: bool = False
+
+
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is stored of one run."""
 
     version: int
     """Of the workflow that wrote the state."""
+    key: str = ""
+    """Of the run; the key in the bucket is a hash of one that is long."""
     status: RunStatus = "running"
     reason: str | None = None
     """Of a run that has failed."""
     state: msgspec.Raw = msgspec.Raw(b"null")
+    first: int = 0
+    """Sequence of the event that has begun it."""
     events: tuple[int, ...] = ()
     """Sequences of the events that it has taken, the last ones."""
     timers: dict[str, str] = {}
     """Name of each timer it has ever set -> id of the event that counts; empty: none is set."""
-    compensations: tuple[msgspec.Raw, ...] = ()
-    """What would undo the steps so far, in their order: events as (type, version, data)."""
+    commands: dict[str, str] = {}
+    """Name of each command whose answer it waits for -> id of the command."""
+    compensations: tuple[StoredCompensation, ...] = ()
+    """What would undo the steps so far, in their order."""
+    retries: int = 0
+    """How often it was begun anew after it had failed."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
 
@@ -60,6 +80,7 @@ class StepTaken:
 
     record: RunRecord
     events: Sequence[Any] = ()
+    """To publish, commands among them as :class:`CommandSent`."""
     timers: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Name -> event, and when."""
     cancels: Sequence[str] = ()
@@ -74,7 +95,14 @@ class WorkflowSpec:
     """One workflow as it was declared: ``@app.workflow(name, key=..., ...)``."""
 
     def __init__(
-        self, name: str, kind: type, *, key: str | Callable[[Any], Any], events: Iterable[type] | None, version: int
+        self,
+        name: str,
+        kind: type,
+        *,
+        app: str,
+        key: str | Callable[[Any], Any],
+        events: Iterable[type] | None,
+        version: int,
     ) -> None:
         self.name, self.version = check_app_name(name), version
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -86,7 +114,13 @@ class WorkflowSpec:
         parameters = list(inspect.signature(react).parameters)
         if len(parameters) != 3:
             raise ConfigError(f"workflow {name!r}: react takes {parameters}: expected (self, state, event)")
-        self.events = tuple(events) if events is not None else _kinds(hints.get(parameters[2]))
+        named = tuple(events) if events is not None else _kinds(hints.get(parameters[2]))
+        self.command_kinds: CommandKinds | None = None
+        """Of a workflow that sends commands: it has to take what becomes of them."""
+        if CommandAnswered in named:
+            self.command_kinds = CommandKinds.of(app, name, key if isinstance(key, str) else None)
+            named = tuple(self.command_kinds.answered if each is CommandAnswered else each for each in named)
+        self.events = named
         if not self.events:
             raise ConfigError(f"workflow {name!r}: expected events=[...], or their types at `event` of react")
         for each in self.events:
@@ -109,6 +143,8 @@ class WorkflowSpec:
 
     def key_of(self, event: Any) -> str:
         """The run that an event belongs to."""
+        if isinstance(event, CommandAnswered):
+            return event.run
         return text_of(getattr(event, self._key) if isinstance(self._key, str) else self._key(event))
 
     def state_of(self, record: RunRecord) -> Any:
@@ -154,6 +190,7 @@ class WorkflowSpec:
         id: str,
         sequence: int,
         time: datetime.datetime,
+        catalogue: Catalogue,
         timer: str | None = None,
     ) -> StepTaken | None:
         """What an event leads to; None if it changes nothing: it was taken before, came too late, or does not matter.
@@ -161,12 +198,13 @@ class WorkflowSpec:
         Args:
             id, sequence: Of the event.
             time: Now.
+            catalogue: What compensations are read by.
             timer: The run's timer that has published the event, if one has.
 
         Raises:
             ConfigError: Nobody can tell whether the event was taken before, or the run cannot be read.
         """
-        known = record or RunRecord(self.version, started=time)
+        known = record or RunRecord(self.version, key=self.key_of(event), first=sequence, started=time)
         if sequence in known.events or known.status != "running":
             return None
         if len(known.events) >= REMEMBERED and sequence < min(known.events):
@@ -174,36 +212,63 @@ class WorkflowSpec:
                 f"workflow {self.name!r}: event {sequence} is older than the last {REMEMBERED} that the run has taken: "
                 "nobody knows whether it was one of them"
             )
-        timers = dict(known.timers)
+        timers, commands = dict(known.timers), dict(known.commands)
         if timer is not None:
             if timers.get(timer) != id:
                 return None  # it fired while it was cancelled, or set anew
             timers[timer] = ""
+        if isinstance(event, CommandAnswered) and commands.pop(event.name, None) != event.command_id:
+            return None  # answered before
         decided = self.react(self.state_of(known) if record is not None else None, event)
         if decided is None and record is None:
             return None  # it begins no run
         events = (*known.events, sequence)[-REMEMBERED:]
-        return self._follow(msgspec.structs.replace(known, events=events), decided or Decision(), timers, time)
+        taken = msgspec.structs.replace(known, events=events, timers=timers, commands=commands)
+        return self._follow(taken, decided or Decision(), time, catalogue)
 
-    def fail(self, record: RunRecord, reason: str, time: datetime.datetime) -> StepTaken:
+    def fail(self, record: RunRecord, reason: str, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         """What follows when a run is ended from outside."""
-        return self._follow(record, Decision(failed=reason), dict(record.timers), time)
+        return self._follow(record, Decision(failed=reason), time, catalogue)
 
-    def _follow(
-        self, known: RunRecord, decided: Decision, timers: dict[str, str], time: datetime.datetime
-    ) -> StepTaken:
+    def begin_anew(self, record: RunRecord, event: Any, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
+        """What follows when a run that has failed is begun anew with the event that began it.
+
+        What it has taken before it takes no more, and what its timers and commands of that time bring does not count.
+
+        Raises:
+            ConfigError: The event begins no run any more.
+        """
+        decided = self.react(None, event)
+        if decided is None:
+            raise ConfigError(f"workflow {self.name!r}: react begins no run with {event!r}, which has begun it before")
+        known = msgspec.structs.replace(
+            record,
+            version=self.version,
+            status="running",
+            state=msgspec.Raw(b"null"),
+            timers=dict.fromkeys(record.timers, ""),
+            commands={},
+            compensations=(),
+            retries=record.retries + 1,
+            started=time,
+        )
+        return self._follow(known, decided, time, catalogue)
+
+    def _follow(self, known: RunRecord, decided: Decision, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         has_ended = decided.is_done or decided.failed is not None
         if decided.reply is not None:
             raise ConfigError(f"workflow {self.name!r}: react returned a reply: nobody waits for one")
         if has_ended and decided.timers:
             raise ConfigError(f"workflow {self.name!r}: react ends the run and sets timers: expected one of the two")
-        ending = set(timers if has_ended else decided.cancels) - set(decided.timers)
-        cancels = [name for name, id in timers.items() if id and name in ending]
-        timers |= dict.fromkeys(cancels, "")
-        events, compensations = list(decided.events), known.compensations
-        compensations += tuple(msgspec.Raw(self._encode(_portable(each))) for each in decided.compensations)
+        wrong = next((each for each in decided.events if isinstance(each, Command)), None)
+        if wrong is not None:
+            raise ConfigError(f"workflow {self.name!r}: events have {wrong!r}: expected it in commands={{name: ...}}")
+        ending = set(known.timers if has_ended else decided.cancels) - set(decided.timers)
+        cancels = [name for name, id in known.timers.items() if id and name in ending]
+        compensations = known.compensations + tuple(map(_portable, decided.compensations))
+        events = [*decided.events, *self._commands(known, decided, is_awaited=not has_ended)]
         if decided.failed is not None:
-            events += [self._restored(each) for each in reversed(compensations)]
+            events += [self._undoing(known.key, each, catalogue) for each in reversed(compensations)]
             compensations = ()
         record = msgspec.structs.replace(
             known,
@@ -211,7 +276,8 @@ class WorkflowSpec:
             status="failed" if decided.failed is not None else "done" if decided.is_done else "running",
             reason=decided.failed,
             state=self._new_state(known, decided),
-            timers=timers,
+            timers=known.timers | dict.fromkeys(cancels, ""),
+            commands={} if has_ended else known.commands,
             compensations=compensations,
             updated=time,
         )
@@ -231,24 +297,56 @@ class WorkflowSpec:
             ) from error
         return msgspec.Raw(data)
 
-    def _restored(self, compensation: msgspec.Raw) -> Any:
-        type_name, version, data = msgspec.json.decode(compensation, type=tuple[str, int, msgspec.Raw])
-        for kind in self.compensating:
-            contract = contract_of(kind)
-            if (contract.type, contract.version) == (type_name, version):
-                return contract.decode(data)
-        raise ConfigError(
-            f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} is not known any more: "
-            "register its class with the app"
-        )
+    def _commands(self, known: RunRecord, decided: Decision, *, is_awaited: bool) -> list[CommandSent]:
+        for name in decided.commands:
+            if name in known.commands:
+                raise ConfigError(
+                    f"workflow {self.name!r}: react sends command {name!r}, and the one before it of this name is not "
+                    "answered yet: expected another name, or to wait"
+                )
+        return [
+            self._sent(known.key, name, _portable(command), is_awaited=is_awaited)
+            for name, command in decided.commands.items()
+        ]
 
-    compensating: Iterable[type] = ()
-    """Types that compensations may have: those the application knows."""
+    def _sent(self, run: str, name: str, command: StoredCompensation, *, is_awaited: bool) -> CommandSent:
+        if not command.is_command:
+            raise ConfigError(f"workflow {self.name!r}: commands have {command.type!r}: expected commands, not events")
+        if self.command_kinds is None:
+            raise ConfigError(
+                f"workflow {self.name!r}: react sends command {command.type!r} and does not take what becomes of it: "
+                "add CommandAnswered to the types at `event`, or to events=[...]"
+            )
+        fields = msgspec.json.decode(command.data)
+        return self.command_kinds.make_sent(run, name=name, command=command.type, fields=fields, is_awaited=is_awaited)
+
+    def _undoing(self, run: str, compensation: StoredCompensation, catalogue: Catalogue) -> Any:
+        """A compensation as today's code knows it: it may have been recorded long ago, as an older version."""
+        type_name, version = compensation.type, compensation.version
+        if compensation.is_command:
+            return self._sent(run, "compensation", compensation, is_awaited=False)
+        reading = catalogue.readings.get((type_name, version))
+        if reading is None:
+            raise ConfigError(
+                f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} is not known any "
+                "more: register its class with the app, or write its upcast"
+            )
+        try:
+            return read_data(reading, compensation.data)
+        except Exception as error:  # an upcast is the user's code
+            raise ConfigError(
+                f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
-def _portable(event: Any) -> tuple[str, int, msgspec.Raw]:
+def _portable(event: Any) -> StoredCompensation:
+    if isinstance(event, Command) and "__contract__" not in vars(type(event)):
+        kind = type(event).__name__
+        raise ConfigError(f"{kind} is no command of an application: write @app.command(...) above its class")
     contract = contract_of(event)
-    return contract.type, contract.version, msgspec.Raw(contract.encode(event))
+    data = msgspec.Raw(contract.encode(event))
+    return StoredCompensation(contract.type, contract.version, data, isinstance(event, Command))
 
 
 def _hints(react: Any, name: str) -> dict[str, Any]:
@@ -260,7 +358,11 @@ def _hints(react: Any, name: str) -> dict[str, Any]:
 
 def _kinds(hint: Any) -> tuple[type, ...]:
     alternatives = typing.get_args(hint) or (hint,)
-    return tuple(each for each in alternatives if isinstance(each, type) and "__contract__" in vars(each))
+    return tuple(each for each in alternatives if isinstance(each, type) and _is_event(each))
+
+
+def _is_event(kind: type) -> bool:
+    return "__contract__" in vars(kind) or kind is CommandAnswered
 
 
 def _field_names(kind: type) -> tuple[str, ...]:

@@ -12,7 +12,9 @@ from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.timers import timer_subject
+from jetspark.app.workflows.commands import CommandSent
 from jetspark.app.workflows.declaring import RunRecord, StepTaken, WorkflowSpec, timer_name
+from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
@@ -29,14 +31,21 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
     async def take_step(event: Any, ctx: Context) -> None:
         key = spec.key_of(event)
         scheduler = header_of(ctx.decoded.headers, "Nats-Scheduler")
-        spec.compensating = [contract.kind for contract in app.catalogue]
 
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
             timer = _fired(app.name, spec.name, key, record, scheduler)
-            step = spec.step(record, event, id=ctx.event_id, sequence=ctx.sequence, time=ctx.now(), timer=timer)
+            step = spec.step(
+                record,
+                event,
+                id=ctx.event_id,
+                sequence=ctx.sequence,
+                time=ctx.now(),
+                catalogue=app.catalogue,
+                timer=timer,
+            )
             if step is not None:
-                carry_out(spec, key, change, step)
+                carry_out(app, spec, key, change, step)
 
         await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
 
@@ -44,8 +53,12 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
     return take_step
 
 
-def carry_out(spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken) -> None:
-    """Put everything that follows from a step into one change."""
+def carry_out(app: Declarations, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken) -> None:
+    """Put everything that follows from a step into one change.
+
+    Raises:
+        ConfigError: A command is none of the application.
+    """
     timers = dict(step.record.timers)
     for name, (event, when) in step.timers.items():
         full = timer_name(spec.name, key, name)
@@ -53,9 +66,17 @@ def carry_out(spec: WorkflowSpec, key: str, change: EntityChange, step: StepTake
             timers[name] = change.set_timer(full, event, at=when)
         else:
             timers[name] = change.set_timer(full, event, after=when)
-    change.set(msgspec.structs.replace(step.record, timers=timers))
+    commands = dict(step.record.commands)
     for event in step.events:
-        change.emit(event)
+        if isinstance(event, CommandSent) and event.command not in app.commands:
+            known = ", ".join(sorted(app.commands)) or "it has none"
+            raise ConfigError(
+                f"workflow {spec.name!r} sends command {event.command!r}: expected one of app {app.name!r}: {known}"
+            )
+        id = change.emit(event)
+        if isinstance(event, CommandSent) and event.is_awaited:
+            commands[event.name] = id
+    change.set(msgspec.structs.replace(step.record, timers=timers, commands=commands))
     # A message ends one timer. Those that are left fire, and change nothing: their ids no longer count.
     for name in step.cancels[: 1 + len(step.events)]:
         change.cancel_timer(timer_name(spec.name, key, name))

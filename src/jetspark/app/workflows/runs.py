@@ -1,27 +1,40 @@
-"""The runs of a workflow from a program's side: look at them, and end one."""
+"""The runs of a workflow from a program's side: look at them, end one, and have one go on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jetspark.app.contracts.envelope import decode
-from jetspark.app.contracts.tokens import unescape
+from jetspark.app.causes import current_cause
+from jetspark.app.contracts.envelope import Decoded, decode
+from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
 from jetspark.app.entities.entities import EntityChange, EntityWriter
 from jetspark.app.workflows.declaring import RunRecord, RunStatus, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
-from jetspark.errors import ConnectionClosed, MessageNotFound
+from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
 
-__all__ = ["WorkflowRun", "WorkflowRuns"]
+__all__ = ["RunRetry", "WorkflowRun", "WorkflowRuns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRetry:
+    """How a run goes on."""
+
+    letters: int = 0
+    """Dead letters of it that are handled again."""
+    results: RedriveResults | None = None
+    """What became of them, if that was waited for."""
+    is_begun_anew: bool = False
+    """It had failed, and has begun again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +49,12 @@ class WorkflowRun:
     """As ``react`` gets it."""
     timers: tuple[str, ...]
     """Names of those that are set."""
+    commands: tuple[str, ...]
+    """Names of those whose answers it waits for."""
     events: tuple[int, ...]
     """Sequences of the last events that it has taken."""
+    retries: int
+    """How often it was begun anew."""
     started: datetime.datetime | None
     updated: datetime.datetime | None
 
@@ -71,23 +88,30 @@ class WorkflowRuns:
         raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
-        """All runs, or those of a status."""
-        bucket = await self._writer.js.kv(self._entities.bucket)
-        async for name in bucket.keys(f"{self._spec.name}.>"):
-            key = unescape(name.partition(".")[2])
-            run = await self.get(key)
-            if run is not None and status in (None, run.status):
-                yield run
+        """All runs, or those of a status, each as it was when it was read. Needs ``allow_direct``, which an app's
+        stream has unless you say otherwise."""
+        decode_record = self._app.entity_specs[self._spec.name].decode
+        stream = await self._writer.js.stream(self._app.stream)
+        records: dict[str, RunRecord | None] = {}
+        # A run that moves on meanwhile is read twice, in the order of the stream: the later record counts.
+        async for message in stream.get_messages(1, subject=f"$KV.{self._entities.bucket}.{self._spec.name}.*"):
+            is_gone = "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
+            records[message.subject] = None if is_gone else decode_record(message.data)
+        for record in records.values():
+            if record is not None and status in (None, record.status):
+                yield self._run(record.key, record)
 
     async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
         """The events that a run has taken, as far as it remembers them and the stream has them, in its order."""
         run = await self.get(key)
         stream = await self._writer.js.stream(self._app.stream)
-        for sequence in run.events if run is not None else ():
-            try:
-                message = await stream.get_message(sequence)
-            except MessageNotFound:
+        sequences = () if run is None else run.events
+        asked = await asyncio.gather(*map(stream.get_message, sequences), return_exceptions=True)
+        for sequence, message in zip(sequences, asked, strict=True):
+            if isinstance(message, MessageNotFound):
                 continue
+            if isinstance(message, BaseException):
+                raise message
             decoded = decode(message.subject, message.data, message.headers, self._app.catalogue)
             yield {
                 "sequence": sequence,
@@ -99,7 +123,6 @@ class WorkflowRuns:
 
     async def cancel(self, key: str, reason: str = "cancelled") -> bool:
         """Let a run fail: its compensations are published, and its timers end. False if none is running."""
-        self._spec.compensating = [contract.kind for contract in self._app.catalogue]
         was_running = False
 
         def decide(change: EntityChange) -> None:
@@ -107,10 +130,74 @@ class WorkflowRuns:
             record: RunRecord | None = change.state
             was_running = record is not None and record.status == "running"
             if record is not None and was_running:
-                carry_out(self._spec, key, change, self._spec.fail(record, reason, self._writer.now()))
+                step = self._spec.fail(record, reason, self._writer.now(), self._app.catalogue)
+                carry_out(self._app, self._spec, key, change, step)
 
-        await self._entities.modify(key, decide)
+        last = await self._last_event(key)
+        with _caused_by(last):
+            await self._entities.modify(key, decide)
         return was_running
+
+    async def retry(self, key: str, *, wait_s: float = 0.0) -> RunRetry:
+        """Have a run go on that is stuck: its dead letters are handled again, or, if it has failed, it begins anew.
+
+        A run that has failed has undone its steps. So it begins again with the event that began it, as if it had just
+        come; what came since is not taken again. Letters come first: those of its events, and of its commands.
+
+        Args:
+            wait_s: How long to wait, at most, for what becomes of letters; ``results`` says it then.
+
+        Raises:
+            ConfigError: There is no such run, nothing of it has failed, or the event that began it is gone.
+            UsageError: A redrive is under way.
+        """
+        letters, results = 0, None
+        for handler in (self._spec.name, f"{self._spec.name}-commands"):
+            chosen = LetterFilter(handler=handler, where=(("key", key),))
+            if await read_letters(self._writer.js, self._app, chosen):
+                progress = await run_redrive(self._writer.js, self._app, chosen, wait_s=wait_s)
+                letters, results = letters + progress.requested + progress.behind, progress.results
+        if letters:
+            return RunRetry(letters=letters, results=results)
+        record: RunRecord | None = await self._entities.get(key)
+        if record is None:
+            raise ConfigError(f"workflow {self._spec.name!r} has no run {key!r}; `jetspark workflow ls` lists them")
+        if record.status != "failed":
+            raise ConfigError(
+                f"workflow {self._spec.name!r}: run {key!r} is {record.status}, and none of its events or commands is "
+                "in the dead letters: there is nothing to retry"
+            )
+        first = await self._read_event(record.first)
+        if first is None:
+            raise ConfigError(
+                f"workflow {self._spec.name!r}: run {key!r} cannot begin anew: event {record.first} of stream "
+                f"{self._app.stream}, which began it, is gone"
+            )
+
+        def decide(change: EntityChange) -> None:
+            record: RunRecord | None = change.state
+            if record is not None and record.status == "failed":
+                step = self._spec.begin_anew(record, first.event, self._writer.now(), self._app.catalogue)
+                carry_out(self._app, self._spec, key, change, step)
+
+        with _caused_by(first):
+            await self._entities.modify(key, decide)
+        return RunRetry(is_begun_anew=True)
+
+    async def _read_event(self, sequence: int) -> Decoded | None:
+        stream = await self._writer.js.stream(self._app.stream)
+        try:
+            message = await stream.get_message(sequence)
+        except MessageNotFound:
+            return None
+        return decode(message.subject, message.data, message.headers, self._app.catalogue)
+
+    async def _last_event(self, key: str) -> Decoded | None:
+        """The last event that a run has taken, if it can be read."""
+        record: RunRecord | None = await self._entities.get(key)
+        with contextlib.suppress(ContractViolation):
+            return await self._read_event(record.events[-1]) if record is not None and record.events else None
+        return None
 
     @property
     def _app(self) -> Declarations:
@@ -123,7 +210,20 @@ class WorkflowRuns:
             reason=record.reason,
             state=self._spec.state_of(record),
             timers=tuple(name for name, id in record.timers.items() if id),
+            commands=tuple(record.commands),
             events=record.events,
+            retries=record.retries,
             started=record.started,
             updated=record.updated,
         )
+
+
+@contextlib.contextmanager
+def _caused_by(event: Decoded | None) -> Iterator[None]:
+    """Let what is published meanwhile follow from an event of the run, as its own steps do; unless there is a cause."""
+    before = current_cause.get()
+    token = current_cause.set(before or event)
+    try:
+        yield
+    finally:
+        current_cause.reset(token)

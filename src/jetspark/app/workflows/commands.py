@@ -1,0 +1,110 @@
+"""Commands of a workflow: what is stored when one is decided on, and the event by which its answer comes back. Pure.
+
+::
+
+    step ──one batch──> state, events, timers, CommandSent
+                                                  │ a handler sends it, under the id of this event
+                                                  v
+    next step <── CommandAnswered <── any worker of the command
+
+The command is stored with the step, so there is none without the other. Its id is that of the event that stores it, so
+it is decided once, however often it is sent (:mod:`jetspark.app.commands.deciding`).
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NamedTuple
+
+from jetspark.app.contracts.events import Event
+from jetspark.errors import ConfigError
+
+__all__ = ["CommandAnswered", "CommandKinds", "CommandSent", "workflow_subjects"]
+
+
+class CommandAnswered(Event):
+    """What became of a command that a workflow has sent: take it in ``react``, by the name the command was given.
+
+    ``case CommandAnswered(name="reserve", refused=None)`` is a command that was decided.
+    """
+
+    run: str
+    """The key of the run."""
+    name: str
+    """The one in ``Decision.commands``."""
+    command: str
+    """As it is declared: ``@app.command("stock.reserve")``."""
+    command_id: str
+    refused: str | None = None
+    """Why it was refused; None if it was decided."""
+    reply: Any = None
+    """What the command's decision replied."""
+    sequence: int = 0
+    """Of the last event that the command has stored; 0 if there is none."""
+
+
+class CommandSent(Event):
+    """A command that a workflow has decided on; a handler of the application sends it."""
+
+    run: str
+    name: str
+    command: str
+    fields: dict[str, Any]
+    is_awaited: bool = True
+    """The run waits for the answer. Where it is over by then, a refusal becomes a dead letter."""
+
+
+class CommandKinds(NamedTuple):
+    """The types of events that one workflow stores its commands and their answers as."""
+
+    sent: type[CommandSent]
+    answered: type[CommandAnswered]
+
+    @classmethod
+    def of(cls, app: str, workflow: str, key: str | None) -> CommandKinds:
+        """
+        Args:
+            key: The field of the workflow's events that names the run, if it is a field. These events have it, too:
+                so all events of a run are in one partition.
+
+        Raises:
+            ConfigError: They have a field of this name for something else.
+        """
+        names = {CommandSent: "sent", CommandAnswered: "answered"}
+        made = []
+        for base, word in names.items():
+            place = "run" if key is None else key
+            if place != "run" and place in base.__struct_fields__:
+                raise ConfigError(
+                    f"workflow {workflow!r}: key={key!r}: {base.__name__} has a field of this name that means "
+                    "something else; give a function as key, or the field another name"
+                )
+            subject = f"{workflow_subjects(app)[:-1]}{workflow}.{{{place}}}.{word}"
+            keywords = {"type": f"{workflow}.command_{word}", "key": place, "subject": subject}
+            more: dict[str, type] = {} if place == "run" else {place: str}
+            made.append(types.new_class(base.__name__, (base,), keywords, _with_fields(more)))
+        return cls(*made)
+
+    def make_sent(self, run: str, **fields: Any) -> CommandSent:
+        return self.sent(run=run, **self._place(self.sent, run), **fields)
+
+    def make_answered(self, sent: CommandSent, **fields: Any) -> CommandAnswered:
+        same: dict[str, Any] = {"name": sent.name, "command": sent.command}
+        return self.answered(run=sent.run, **self._place(self.answered, sent.run), **same, **fields)
+
+    def _place(self, kind: type[Event], run: str) -> dict[str, Any]:
+        (place,) = kind.__contract__.subject.fields
+        return {} if place == "run" else {place: run}
+
+
+def workflow_subjects(app: str) -> str:
+    """Where commands of workflows and their answers are."""
+    return f"workflows.{app}.>"
+
+
+def _with_fields(fields: dict[str, type]) -> Any:
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__annotations__"] = fields
+        namespace["__module__"] = __name__
+
+    return fill
