@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from support import fulfilment as shop
 from support.fulfilment import PAYMENT_S, Paid, Placed, fulfilment
+from support.reserving import Ordered, Reserving, reserving
 
 from jetspark.app.replay import NewCode, ReplayRequest, WhatIf, what_if
 from jetspark.app.testing import TestApp
@@ -89,7 +91,7 @@ async def test_what_a_timer_would_have_brought_is_not_made_up(history: TestApp) 
     # Paid after twenty: nobody knows whether it would have been, after the reminder.
     for run in (two, three):
         assert run.diverged is not None
-        assert (run.diverged.timer, run.new_status) == ("payment", "running")
+        assert (run.diverged.kind, run.diverged.name, run.new_status) == ("timer", "payment", "running")
         assert [step.kinds for step in run.differences] == [("timers",)]
     assert (found.diverged, dict(found.by_kind)) == (2, {"diverged": 2, "timers": 3})
     assert "diverged here: timer 'payment'" in str(found)
@@ -154,3 +156,53 @@ app.workflow("fulfilment", key=lambda event: "all")(Fulfilment)
         await compared(history, code(), subject="orders.>")
     with pytest.raises(ConfigError, match="has none of this name; it has fulfilment"):
         await history.do(lambda client: what_if(client.js, history.app, "other", code()))
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+RESERVING = "from support.reserving import *\n" + inspect.getsource(Reserving)
+
+
+@pytest.fixture
+async def reservations() -> AsyncIterator[TestApp]:
+    """Two orders of the last tea: the first one gets it."""
+    async with TestApp(reserving()) as test:
+        for id in ("o-1", "o-2"):
+            await test.publish(Ordered(order_id=id))
+            await test.settled()
+        yield test
+
+
+async def reserved(test: TestApp, *changes: tuple[str, str]) -> WhatIf:
+    text = RESERVING
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    return await test.do(lambda client: what_if(client.js, test.app, "reserving", NewCode("new.py", text)))
+
+
+async def test_answers_to_commands_that_both_versions_send_are_taken_by_both(reservations: TestApp) -> None:
+    same = await reserved(reservations)
+    assert (same.runs, same.is_equal) == (2, True)
+    packed = await reserved(reservations, ("receipt=event.reply", "receipt=event.name + event.reply"))
+    assert steps(packed) == {"o-1": [("reserving.command_answered", ("events",))]}
+    assert packed.different[0].new_status == "done"
+    refused = await reserved(reservations, ('failed=f"no', 'failed=f"there is no'))
+    assert steps(refused) == {"o-2": [("reserving.command_answered", ("end",))]}
+
+
+async def test_a_command_that_only_the_new_version_sends_has_no_answer_in_history(reservations: TestApp) -> None:
+    found = await reserved(
+        reservations,
+        (
+            "Reserve(order_id=event.order_id, article=event.article)",
+            "Release(order_id=event.order_id, article=event.article)",
+        ),
+    )
+    assert steps(found) == {id: [("order.placed", ("commands",))] for id in ("o-1", "o-2")}
+    for run in found.different:
+        assert run.diverged is not None
+        assert (run.diverged.kind, run.diverged.name, run.new_status) == ("command", "reserve", "running")
+    undone = await reserved(reservations, ("[Release(", "[Reserve("))
+    assert steps(undone)["o-2"] == [("order.placed", ("compensations",)), ("reserving.command_answered", ("commands",))]
+    assert undone.diverged == 0

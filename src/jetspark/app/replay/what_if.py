@@ -108,18 +108,18 @@ def _new_code(app: App, old: WorkflowSpec, code: NewCode) -> WorkflowCode:
             f"classes are {found}"
         )
     version = getattr(classes[0], "version", old.version)
-    spec = _class_spec(old, classes[0], version)
+    spec = _class_spec(app.name, old, classes[0], version)
     catalogue = Catalogue(*spec.events)
     known = {(contract.type, contract.version) for contract in catalogue}
     catalogue.add(*(each.kind for each in app.catalogue if (each.type, each.version) not in known))
     return WorkflowCode(spec, catalogue)
 
 
-def _class_spec(old: WorkflowSpec, kind: type, version: int) -> WorkflowSpec:
+def _class_spec(app: str, old: WorkflowSpec, kind: type, version: int) -> WorkflowSpec:
     try:
-        return WorkflowSpec(old.name, kind, key=old.lane_key, events=None, version=version)
+        return WorkflowSpec(old.name, kind, app=app, key=old.lane_key, events=None, version=version)
     except ConfigError:  # it does not name the types of its events
-        return WorkflowSpec(old.name, kind, key=old.lane_key, events=old.events, version=version)
+        return WorkflowSpec(old.name, kind, app=app, key=old.lane_key, events=old.events, version=version)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class WhatIf:
     runs: int = 0
     equal: int = 0
     diverged: int = 0
-    """Runs that recorded history stopped to answer for, because of a timer that only the new version has."""
+    """Runs that recorded history stopped to answer for: a timer or a command of theirs is the new version's alone."""
     unreadable: int = 0
     """Messages that neither version can read."""
     by_kind: Counter[str] = field(default_factory=Counter)
@@ -187,8 +187,8 @@ def _lines(run: ComparedRun) -> list[str]:
         lines += [f"      {kind}: {_shown(step, kind)}" for kind in step.kinds]
     if (away := run.diverged) is not None:
         before = "at the end of the range" if away.sequence is None else f"before event {away.sequence}"
-        due = away.due.isoformat(timespec="seconds")
-        lines.append(f"    diverged here: timer {away.timer!r} of the new version is due at {due}, {before}")
+        due, word = away.due.isoformat(timespec="seconds"), "due" if away.kind == "timer" else "sent"
+        lines.append(f"    diverged here: {away.kind} {away.name!r} of the new version is {word} at {due}, {before}")
     return lines
 
 

@@ -7,17 +7,19 @@ old version takes them: that is the state a run was in when the new version took
 Recorded history answers what comes from outside. It does not answer what a timer would have brought that nobody had
 set. So a timer counts as recorded while both versions have set it, in the same step, with the same event and for the
 same time. A timer that only the new version has leads away from history at its due time: if the run has an event after
-that, nobody knows what would have come first, and the comparison of the run ends there, as *diverged*.
+that, nobody knows what would have come first, and the comparison of the run ends there, as *diverged*. So with
+commands, whose answers are events: one that only the new version sends leads away from history at once.
 
 A timer is known by its name and the event in whose step it was set, which the event that it publishes names as its
-cause. These two stand for the id of the timer's event in the records here.
+cause. These two stand for the id of the timer's event in the records here. A command is known by its name: a run waits
+for one of a name at a time.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +29,8 @@ from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.projections.folding import Recorded
 from jetspark.app.timers import timer_subject
-from jetspark.app.workflows.declaring import RunRecord, StepTaken, WorkflowSpec, timer_name
+from jetspark.app.workflows.commands import CommandAnswered, CommandSent
+from jetspark.app.workflows.declaring import RunRecord, StepTaken, StoredCompensation, WorkflowSpec, timer_name
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, ContractViolation
 
@@ -46,6 +49,8 @@ MAX_RUNS = 1_000_000
 
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _encode = msgspec.json.Encoder(order="sorted").encode
+_OWN = "~"
+"""Before an id that no recorded event has."""
 
 
 class WorkflowCode:
@@ -53,7 +58,6 @@ class WorkflowCode:
 
     def __init__(self, spec: WorkflowSpec, catalogue: Catalogue) -> None:
         self.spec, self.catalogue = spec, catalogue
-        spec.compensating = [contract.kind for contract in catalogue]
 
     def read(self, message: Recorded) -> Decoded | None:
         """The event, if the workflow takes it.
@@ -74,8 +78,8 @@ class StepDifference:
     type: str
     """Of the event."""
     kinds: tuple[str, ...]
-    """What differs: ``state``, ``end``, ``error``, ``compensations``, or a field of the decision such as ``events``,
-    ``timers`` and ``cancels``."""
+    """What differs: ``cancels``, ``commands``, ``compensations``, ``end``, ``error``, ``events``, ``state`` or
+    ``timers``, sorted."""
     old: dict[str, Any]
     """What the old version decides, as far as it differs."""
     new: dict[str, Any]
@@ -85,11 +89,13 @@ class StepDifference:
 class Divergence:
     """Where recorded history stops to answer for the new version of a run."""
 
-    timer: str
-    """Only the new version has it set."""
+    kind: str
+    """``timer`` or ``command``, which only the new version has set or sent."""
+    name: str
     due: datetime.datetime
+    """When the timer would have fired; of a command, when it would have been sent."""
     sequence: int | None
-    """The first event after it that the run has; None if it has none."""
+    """The first event after that that the run has; None if it has none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,11 +137,13 @@ class _SetTimer(NamedTuple):
 class _Side:
     """A run in the hands of one version."""
 
-    __slots__ = ("record", "timers")
+    __slots__ = ("asked", "record", "timers")
 
     def __init__(self, record: RunRecord | None = None, timers: Mapping[str, _SetTimer] | None = None) -> None:
         self.record = record
         self.timers = dict(timers or {})
+        self.asked: dict[str, datetime.datetime] = {}
+        """Commands that this version alone has sent, and when."""
 
     @property
     def status(self) -> str:
@@ -143,7 +151,7 @@ class _Side:
 
 
 class _Run:
-    __slots__ = ("causes", "compared", "is_stopped", "new", "old")
+    __slots__ = ("answers", "causes", "compared", "is_stopped", "new", "old")
 
     def __init__(self, key: str) -> None:
         self.compared = ComparedRun(key=key)
@@ -152,6 +160,8 @@ class _Run:
         """Until the first event that is compared there is none."""
         self.causes: dict[str, set[str]] = {}
         """Of each name of a timer: the events in whose steps one version or the other has set it."""
+        self.answers: set[str] = set()
+        """Ids of commands whose answers were taken."""
         self.is_stopped = False
 
 
@@ -211,11 +221,14 @@ class HistoryComparison:
             if len(self._runs) >= self._max_runs:
                 raise ConfigError(f"more than {self._max_runs} runs: expected fewer in one comparison; name some keys")
             run = self._runs[key] = _Run(key)
-        firing = self._firing(run, message, old if isinstance(old, Decoded) else new)
+        decoded: Decoded = old if isinstance(old, Decoded) else new
+        firing = self._firing(run, message, decoded)
         if message.sequence < self._since:
             self._step(run, run.old, self._old, message, old, firing)
         elif not run.is_stopped:
             self._compare(run, message, old, new, firing)
+        if isinstance(decoded.event, CommandAnswered):
+            run.answers.add(decoded.event.command_id)
 
     def results(self, ended: datetime.datetime) -> Iterator[ComparedRun]:
         """The runs with events that were compared.
@@ -227,7 +240,7 @@ class HistoryComparison:
             if run.new is None:
                 continue
             if not run.is_stopped:
-                self._check_timers(run, ended, None)
+                self._check_reach(run, ended, None)
             run.compared.old_status, run.compared.new_status = run.old.status, run.new.status
             yield run.compared
 
@@ -257,7 +270,7 @@ class HistoryComparison:
     def _compare(self, run: _Run, message: Recorded, old: Any, new: Any, firing: tuple[str, str] | None) -> None:
         if run.new is None:
             run.new = _Side(run.old.record, run.old.timers)
-        if not self._check_timers(run, _time_of(message), message.sequence):
+        if not self._check_reach(run, _time_of(message), message.sequence):
             return
         was_old, was_new = run.old.record, run.new.record
         old_step = self._step(run, run.old, self._old, message, old, firing)
@@ -266,7 +279,7 @@ class HistoryComparison:
         run.is_stopped = isinstance(old_step, Exception) or isinstance(new_step, Exception)
         before, after = _described(was_old, old_step), _described(was_new, new_step)
         self._settle_states(was_old, old_step, was_new, new_step, before, after)
-        _withhold_own_timers(run.new, before.get("timers", {}), after.get("timers", {}))
+        _withhold_own(run.new, before, after, _time_of(message))
         kinds = sorted(kind for kind in {**before, **after} if before.get(kind) != after.get(kind))
         if kinds:
             self._note(run.compared, message, old if isinstance(old, Decoded) else new, kinds, before, after)
@@ -309,8 +322,11 @@ class HistoryComparison:
         if timer is not None and side.record is None:
             return None  # only the other version has set it
         now = _time_of(message)
+        known = _awaiting(side.record, read.event, run.answers)
         try:
-            step = code.spec.step(side.record, read.event, id=id, sequence=message.sequence, time=now, timer=timer)
+            step = code.spec.step(
+                known, read.event, id=id, sequence=message.sequence, time=now, catalogue=code.catalogue, timer=timer
+            )
         except Exception as error:
             return error
         if step is None:
@@ -319,7 +335,8 @@ class HistoryComparison:
             side.timers[name] = _SetTimer(read.id, _due(when, now))
             run.causes.setdefault(name, set()).add(read.id)
         ids = step.record.timers | dict.fromkeys(step.timers, read.id)
-        side.record = msgspec.structs.replace(step.record, timers=ids)
+        sent = {each.name: read.id for each in step.events if isinstance(each, CommandSent) and each.is_awaited}
+        side.record = msgspec.structs.replace(step.record, timers=ids, commands=step.record.commands | sent)
         side.timers = {name: each for name, each in side.timers.items() if ids.get(name)}
         return step
 
@@ -333,12 +350,15 @@ class HistoryComparison:
                 return name, cause or ""
         return None
 
-    def _check_timers(self, run: _Run, now: datetime.datetime, sequence: int | None) -> bool:
-        """Whether history answers up to a moment: no timer was due that only the new version has."""
+    def _check_reach(self, run: _Run, now: datetime.datetime, sequence: int | None) -> bool:
+        """Whether history answers up to a moment: nothing was due by then that only the new version waits for."""
         assert run.new is not None
-        for name, timer in run.new.timers.items():
-            if timer.due <= now and run.old.timers.get(name) != timer:
-                run.compared.diverged = Divergence(timer=name, due=timer.due, sequence=sequence)
+        old, new = run.old.timers, run.new
+        own = [("timer", name, timer.due) for name, timer in new.timers.items() if old.get(name) != timer]
+        own += [("command", name, sent) for name, sent in new.asked.items()]
+        for kind, name, due in own:
+            if due <= now:
+                run.compared.diverged = Divergence(kind=kind, name=name, due=due, sequence=sequence)
                 run.is_stopped = True
                 return False
         return True
@@ -380,16 +400,37 @@ def _try(read: Any, message: Recorded) -> Any:
         return error
 
 
-def _withhold_own_timers(side: _Side, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """A recorded firing is none of a timer that the new version alone has set, or set otherwise."""
-    own = [name for name, timer in new.items() if old.get(name) != timer]
-    if not own or side.record is None:
+def _awaiting(record: RunRecord | None, event: Any, answers: Collection[str]) -> RunRecord | None:
+    """The record as it knows the id of the command that an event answers, if it waits for the command."""
+    if record is None or not isinstance(event, CommandAnswered) or event.command_id in answers:
+        return record
+    known = record.commands.get(event.name)
+    if not known or known.startswith(_OWN):
+        return record
+    return msgspec.structs.replace(record, commands=record.commands | {event.name: event.command_id})
+
+
+def _withhold_own(side: _Side, old: Mapping[str, Any], new: Mapping[str, Any], now: datetime.datetime) -> None:
+    """What is recorded is none of a timer or a command that the new version alone has, or has otherwise."""
+    if side.record is None:
         return
-    ids = {name: f"~{id}" if name in own and id else id for name, id in side.record.timers.items()}
-    side.record = msgspec.structs.replace(side.record, timers=ids)
-    for name in own:
-        if name in side.timers:
-            side.timers[name] = side.timers[name]._replace(cause=f"~{side.timers[name].cause}")
+    timers, commands = (
+        {name for name, value in new.get(kind, {}).items() if old.get(kind, {}).get(name) != value}
+        for kind in ("timers", "commands")
+    )
+    if timers or commands:
+        marked = {
+            kind: {name: f"{_OWN}{id}" if name in own and id else id for name, id in ids.items()}
+            for kind, own, ids in (
+                ("timers", timers, side.record.timers),
+                ("commands", commands, side.record.commands),
+            )
+        }
+        side.record = msgspec.structs.replace(side.record, **marked)
+        for name in timers & set(side.timers):
+            side.timers[name] = side.timers[name]._replace(cause=f"{_OWN}{side.timers[name].cause}")
+    side.asked |= dict.fromkeys(commands, now)
+    side.asked = {name: sent for name, sent in side.asked.items() if name in side.record.commands}
 
 
 def _described(was: RunRecord | None, step: StepTaken | Exception | None) -> dict[str, Any]:
@@ -402,13 +443,21 @@ def _described(was: RunRecord | None, step: StepTaken | Exception | None) -> dic
     record = step.record
     if record.status != "running":
         found["end"] = record.status if record.reason is None else f"{record.status}: {record.reason}"
-    for each in fields(step):
-        if each.name != "record" and (value := getattr(step, each.name)):
-            found[each.name] = _plain(value)
-    if added := record.compensations[len(was.compensations) if was is not None else 0 :]:
-        found["compensations"] = [msgspec.json.decode(each) for each in added]
-    if "cancels" in found:
-        found["cancels"] = sorted(found["cancels"])
+    sent: dict[str, CommandSent] = {}
+    for each in step.events:
+        if isinstance(each, CommandSent):  # compensations have one name for all of them
+            sent[each.name if each.name not in sent else f"{each.name} {len(sent) + 1}"] = each
+    parts = {
+        "events": [each for each in step.events if not isinstance(each, CommandSent)],
+        "commands": {
+            name: {"command": each.command, "fields": each.fields, "is_awaited": each.is_awaited}
+            for name, each in sent.items()
+        },
+        "timers": step.timers,
+        "cancels": sorted(step.cancels),
+        "compensations": record.compensations[len(was.compensations) if was is not None else 0 :],
+    }
+    found |= {name: _plain(value) for name, value in parts.items() if value}
     return found
 
 
@@ -420,6 +469,8 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
+    if isinstance(value, StoredCompensation):
+        return msgspec.json.decode(_encode(value))
     contract = getattr(type(value), "__contract__", None)
     if contract is not None and contract.kind is type(value):
         return {"type": contract.type, "version": contract.version, "data": msgspec.json.decode(contract.encode(value))}

@@ -11,6 +11,7 @@ import datetime
 import functools
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,7 +74,12 @@ _STEP = StructType(
     ]
 )
 _DIVERGED = StructType(
-    [StructField("timer", StringType()), StructField("due", TimestampType()), StructField("sequence", LongType())]
+    [
+        StructField("kind", StringType()),
+        StructField("name", StringType()),
+        StructField("due", TimestampType()),
+        StructField("sequence", LongType()),
+    ]
 )
 _RUNS = StructType(
     [
@@ -127,8 +133,8 @@ def what_if(
 
     A frame with a row for each run that has events in the range: ``key``, ``events``, ``old_status``, ``new_status``,
     ``difference_count``, ``kinds`` (what differs), ``differences`` (each step that differs, with what both versions
-    decide, as JSON) and ``diverged`` (the timer at which recorded history stops to answer, or null). A row without a
-    key counts the messages that neither version can read.
+    decide, as JSON) and ``diverged`` (the timer or command at which recorded history stops to answer, or null). A row
+    without a key counts the messages that neither version can read.
 
     Args:
         app: The application, or where it is, ``package.module:name``. Spark's workers import it.
@@ -328,9 +334,7 @@ def _row_of(run: ComparedRun) -> dict[str, Any]:
             }
             for step in run.differences
         ],
-        "diverged": None
-        if run.diverged is None
-        else {"timer": run.diverged.timer, "due": run.diverged.due, "sequence": run.diverged.sequence},
+        "diverged": None if run.diverged is None else asdict(run.diverged),
     }
 
 
