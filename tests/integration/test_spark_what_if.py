@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest_plugins = ["support.sparks"]
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUNS = 30
 SAME = Path(shop.__file__).read_text().replace("PAYMENT_S = 1800.0", f"PAYMENT_S = {PAYMENT_S}")
@@ -65,7 +65,7 @@ def test_spark_lists_what_the_live_engine_lists_and_nothing_for_the_same_code(
     def ask(text: str, *more: str) -> dict[str, Any]:
         """By both engines, which say the same."""
         (tmp_path / "new.py").write_text(text)
-        answers = []
+        answers: list[dict[str, Any]] = []
         for engine in ("live", "spark"):
             result = CliRunner().invoke(cli, [*where, "--code", str(tmp_path / "new.py"), "--engine", engine, *more])
             assert result.exit_code in (0, 3), (result.output, result.exception)
