@@ -17,8 +17,6 @@ import pytest
 from support import joined, projected
 from support.projected import app, folded, publish, stored
 
-from jetspark.app import encode
-from jetspark.app.clock import utc_now
 from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
@@ -185,6 +183,24 @@ def test_a_state_of_another_version_is_refused_and_a_foreign_value_is_left_alone
         Batch(server, 1, 300).all()
 
 
+def test_a_bucket_of_another_version_is_refused_before_anything_is_read_into_it(
+    server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(200))
+    Batch(server, 1, 100, versions="1,1,1").all()
+    noted = FoldPosition.decode(bank.kv("totals").get(position_key()).value)
+    assert (noted.sequence, noted.version) == (100, 1)
+    before = bank.stream("KV_totals").info().state.last_sequence
+    with pytest.raises(UsageError, match=r"'totals' is at version 1 .*, and this code is version 2: rebuild it"):
+        Batch(server, 101, 200, versions="1,2,1")
+    late = Batch(server, 101, 200, versions="1,1,1")
+    bank.kv("totals").put(position_key(), noted._replace(version=2).encode())  # rebuilt meanwhile, say
+    with pytest.raises(UsageError, match="is at version 2"):
+        late.all()
+    assert FoldPosition.decode(bank.kv("totals").get(position_key()).value) == noted._replace(version=2)
+    assert before < bank.stream("KV_totals").info().state.last_sequence
+
+
 def test_a_swapped_projection_ends_a_query_that_would_go_on_in_the_old_bucket(
     server: NatsServer, bank: JetStream
 ) -> None:
@@ -295,22 +311,7 @@ def test_the_live_engine_and_tasks_of_spark_at_the_same_time_store_the_same_byte
 
 
 def test_a_lookup_is_as_of_the_event_before_whatever_tasks_do(server: NatsServer, js: JetStream) -> None:
-    asyncio.run(joined.app.apply(server.url))
-    rng = random.Random(5)
-    ratings: dict[str, int | None] = {}
-    expected: dict[str, int] = {}
-    events: list[Any] = []
-    for _ in range(600):
-        customer = f"c{rng.randrange(5)}"
-        if rng.random() < 0.3:
-            events.append(joined.Rated(customer=customer, rating=rng.randrange(10)))
-            ratings[customer] = events[-1].rating
-        else:
-            events.append(joined.Ordered(customer=customer, cents=rng.randrange(1000)))
-            order = f"{events[-1].cents} {ratings.get(customer)}"
-            expected[customer] = crc32(order.encode(), expected.get(customer, 0))
-    encoded = [encode(each, id=f"j{n}", source="/joined", time=utc_now()) for n, each in enumerate(events)]
-    publish(js, ((each.subject, each.data, each.headers) for each in encoded))
+    expected = joined.publish(server.url, js, count=600)
     more = {
         "app": "support.joined:app",
         "stream": "JOINED",
@@ -320,6 +321,4 @@ def test_a_lookup_is_as_of_the_event_before_whatever_tasks_do(server: NatsServer
     }
     for first, last in ((1, 250), (100, 400), (1, 250), (401, 600)):  # what was read once more changes nothing
         Batch(server, first, last, tasks=3, **more).all()
-    spec = joined.app.projections["rated_orders"]
-    found = {key: spec.decode_state(value) for key, (value, _, _) in stored(js, "rated_orders").items() if value}
-    assert found == expected
+    assert joined.orders(js) == expected

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import projected
+from support import joined, projected
 from support.projected import Dropped, app, folded, publish, stored
 
 from jetspark import KVConfig
@@ -20,6 +20,7 @@ from jetspark.app import encode
 from jetspark.app.clock import utc_now
 from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import UsageError
 from jetspark.server import NatsServer
@@ -112,7 +113,24 @@ def test_a_backfill_into_another_bucket_does_not_ask_which_version_is_in_use(
     assert stored(bank, "totals-2") == folded(bank, "totals")
     assert stored(bank, "totals") == {}
     assert (report.buckets, report.letters, letters(bank)) == ({"totals": "totals-2"}, 0, [])
+    noted = FoldPosition.decode(bank.kv("totals-2").get(position_key()).value)
+    assert noted.version == app.projections["totals"].version
+    bank.kv("totals-2").put(position_key(), noted._replace(version=9).encode())
+    for fold in (run, backfill):
+        with pytest.raises(UsageError, match=r"is at version 9 \(bucket totals-2\), and this code is version 1"):
+            fold(app, spark, server.url, projections=["totals"], buckets={"totals": "totals-2"})
     bank.delete_kv("totals-2")
+
+
+def test_a_stream_looks_up_what_another_projection_has_for_the_event_before(
+    spark: SparkSession, server: NatsServer, js: JetStream
+) -> None:
+    expected = joined.publish(server.url, js, count=600)
+    run(joined.app, spark, server.url, until_now=True, maxOffsetsPerTrigger=200).awaitTermination()
+    assert joined.orders(js) == expected
+    states = fold_states(joined.app, spark, server.url, projections=["rated_orders"]).collect()
+    spec = joined.app.projections["rated_orders"]
+    assert {row.key: spec.decode_state(bytes(row.value)) for row in states if row.key in expected} == expected
 
 
 def test_states_folded_from_nothing_are_those_that_the_bucket_has_to_have(

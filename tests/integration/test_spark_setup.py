@@ -46,7 +46,7 @@ def read_and_write(spark, servers):
     assert sum(json.loads(bytes(row.value))[1] for row in table.collect()) == 5050
     print("done")
 
-def project(spark, servers, ship):
+def project(spark, servers, ship, *, streams=False):
     # Workers have the module of the application from `ship` alone: the folder it was imported from is gone by then.
     import asyncio, pathlib, shutil, sys, tempfile, jetspark.spark
     folder, copy = pathlib.Path(tempfile.mkdtemp()), pathlib.Path(tempfile.mkdtemp())
@@ -59,7 +59,10 @@ def project(spark, servers, ship):
     asyncio.run(shipped.publish(servers))
     first = jetspark.spark.backfill(shipped.app, spark, servers, to_sequence=60, partitions=2)
     assert (first.applied, first.written) == (60, 3), first
-    jetspark.spark.backfill("shipped:app", spark, servers, from_sequence=50, partitions=2)
+    if streams:
+        jetspark.spark.run("shipped:app", spark, servers, until_now=True, partitions=2).awaitTermination()
+    else:
+        jetspark.spark.backfill("shipped:app", spark, servers, from_sequence=50, partitions=2)
     table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "counts").load()
     found = {row.key: json.loads(bytes(row.value)) for row in table.collect() if not row.key.startswith("_")}
     assert found == {"k0": 34, "k1": 33, "k2": 33}, found
@@ -179,7 +182,7 @@ spark = (
     .config("spark.ui.enabled", "false").config("spark.executor.memory", "512m").getOrCreate()
 )
 register(spark)
-project(spark, sys.argv[1], spark.sparkContext.addPyFile)
+project(spark, sys.argv[1], spark.sparkContext.addPyFile, streams=True)
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,

@@ -83,6 +83,7 @@ PURE = (
     "app.contracts.field_rules",
     "app.entities.changes",
     "app.entities.comparing",
+    "app.workflows.comparing",
     "app.workflows.declaring",
     "app.entities.declaring",
     "app.handlers.machine",

@@ -15,6 +15,7 @@ from jetspark.cli.run import run_workers
 from jetspark.cli.schema import schema
 from jetspark.cli.server import server
 from jetspark.cli.topology import apply, check, plan
+from jetspark.cli.what_if import compare_workflow
 from jetspark.cli.workflow import workflow
 from jetspark.core.version import VERSION
 
@@ -52,6 +53,7 @@ app.command("replay")(replay_projection)
 app.command("replays")(list_replays)
 app.command("run")(run_workers)
 app.command("verify")(verify_projection)
+app.command("what-if")(compare_workflow)
 app.add_typer(dlq)
 app.add_typer(workflow)
 app.add_typer(schema)

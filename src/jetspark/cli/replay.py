@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jetspark.app.replay import HandlerReplayRecord, ReplayRecord
     from jetspark.spark import ReplayEngine
 
-__all__ = ["list_replays", "rebuild_projection", "replay_projection", "verify_projection"]
+__all__ = ["Engine", "list_replays", "moment_of", "rebuild_projection", "replay_projection", "verify_projection"]
 
 # A verification names this many keys; --json has a thousand.
 MAX_SHOWN = 20
@@ -66,8 +66,8 @@ def replay_projection(
     request = ReplayRequest(
         from_seq=from_seq,
         to_seq=to_seq,
-        since=_moment("--since", since),
-        until=_moment("--until", until),
+        since=moment_of("--since", since),
+        until=moment_of("--until", until),
         keys=tuple(key or ()),
         subject=subject,
     )
@@ -212,7 +212,12 @@ def list_replays(
     typer.echo(f"{len(records)} replays")
 
 
-def _moment(name: str, text: str | None) -> datetime.datetime | None:
+def moment_of(name: str, text: str | None) -> datetime.datetime | None:
+    """The time that an option names.
+
+    Raises:
+        ConfigError: It names none.
+    """
     if text is None:
         return None
     try:

@@ -10,23 +10,34 @@ from jetspark.cli.apps import connection_options
 from jetspark.cli.run_spark import spark_options
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from jetspark.spark import ReplayEngine
 
-__all__ = ["on_spark"]
+__all__ = ["on_spark", "short_session"]
 
 
 @contextmanager
 def on_spark(app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine]:
     """A Spark that folds one projection, for as long as the block lasts."""
-    from jetspark.spark import ReplayEngine, session  # says which extra is missing, if it is
-
     given = spark_options(connection_options(servers))
+    with short_session(projection) as spark:
+        from jetspark.spark import ReplayEngine
+
+        yield ReplayEngine(app, spark, projection=projection, **given)
+
+
+@contextmanager
+def short_session(what: str) -> Iterator[SparkSession]:
+    """A session for one job; one that the program has already is used, and stays."""
     from pyspark.sql import SparkSession
 
+    from jetspark.spark import session  # says which extra is missing, if it is
+
     is_ours = SparkSession.getActiveSession() is None
-    spark = session(f"jetspark-{projection}", is_short=True)
+    spark = session(f"jetspark-{what}", is_short=True)
     try:
-        yield ReplayEngine(app, spark, projection=projection, **given)
+        yield spark
     finally:
         if is_ours:
             spark.stop()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jetspark.spark.engine.folding import fold
     from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
     from jetspark.spark.engine.replaying import ReplayEngine
+    from jetspark.spark.engine.what_if import what_if
     from jetspark.spark.progress import Lag, lag
     from jetspark.spark.registration import register
 else:
@@ -24,7 +25,7 @@ else:
         from importlib import import_module
 
         homes = {"fold": "engine.folding", "register": "registration", "Lag": "progress", "lag": "progress"}
-        homes["ReplayEngine"] = "engine.replaying"
+        homes |= {"ReplayEngine": "engine.replaying", "what_if": "engine.what_if"}
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
@@ -46,4 +47,5 @@ __all__ = [
     "register",
     "run",
     "session",
+    "what_if",
 ]

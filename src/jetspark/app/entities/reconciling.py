@@ -37,9 +37,10 @@ from jetspark.app.entities.comparing import (
 from jetspark.app.entities.declaring import KEY_HEADER, EntitySpec
 from jetspark.app.projections.folding import Recorded, Router
 from jetspark.app.replay.history import ReadingRate, StreamHistory
-from jetspark.app.replay.ranges import Extent, first_ever
+from jetspark.app.replay.ranges import Extent
 from jetspark.errors import ConfigError, Conflict, DataLoss, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
+from jetspark.state.losses import first_ever, removes_by_limits
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:
@@ -327,11 +328,10 @@ def _check_is_whole(info: StreamInfo) -> None:
         DataLoss: The stream has limits, and its beginning is gone.
     """
     config, first = info.config, first_ever(info.config)
-    limits = [name for name in ("max_age_s", "max_bytes", "max_messages") if (getattr(config, name) or 0) > 0]
-    if limits and info.state.first_sequence > first:
+    if removes_by_limits(config) and info.state.first_sequence > first:
         remedy = (
-            f"the stream drops old messages by {', '.join(limits)}, so nobody can tell what the events of an entity "
-            "make; keep the events for good to reconcile"
+            "the stream drops old messages by its limits, so nobody can tell what the events of an entity make; keep "
+            "the events for good to reconcile"
         )
         raise DataLoss(config.name, first, info.state.first_sequence, remedy)
 

@@ -116,6 +116,8 @@ class ProjectionSpec:
         if self.window is None or not keys:
             return keys
         parts = self.window.parts(event, sent, stored_us)
+        if len(keys) == 1 and len(parts) == 1:
+            return (f"{keys[0]}.{parts[0]}",)
         return tuple(f"{key}.{part}" for key in keys for part in parts)
 
     def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:

@@ -13,6 +13,7 @@ window, which readers may have taken for complete: it goes to ``<key>.late``, wh
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -79,6 +80,8 @@ class Window:
             raise ConfigError(f"the time of an event for a window is {moment!r}: expected a datetime with a zone")
         step_s = self.step_s
         last = _microseconds(moment) // 1_000_000 // step_s * step_s
+        if self.late == "keep" and step_s == self.size_s:
+            return [_name(last)]
         begins = range(last - self.size_s + step_s, last + 1, step_s)
         if self.late == "keep":
             return [_name(begin) for begin in begins]
@@ -91,5 +94,7 @@ def _microseconds(moment: datetime.datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
+# Printing a time takes as long as decoding an event, and most events fall into a few windows.
+@functools.lru_cache(maxsize=4096)
 def _name(begin_s: int) -> str:
     return (_EPOCH + datetime.timedelta(seconds=begin_s)).strftime("%Y%m%dT%H%M%SZ")

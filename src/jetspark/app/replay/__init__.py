@@ -13,17 +13,20 @@ from jetspark.app.replay.rebuilding import RebuildOutcome, rebuild
 from jetspark.app.replay.records import ReplayRecord, read_records
 from jetspark.app.replay.running import ReplayPlan, plan_replay, repair_keys, run_replay
 from jetspark.app.replay.verifying import Verification, verify
+from jetspark.app.replay.what_if import NewCode, WhatIf, what_if
 
 __all__ = [
     "Difference",
     "Extent",
     "HandlerReplayPlan",
     "HandlerReplayRecord",
+    "NewCode",
     "RebuildOutcome",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRequest",
     "Verification",
+    "WhatIf",
     "plan_handler_replay",
     "plan_replay",
     "read_handler_records",
@@ -33,4 +36,5 @@ __all__ = [
     "replay_handler",
     "run_replay",
     "verify",
+    "what_if",
 ]

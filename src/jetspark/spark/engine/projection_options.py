@@ -25,6 +25,7 @@ class ProjectionOptions(SourceOptions):
     projections: tuple[str, ...] = option(names, "names of projections", default=())
     buckets: tuple[str, ...] = option(names, "the bucket of each", default=())
     events: tuple[str, ...] = option(names, "subjects of the events; `subjects` may be more", default=())
+    versions: tuple[str, ...] = option(names, "the version of each; without them any will do", default=())
     letters: bool = option(boolean, "write dead letters of messages that cannot be read", default=True)
     is_stored: bool = option(boolean, "fold into the buckets, and not from nothing", default=True, name="stored")
     report: str | None = option(text, "key of the application's records that is told what a batch write has done")
@@ -47,12 +48,17 @@ class ProjectionOptions(SourceOptions):
         for name in ("app", "projections", "buckets"):
             if not getattr(self, name):
                 raise ConfigError(f"{FORMAT}: the option {name!r} is missing; jetspark.spark.run sets it")
-        if len(self.buckets) != len(self.projections):
-            raise ConfigError(
-                f"{FORMAT}: buckets={','.join(self.buckets)!r}: expected one for each of {','.join(self.projections)!r}"
-            )
+        for name, given in (("buckets", self.buckets), ("versions", self.versions)):
+            if given and len(given) != len(self.projections):
+                raise ConfigError(
+                    f"{FORMAT}: {name}={','.join(given)!r}: expected one for each of {','.join(self.projections)!r}"
+                )
         if len(self.stream) != 1:
             raise ConfigError(f"{FORMAT}: {self.which}: expected one stream, that of the application")
+
+    def version_of(self, number: int) -> int:
+        """Of a projection, by its number; 0 if nobody has said."""
+        return int(self.versions[number]) if self.versions else 0
 
     def check_keys(self, number: int) -> None:
         """

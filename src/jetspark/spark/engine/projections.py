@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.app import App
 from jetspark.app.projections.buckets import alias_key, check_version, place_of
 from jetspark.app.projections.folding import Router
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, KeyNotFound
@@ -271,6 +272,7 @@ class ProjectionPlan:
             "stream": declared.stream,
             "projections": option_text(names),
             "buckets": option_text([declared.projections[name].bucket.bucket for name in names]),
+            "versions": option_text([declared.projections[name].version for name in names]),
         }
         if place.folder:
             options["appFolder"] = place.folder
@@ -290,7 +292,18 @@ class ProjectionPlan:
         others = [name for name in names if name not in found]
         found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
         options["buckets"] = option_text([found[name] for name in names])
-        return cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)
+        plan = cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)
+        plan.positions()  # here, where an error is not one of Spark's
+        return plan
+
+    def positions(self) -> list[FoldPosition]:
+        """How far the buckets are.
+
+        Raises:
+            UsageError: One was made of another stream, or by another version of its projection.
+        """
+        found = patiently(self.connecting, lambda js: read_positions(js, self.connecting))
+        return [position for position, _ in found]
 
     def read(self, spark: SparkSession, first: int, last: int, subjects: Sequence[str] | None = None) -> DataFrame:
         """The rows of a range, of all events or of those on some subjects."""
@@ -301,8 +314,7 @@ class ProjectionPlan:
 
     def start(self) -> str:
         """Where a query begins that has no checkpoint: where the buckets are."""
-        positions = patiently(self.connecting, lambda js: read_positions(js, self.connecting))
-        lowest = min(position.sequence for position, _ in positions)
+        lowest = min(position.sequence for position in self.positions())
         return "earliest" if lowest == 0 else str(lowest + 1)
 
     def bounds(self, first: int | None, last: int | None) -> tuple[str, int, int]:

@@ -32,14 +32,15 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
     """The position of each bucket, at the beginning if it has none, and its revision.
 
     Raises:
-        UsageError: A bucket was made of another stream.
+        UsageError: A bucket was made of another stream, or by another version of its projection.
     """
     created = js.stream(options.stream[0]).cached_info.created
     beginning = FoldPosition.beginning(options.stream[0], created)
     found = []
-    for name, bucket in zip(options.projections, options.buckets, strict=True):
+    for number, (name, bucket) in enumerate(zip(options.projections, options.buckets, strict=True)):
         stored, revision = _read(js, bucket)
-        found.append((start_of(stored, beginning, projection=name, bucket=bucket), revision))
+        version = options.version_of(number)
+        found.append((start_of(stored, beginning, projection=name, bucket=bucket, version=version), revision))
     return found
 
 
