@@ -10,9 +10,9 @@ The mistakes are the classic ones: a comparison turned or moved by one, ``and`` 
 number off by one, ``+`` for ``-``, a statement left out, ``None`` returned instead of a value.
 
 A mistake inside a function is planted by ``tools/mutants_forking.py``, which collects the tests once and runs only
-those that reach the changed line: some hundredths of a second each. A mistake that survives this, and one outside
-functions, is planted in a process of its own, which imports the module with the mistake in it and runs all of the
-module's tests.
+those that reach the changed line: a tenth of a second each. A mistake that survives this and could have been noticed
+at import, and one outside functions, is planted in a process of its own, which imports the module with the mistake in
+it and runs all of the module's tests.
 
 What was found is kept in ``.pytest_cache/mutants`` until the module or its tests change, so an interrupted run goes on
 where it was; after a change, the test that noticed a mistake is asked first.
@@ -51,6 +51,17 @@ MODULES = {
     "app/contracts/records.py": ["tests/unit/test_app_records.py"],
     "app/contracts/schemas.py": ["tests/unit/test_app_compatibility.py", "tests/unit/test_app_records.py"],
     "app/contracts/tokens.py": ["tests/unit/test_app_tokens.py"],
+    "app/handlers/lanes.py": ["tests/unit/test_app_handlers.py", "tests/simulation/test_app_handlers.py"],
+    "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/simulation/test_app_handlers.py"],
+    "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
+    "app/handlers/settling.py": ["tests/unit/test_app_handlers.py", "tests/simulation/test_app_handlers.py"],
+    "app/projections/folding.py": [
+        "tests/unit/test_app_projections.py",
+        "tests/unit/test_app_projection_lookups.py",
+        "tests/unit/test_app_projection_windows.py",
+    ],
+    "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
+    "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
     "core/reconnect.py": ["tests/unit/test_reconnect.py", "tests/unit/test_lifecycle.py"],
     "core/subscription.py": ["tests/unit/test_subscription.py", "tests/unit/test_connection.py"],
@@ -64,7 +75,11 @@ MODULES = {
     "publish/fast.py": ["tests/unit/test_fast.py", "tests/unit/test_fast_publisher.py"],
     "publish/fast_losses.py": ["tests/unit/test_fast_losses.py", "tests/unit/test_fast.py"],
     "publish/fast_opening.py": ["tests/unit/test_fast_opening.py", "tests/unit/test_fast.py"],
-    "publish/fast_sending.py": ["tests/unit/test_fast_sending.py", "tests/unit/test_fast.py"],
+    "publish/fast_sending.py": [
+        "tests/unit/test_fast_sending.py",
+        "tests/unit/test_fast.py",
+        "tests/unit/test_fast_publisher.py",
+    ],
     "publish/fast_wire.py": ["tests/unit/test_fast_wire.py", "tests/unit/test_fast.py"],
     "publish/window.py": ["tests/unit/test_window.py"],
     "spark/offsets.py": ["tests/unit/test_spark_offsets.py"],
@@ -303,7 +318,7 @@ sys.meta_path.insert(0, Finder)
 # Hypothesis tries the same examples every time and remembers none where CI is set. The seeds of simulations are fixed
 # for the same reason: whether a mistake is noticed must not depend on luck.
 ENVIRONMENT = os.environ | {"CI": "1", "JETSPARK_FRESH_SEED": "1000000"}
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=0"]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--tb=native", "-p", "no:cacheprovider", "-o", "timeout=0"]
 
 # Instead of the name of the test that noticed a mistake: it ran into its time limit.
 TIME_LIMIT = "the time limit"
@@ -370,8 +385,8 @@ def plant(module: str, findings: Findings) -> Iterator[Mutant]:
     found = list(mutants(module, (PACKAGE / module).read_text(encoding="utf-8")))
     left = [each for each in found if findings.name(each) not in findings.noticed]
     alone = {(each.place, each.variant): each for each in left}
-    for key, noticed_by in _forked(module, [each for each in left if each.is_in_function], findings):
-        if noticed_by is not None:
+    for key, noticed_by, is_certain in _forked(module, [each for each in left if each.is_in_function], findings):
+        if is_certain:
             findings.add(alone[key], noticed_by)
             yield alone.pop(key)
     for mutant in alone.values():
@@ -379,7 +394,9 @@ def plant(module: str, findings: Findings) -> Iterator[Mutant]:
         yield mutant
 
 
-def _forked(module: str, inside: list[Mutant], findings: Findings) -> Iterator[tuple[tuple[int, int], str | None]]:
+def _forked(
+    module: str, inside: list[Mutant], findings: Findings
+) -> Iterator[tuple[tuple[int, int], str | None, bool]]:
     """What ``mutants_forking`` finds out about mistakes inside functions."""
     if not inside:
         return
@@ -405,8 +422,8 @@ def _forked(module: str, inside: list[Mutant], findings: Findings) -> Iterator[t
         try:
             with os.fdopen(output, encoding="utf-8") as lines:
                 for line in lines:
-                    place, variant, noticed_by = json.loads(line)
-                    yield (place, variant), noticed_by
+                    place, variant, noticed_by, is_certain = json.loads(line)
+                    yield (place, variant), noticed_by, is_certain
             if process.wait():
                 log.seek(0)
                 raise SystemExit(f"{module}: its tests fail, or cannot be run:\n{log.read().decode()[-4000:]}")

@@ -6,8 +6,8 @@ it exchanges the code of the changed function, wherever that is referred to, and
 line, those that noticed this mistake or the one before it first, and quick ones before slow ones. It ends with the
 first test that fails.
 
-Whether a mistake in a function is noticed while the module is being imported cannot be seen this way; ``mutants``
-plants each survivor once more, from the beginning.
+What a function does while modules are being imported cannot be changed this way. A mistake in a line that runs then,
+and survives, is not certain to be unnoticed: ``mutants`` plants it once more, from the beginning.
 """
 
 from __future__ import annotations
@@ -25,11 +25,38 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import hypothesis
 import mutants
 import pytest
 
 # A mistake may make a test fill the memory.
 MAX_NEW_MEMORY_BYTES = 1 << 30
+
+
+class Lines:
+    """Notes which lines of one module run, from ``begin`` to ``end``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.seen: set[int] = set()
+
+    def begin(self) -> None:
+        self.seen = set()
+        sys.settrace(self._on_call)
+
+    def end(self) -> frozenset[int]:
+        sys.settrace(None)
+        return frozenset(self.seen)
+
+    def _on_call(self, frame: FrameType, event: str, argument: object) -> Any:
+        # A module's own code runs once, and exchanging functions does not change it.
+        is_function = frame.f_code.co_name != "<module>"
+        return self._on_line if is_function and frame.f_code.co_filename == self._path else None
+
+    def _on_line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.seen.add(frame.f_lineno)
+        return self._on_line
 
 
 @dataclass(frozen=True)
@@ -44,50 +71,52 @@ class Reach:
 def pytest_runtestloop(session: pytest.Session) -> bool:
     if session.testsfailed:
         pytest.exit("the tests cannot be collected", 2)
-    work = json.loads(Path(os.environ["MUTANTS_WORK"]).read_text(encoding="utf-8"))
+    at_import = lines_run.end()
     path = work["path"]
     text = Path(path).read_text(encoding="utf-8")
     found = {(each.place, each.variant): each for each in mutants.mutants(work["module"], text)}
     with os.fdopen(int(os.environ["MUTANTS_OUTPUT"]), "w", encoding="utf-8") as output:
         os.set_inheritable(output.fileno(), False)
-        reaches = measure(session, path)
+        stop_at_first_example(session.items)
+        reaches = measure(session)
         gc.unfreeze()  # or the collector would not list what has been collected so far
         live = live_functions(path)
+        gc.collect()
+        gc.freeze()  # children share its memory as long as the collector does not write to it
+        old = codes(compile(text, path, "exec"))
         first = ""
         for place, variant, hint in work["mutants"]:
             mutant = found[place, variant]
             tests = answerable(session.items, reaches, mutant.lines, (hint, first))
             usual_s = sum(reaches[item.nodeid].duration_s for item in tests)
             limit_s = max(work["min_limit_s"], work["max_slowness"] * usual_s)
-            noticed_by = try_mutant(session, exchanges(mutant, path, live), tests, limit_s)
+            changed = exchanges(old, codes(compile(mutant.tree(), path, "exec")), live)
+            noticed_by = try_mutant(session, changed, tests, limit_s)
             first = noticed_by or first
-            print(json.dumps([place, variant, noticed_by]), file=output, flush=True)
+            is_certain = noticed_by is not None or (bool(changed) and at_import.isdisjoint(mutant.lines))
+            print(json.dumps([place, variant, noticed_by, is_certain]), file=output, flush=True)
     return True
 
 
-def measure(session: pytest.Session, path: str) -> dict[str, Reach]:
+def stop_at_first_example(items: Sequence[pytest.Item]) -> None:
+    """Let Hypothesis not look for the shortest example that fails: that takes seconds, and nobody reads it."""
+    for item in items:
+        function = getattr(item, "function", None)
+        usual = getattr(function, "_hypothesis_internal_use_settings", None)
+        if usual is not None:
+            phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+            function._hypothesis_internal_use_settings = hypothesis.settings(usual, phases=phases)  # type: ignore[union-attr]
+
+
+def measure(session: pytest.Session) -> dict[str, Reach]:
     """Run every test without a mistake, in a process of its own, and return what it reaches."""
 
     def run(write: Callable[[Any], None]) -> None:
-        lines: set[int] = set()
-
-        def trace_lines(frame: FrameType, event: str, argument: object) -> Any:
-            if event == "line":
-                lines.add(frame.f_lineno)
-            return trace_lines
-
-        def trace(frame: FrameType, event: str, argument: object) -> Any:
-            return trace_lines if frame.f_code.co_filename == path else None
-
         for item, following in pairs(session.items):
-            lines.clear()
             begun = time.monotonic()
-            sys.settrace(trace)
-            try:
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            finally:
-                sys.settrace(None)
-            write([item.nodeid, time.monotonic() - begun, sorted(lines), session.testsfailed])
+            lines_run.begin()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            write([item.nodeid, time.monotonic() - begun, sorted(lines_run.end()), session.testsfailed])
 
     reaches: dict[str, Reach] = {}
     for name, duration_s, lines, failures in in_child(run, limit_s=None):
@@ -148,11 +177,9 @@ def live_functions(path: str) -> dict[str, list[FunctionType]]:
 
 
 def exchanges(
-    mutant: mutants.Mutant, path: str, live: dict[str, list[FunctionType]]
+    old: dict[str, list[CodeType]], new: dict[str, list[CodeType]], live: dict[str, list[FunctionType]]
 ) -> list[tuple[FunctionType, CodeType]]:
     """The functions that a mistake changes, each with its new code; none where that cannot be said."""
-    old = codes(compile(mutant.text, path, "exec"))
-    new = codes(compile(mutant.tree(), path, "exec"))
     changed = []
     for name, before in old.items():
         after = new.get(name, [])
@@ -232,3 +259,9 @@ def limit_resources(seconds: float) -> None:
 
 def _out_of_time(number: int, frame: object) -> None:
     raise TimeoutError
+
+
+if "MUTANTS_WORK" in os.environ:  # then pytest is loading this, before anything of the package
+    work = json.loads(Path(os.environ["MUTANTS_WORK"]).read_text(encoding="utf-8"))
+    lines_run = Lines(work["path"])
+    lines_run.begin()
