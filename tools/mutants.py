@@ -3,8 +3,9 @@
 ``make mutants`` plants every mistake it knows in every module below and runs the tests that are answerable for the
 module; ``python tools/mutants.py state/scan core/`` does it for one module and for those of one folder. A mistake that
 the tests let pass (a survivor) is a missing test, or a change that changes nothing: the latter are argued in
-``tools/mutants.argued``, a line each, and are not listed again. An argument is stale when the mistake is no longer
-there, or when a test notices it after all. Both survivors and stale arguments fail the run.
+``tools/mutants.argued``, a line each, and are not listed again. Survivors that nobody has judged yet are in
+``tools/mutants.open``, which may only get shorter. A line of either file is stale when the mistake is no longer there,
+or when a test notices it after all. Survivors in neither file and stale lines fail the run.
 
 The mistakes are the classic ones: a comparison turned or moved by one, ``and`` for ``or``, a condition negated, a
 number off by one, ``+`` for ``-``, a statement left out, ``None`` returned instead of a value.
@@ -38,6 +39,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "src" / "jetspark"
 ARGUED = REPOSITORY / "tools" / "mutants.argued"
+OPEN = REPOSITORY / "tools" / "mutants.open"
 PLUGIN_FOLDER = REPOSITORY / "tools"
 CACHE = REPOSITORY / ".pytest_cache" / "mutants"
 
@@ -439,36 +441,36 @@ def _forked(
 # ---- what is told about them -----------------------------------------------------------------------------------------
 
 
-def arguments(text: str) -> dict[str, str]:
-    """Each mistake that is argued, with its module."""
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+def listed(path: Path) -> dict[str, str]:
+    """Each mistake in a file of them, with its module."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     return {line: line.split(":")[0].split()[0] for line in lines}
 
 
-def judge(findings: dict[str, str | None], argued: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The survivors of one module that are not argued, and the arguments that are stale."""
-    argued = set(argued)
+def judge(findings: dict[str, str | None], known: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The survivors of one module that are in no file, and the lines of the files that are stale."""
+    known = set(known)
     lives = [name.split(" ", 1)[1] for name, noticed_by in findings.items() if noticed_by is None]
     noticed = {name.split(" ", 1)[1]: noticed_by for name, noticed_by in findings.items() if noticed_by is not None}
-    stale = [f"{each}  ({noticed.get(each, 'there is no such mistake')})" for each in sorted(argued - set(lives))]
-    return [each for each in lives if each not in argued], stale
+    stale = [f"{each}  ({noticed.get(each, 'there is no such mistake')})" for each in sorted(known - set(lives))]
+    return [each for each in lives if each not in known], stale
 
 
-def examine(module: str, argued: Iterable[str], *, is_fresh: bool = False) -> bool:
-    """Whether all mistakes of a module are noticed or argued. Prints what is not."""
+def examine(module: str, known: Iterable[str], *, is_fresh: bool = False) -> bool:
+    """Whether all mistakes of a module are noticed, or known not to be. Prints what is not."""
     begun, planted = time.monotonic(), 0
     findings = Findings(module, is_fresh=is_fresh)
     for _ in plant(module, findings):
         planted += 1
         if sys.stderr.isatty():
             print(f"\r{module}: {planted}", end="\r", file=sys.stderr, flush=True)
-    lives, stale = judge(findings.noticed, argued)
+    lives, stale = judge(findings.noticed, known)
     for each in lives:
         print(f"lives  {each}")
     for each in stale:
         print(f"stale  {each}")
     seconds = time.monotonic() - begun
-    total, outcome = len(findings.noticed), f"{len(lives)} not noticed, {len(stale)} stale arguments"
+    total, outcome = len(findings.noticed), f"{len(lives)} not noticed, {len(stale)} stale lines"
     print(f"{module}: {total} mistakes ({planted} planted now, {seconds:.0f} s), {outcome}", flush=True)
     return not lives and not stale
 
@@ -504,17 +506,21 @@ def main() -> int:
         modules = chosen(options.modules)
     except KeyError as error:
         parser.error(f"unknown module {error}: expected some of {', '.join(MODULES)}")
-    argued = arguments(ARGUED.read_text(encoding="utf-8"))
-    unknown = [each for each, module in argued.items() if module not in MODULES]
+    still_open = listed(OPEN)
+    known = listed(ARGUED) | still_open
+    unknown = [each for each, module in known.items() if module not in MODULES]
     for each in unknown:
         print(f"stale  {each}  (there is no such module)")
 
     def run(module: str) -> bool:
-        return examine(module, [each for each, of in argued.items() if of == module], is_fresh=options.fresh)
+        return examine(module, [each for each, of in known.items() if of == module], is_fresh=options.fresh)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(run, modules))
-    print(f"{sum(outcomes)} of {len(modules)} modules are clean")
+    unjudged = sum(module in modules for module in still_open.values())
+    print(
+        f"{sum(outcomes)} of {len(modules)} modules are clean; {unjudged} survivors in {OPEN.name} are not judged yet"
+    )
     return 0 if all(outcomes) and not unknown else 1
 
 

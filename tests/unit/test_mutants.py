@@ -173,6 +173,12 @@ def test_a_mistake_that_waits_for_ever_is_ended() -> None:
         next(results)
 
 
+def test_what_is_argued_is_not_open() -> None:
+    argued, still_open = tool.listed(tool.ARGUED), tool.listed(tool.OPEN)
+    assert argued.keys() & still_open.keys() == set()
+    assert {*argued.values(), *still_open.values()} <= tool.MODULES.keys()
+
+
 def test_modules_are_chosen_by_name_or_folder() -> None:
     assert tool.chosen(["state/scan", "src/jetspark/state/fold.py", "state/scan.py"]) == [
         "state/scan.py",
