@@ -16,7 +16,8 @@ at import, and one outside functions, is planted in a process of its own, which 
 it and runs all of the module's tests.
 
 What was found is kept in ``.pytest_cache/mutants`` until the module or its tests change, so an interrupted run goes on
-where it was; after a change, the test that noticed a mistake is asked first.
+where it was; after a change, the test that noticed a mistake is asked first. With ``--survivors``, a mistake that was
+noticed counts as noticed also after its tests have changed: for those who add tests one by one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "src" / "jetspark"
@@ -351,23 +353,26 @@ def is_noticed(mutant: Mutant) -> str | None:
     return failed[0] if failed else "the import"
 
 
+Mode: TypeAlias = Literal["go on", "fresh", "survivors"]
+
+
 class Findings:
     """Which test noticed each mistake of one module, kept from run to run."""
 
-    def __init__(self, module: str, *, is_fresh: bool = False) -> None:
+    def __init__(self, module: str, mode: Mode = "go on") -> None:
         self._path = CACHE / (module.replace("/", ".") + ".json")
-        digest = hashlib.sha256((PACKAGE / module).read_bytes())
-        for test in MODULES[module]:
-            digest.update((REPOSITORY / test).read_bytes())
-        self._digest = digest.hexdigest()
+        tests = b"".join((REPOSITORY / test).read_bytes() for test in MODULES[module])
+        self._digests = [hashlib.sha256(text).hexdigest() for text in ((PACKAGE / module).read_bytes(), tests)]
         self.hints: dict[str, str] = {}
         """Tests that noticed a mistake before the module or its tests changed."""
         self.noticed: dict[str, str | None] = {}
-        if not is_fresh and self._path.exists():
+        if mode != "fresh" and self._path.exists():
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if kept["digest"] == self._digest:
-                self.noticed = kept["noticed"]
             self.hints = {name: test for name, test in kept["noticed"].items() if test}
+            if kept["digests"] == self._digests:
+                self.noticed = kept["noticed"]
+            elif kept["digests"][0] == self._digests[0] and mode == "survivors":
+                self.noticed = dict(self.hints)
 
     @staticmethod
     def name(mutant: Mutant) -> str:
@@ -378,7 +383,7 @@ class Findings:
         self.noticed[self.name(mutant)] = noticed_by
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"digest": self._digest, "noticed": self.noticed}), encoding="utf-8")
+        new.write_text(json.dumps({"digests": self._digests, "noticed": self.noticed}), encoding="utf-8")
         new.replace(self._path)
 
 
@@ -456,10 +461,10 @@ def judge(findings: dict[str, str | None], known: Iterable[str]) -> tuple[list[s
     return [each for each in lives if each not in known], stale
 
 
-def examine(module: str, known: Iterable[str], *, is_fresh: bool = False) -> bool:
+def examine(module: str, known: Iterable[str], mode: Mode = "go on") -> bool:
     """Whether all mistakes of a module are noticed, or known not to be. Prints what is not."""
     begun, planted = time.monotonic(), 0
-    findings = Findings(module, is_fresh=is_fresh)
+    findings = Findings(module, mode)
     for _ in plant(module, findings):
         planted += 1
         if sys.stderr.isatty():
@@ -499,7 +504,22 @@ def main() -> int:
         "modules", nargs="*", help=f"modules or folders, of: {', '.join(MODULES)}; all when none is named"
     )
     parser.add_argument("--jobs", type=int, default=1, help="how many modules at a time")
-    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--fresh",
+        dest="mode",
+        action="store_const",
+        const="fresh",
+        default="go on",
+        help="forget what earlier runs found",
+    )
+    mode.add_argument(
+        "--survivors",
+        dest="mode",
+        action="store_const",
+        const="survivors",
+        help="plant only what survived, though tests have changed",
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that processes are ended on the way out
     try:
@@ -513,7 +533,7 @@ def main() -> int:
         print(f"stale  {each}  (there is no such module)")
 
     def run(module: str) -> bool:
-        return examine(module, [each for each, of in known.items() if of == module], is_fresh=options.fresh)
+        return examine(module, [each for each, of in known.items() if of == module], options.mode)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(run, modules))
