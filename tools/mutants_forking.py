@@ -88,10 +88,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         for place, variant, hint in work["mutants"]:
             mutant = found[place, variant]
             tests = answerable(session.items, reaches, mutant.lines, (hint, first))
-            usual_s = sum(reaches[item.nodeid].duration_s for item in tests)
-            limit_s = max(work["min_limit_s"], work["max_slowness"] * usual_s)
             changed = exchanges(old, codes(compile(mutant.tree(), path, "exec")), live)
-            noticed_by = try_mutant(session, changed, tests, limit_s)
+            noticed_by = try_mutant(session, changed, [(test, limit_of(reaches[test.nodeid])) for test in tests])
             first = noticed_by or first
             is_certain = noticed_by is not None or (bool(changed) and at_import.isdisjoint(mutant.lines))
             print(json.dumps([place, variant, noticed_by, is_certain]), file=output, flush=True)
@@ -112,14 +110,14 @@ def measure(session: pytest.Session) -> dict[str, Reach]:
     """Run every test without a mistake, in a process of its own, and return what it reaches."""
 
     def run(write: Callable[[Any], None]) -> None:
-        for item, following in pairs(session.items):
+        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             begun = time.monotonic()
             lines_run.begin()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             write([item.nodeid, time.monotonic() - begun, sorted(lines_run.end()), session.testsfailed])
 
     reaches: dict[str, Reach] = {}
-    for name, duration_s, lines, failures in in_child(run, limit_s=None):
+    for name, duration_s, lines, failures in in_child(run):
         if failures:
             pytest.exit(f"{name} fails without any mistake", 2)
         reaches[name] = Reach(duration_s, frozenset(lines))
@@ -136,21 +134,24 @@ def answerable(
     return sorted(reaching, key=lambda item: (item.nodeid not in first, reaches[item.nodeid].duration_s))
 
 
+def limit_of(reach: Reach) -> float:
+    """Seconds after which a test that takes this long without a mistake is ended."""
+    return float(max(work["min_limit_s"], work["max_slowness"] * reach.duration_s))
+
+
 def try_mutant(
-    session: pytest.Session,
-    changed: list[tuple[FunctionType, CodeType]],
-    tests: list[pytest.Item],
-    limit_s: float,
+    session: pytest.Session, changed: list[tuple[FunctionType, CodeType]], tests: list[tuple[pytest.Item, float]]
 ) -> str | None:
-    """The test that fails with the changed functions, if one does."""
+    """The test that fails with the changed functions, if one does. Each comes with the seconds it may take."""
     if not tests or not changed:
         return None
 
     def run(write: Callable[[Any], None]) -> None:
-        limit_resources(limit_s)
+        limit_memory()
         for function, code in changed:
             function.__code__ = code
-        for item, following in pairs(tests):
+        for (item, limit_s), following in zip(tests, [*(item for item, _ in tests[1:]), None], strict=True):
+            signal.setitimer(signal.ITIMER_REAL, limit_s)  # the signal ends the process
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed:
                 write(item.nodeid)
@@ -158,7 +159,7 @@ def try_mutant(
         write(None)
 
     try:
-        results = list(in_child(run, limit_s))
+        results = list(in_child(run))
     except TimeoutError:
         return mutants.TIME_LIMIT
     return str(results[0]) if results and results[0] else None if results else "a crash"
@@ -213,52 +214,34 @@ def name_of(code: CodeType) -> str:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
-def pairs(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
-    """Each test with the one after it, which pytest wants to know."""
-    return zip(items, [*items[1:], None], strict=True)
-
-
-def in_child(run: Callable[[Callable[[Any], None]], None], limit_s: float | None) -> Iterator[Any]:
+def in_child(run: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
     """What ``run`` writes, in a copy of this process that ends with it.
 
     Raises:
-        TimeoutError: It took longer than ``limit_s``.
+        TimeoutError: The alarm it has set went off.
     """
     output, into = os.pipe()
     pid = os.fork()
     if not pid:
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             with os.fdopen(into, "w", encoding="utf-8") as lines:
                 run(lambda value: print(json.dumps(value), file=lines, flush=True))
         finally:
             os._exit(0)
     os.close(into)
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, limit_s or 0)
-    try:
-        with os.fdopen(output, encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        os.waitpid(pid, 0)
+    with os.fdopen(output, encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+    if os.waitpid(pid, 0)[1] == signal.SIGALRM:
+        raise TimeoutError
 
 
-def limit_resources(seconds: float) -> None:
-    """Let this process end by itself when a mistake makes it run for ever, or fill the memory."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1,) * 2)
+def limit_memory() -> None:
+    """Let this process fail when a mistake makes it fill the memory."""
     sizes = Path("/proc/self/statm")  # on Linux
     if sizes.exists():
         used = int(sizes.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MAX_NEW_MEMORY_BYTES,) * 2)
-
-
-def _out_of_time(number: int, frame: object) -> None:
-    raise TimeoutError
 
 
 if "MUTANTS_WORK" in os.environ:  # then pytest is loading this, before anything of the package
