@@ -224,6 +224,7 @@ class MemoryStream(MemoryServer):
         self.first, self.last, self.deleted = 1, count, set[int]()
         self.open = 0
         """Consumers that nobody has deleted."""
+        self.opened = 0
         self.created, self.retention = self.CREATED, "limits"
         self._filters: list[str] = []
 
@@ -254,6 +255,7 @@ class MemoryStream(MemoryServer):
         match step:
             case OpenPull(info):
                 self.open += 1
+                self.opened += 1
                 return Source(info.config.start_sequence or 1)
             case Pull(Source() as source, reader):
                 return self._pull(source, reader)

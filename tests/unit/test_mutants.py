@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("mutants", Path(__file__).parents[2] / "tools" / "mutants.py")
-assert _spec is not None
-assert _spec.loader is not None
-tool = sys.modules["mutants"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tool)
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load("mutants")
+forking = load("mutants_forking")
 
 
 def changes(source: str) -> list[tuple[str, str]]:
@@ -38,6 +49,14 @@ def changes(source: str) -> list[tuple[str, str]]:
         ("__all__ = ['f', 1]", []),
         ("T = TypeVar('T', bound=f(1))", []),
         ("Mode = Literal['a', 1]", []),
+        ("__slots__ = ('a',)", []),
+        ("MAX = 1000", [("MAX = 1000", "pass")]),
+        ("MAX = 1 << 20", [("MAX = 1 << 20", "pass")]),
+        ("MAX = 2", [("MAX = 2", "pass"), ("MAX = 2", "MAX = 3")]),
+        ("_logger.debug('%d', 1)", []),
+        ("for x in zip(a, b, strict=True): pass", []),
+        ("def f(): return False", [("return False", "return True")]),
+        ("def f(a=1): pass", [("def f(a=1):", "def f(a=2):")]),
         ("@d(1)\ndef f(x: List[1]): pass", []),
     ],
 )
@@ -58,3 +77,116 @@ def test_the_tests_it_runs_exist() -> None:
         assert (tool.PACKAGE / module).exists(), module
         for test in tests:
             assert (tool.REPOSITORY / test).exists(), test
+
+
+# A package of one module, and tests that leave something to find.
+SMALL = """
+import functools
+
+LIMIT = 2
+
+def kept(function):
+    @functools.wraps(function)
+    def call(*arguments):
+        return function(*arguments)
+    return call
+
+@kept
+def is_over(number, by=0):
+    return number > LIMIT + by
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    @property
+    def next(self):
+        return self.count + 1
+
+    def numbers(self):
+        for number in range(LIMIT):
+            self.count += 1
+            yield number + 1
+        self.unseen = 5
+
+"""
+SMALL_TESTS = """
+from jetspark.small import Counter, is_over
+
+def test_over():
+    assert is_over(5)
+    assert is_over(3)
+    assert not is_over(1)
+    assert not is_over(3, 2)
+
+def test_numbers():
+    counter = Counter()
+    assert list(counter.numbers()) == [1, 2]
+    assert counter.next == 3
+"""
+
+
+@pytest.mark.slow
+def test_it_finds_what_the_tests_do_not_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    (tmp_path / "test_small.py").write_text(SMALL_TESTS)
+    (tmp_path / "conftest.py").write_text(f"import jetspark\njetspark.__path__.append({str(tmp_path)!r})\n")
+    for name, value in {"PACKAGE": tmp_path, "REPOSITORY": tmp_path, "CACHE": tmp_path / "kept"}.items():
+        monkeypatch.setattr(tool, name, value)
+    monkeypatch.setattr(tool, "MODULES", {"small.py": ["test_small.py"]})
+    monkeypatch.setattr(tool, "PLUGIN_FOLDER", Path(tool.__file__).parent)
+
+    survivors = [
+        "small.py is_over: return number > LIMIT + by  =>  return number >= LIMIT + by",
+        "small.py Counter.numbers: self.unseen = 5  =>  pass",
+        "small.py Counter.numbers: self.unseen = 5  =>  self.unseen = 6",
+    ]
+    argued = [
+        survivors[0],
+        "small.py is_over: gone  =>  pass",
+        "small.py Counter.next: return self.count + 1  =>  return None",
+    ]
+    assert not tool.examine("small.py", argued)
+    printed = capsys.readouterr().out
+    assert sorted(line[7:] for line in printed.splitlines() if line.startswith("lives")) == sorted(survivors[1:])
+    assert "stale  small.py is_over: gone  =>  pass  (there is no such mistake)\n" in printed
+    assert "return None  (test_small.py::test_numbers)\n" in printed
+
+    assert tool.examine("small.py", survivors)
+    assert "(0 planted now" in capsys.readouterr().out  # it remembers
+
+    with (tmp_path / "test_small.py").open("a") as file:
+        file.write("\ndef test_fails(): assert False\n")
+    with pytest.raises(SystemExit, match="test_fails fails without any mistake"):
+        tool.examine("small.py", survivors)
+
+
+def test_a_mistake_that_waits_for_ever_is_ended() -> None:
+    def run(write: Callable[[Any], None]) -> None:
+        write("begun")
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        threading.Event().wait()
+
+    results = forking.in_child(run)
+    assert next(results) == "begun"
+    with pytest.raises(TimeoutError):
+        next(results)
+
+
+def test_what_is_argued_is_not_open() -> None:
+    argued, still_open = tool.listed(tool.ARGUED), tool.listed(tool.OPEN)
+    assert argued.keys() & still_open.keys() == set()
+    assert {*argued.values(), *still_open.values()} <= tool.MODULES.keys()
+
+
+def test_modules_are_chosen_by_name_or_folder() -> None:
+    assert tool.chosen(["state/scan", "src/jetspark/state/fold.py", "state/scan.py"]) == [
+        "state/scan.py",
+        "state/fold.py",
+    ]
+    assert set(tool.chosen(["publish/"])) == {each for each in tool.MODULES if each.startswith("publish/")}
+    assert tool.chosen([]) == list(tool.MODULES)
+    with pytest.raises(KeyError, match="state/sca"):
+        tool.chosen(["state/sca"])

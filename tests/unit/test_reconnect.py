@@ -99,8 +99,10 @@ def test_a_bad_address_is_refused_and_named(url: str) -> None:
 
 
 def test_a_foreign_scheme_is_told_what_would_work() -> None:
-    with pytest.raises(ConfigError, match="scheme 'ws' is not supported; expected nats:// or tls://"):
+    with pytest.raises(ConfigError, match="scheme 'ws' is not supported; expected nats:// or tls://$"):
         Server.parse("ws://a")
+    with pytest.raises(ConfigError, match="tls://, and the port for clients .4222 by default., not the monitoring port$"):
+        Server.parse("http://a:8222")
 
 
 @pytest.mark.parametrize(
@@ -349,6 +351,28 @@ def test_a_server_that_lets_us_in_and_then_refuses_us_has_refused_us() -> None:
     assert servers.next()[0] == A
 
 
+def test_a_refusal_before_a_session_counts_once() -> None:
+    servers = pool(A)
+    servers.secret_is_fixed = True
+    servers.next()
+    servers.refused_in_use(refused(A))  # there is no session yet: the attempt that fails is what counts
+    servers.failed(refused(A))
+    assert servers.next()[0] == A
+
+
+def test_a_server_that_refused_is_not_dialled_again_because_the_cluster_announces_others() -> None:
+    servers = pool(A)
+    servers.secret_is_fixed = True
+    for _ in range(2):
+        servers.next()
+        servers.succeeded()
+        servers.refused_in_use(refused(A))
+    servers.discovered(["a:4222", "b:4222"], requires_tls=False)
+    assert servers.servers == [B]
+    servers.proven()
+    assert servers.servers == [A, B]
+
+
 def test_failures_are_news_when_they_are_the_first_of_their_kind_or_twice_as_many() -> None:
     servers = pool(A)
     told = []
@@ -376,6 +400,16 @@ def test_a_server_announced_twice_in_one_breath_joins_once() -> None:
     servers = pool(A)
     assert servers.discovered(["b:4222", "b:4222"], requires_tls=False) == ("nats://b:4222",)
     assert servers.servers == [A, B]
+
+
+def test_a_new_server_makes_the_round_longer_though_others_that_were_tried_are_gone() -> None:
+    servers = pool(A)
+    servers.discovered(["b:4222", "c:4222"], requires_tls=False)
+    assert attempts(servers, 2) == [("a", 0.0), ("b", 0.0)]
+    servers.next()
+    servers.succeeded()  # c, which ends the session before it was of use
+    servers.discovered(["c:4222", "d:4222"], requires_tls=False)
+    assert attempts(servers, 2) == [("a", 0.0), ("d", 0.5)]
 
 
 def test_a_server_announced_during_an_attempt_does_not_disturb_it() -> None:

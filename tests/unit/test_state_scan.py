@@ -5,17 +5,27 @@ from __future__ import annotations
 import datetime
 import json
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.procedures import MemoryStream
+from support.procedures import MemoryStream, Source
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, ConsumerNotFound, DataLoss, RequestTimeout, StreamRecreated, UsageError
+from jetspark.errors import (
+    ConfigError,
+    ConnectionLost,
+    ConsumerNotFound,
+    DataLoss,
+    RequestTimeout,
+    StreamRecreated,
+    UsageError,
+)
+from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.jetstream.pull import Ask, Puller, Wait
-from jetspark.publish.steps import AskMany, Pull
+from jetspark.publish.steps import AskMany, OpenPull, Pull
 from jetspark.state import scan
 from jetspark.state.scan import REQUEST_MESSAGES, SILENCE_S, SLACK, Range, RangeScan, Sweep
 
@@ -57,6 +67,36 @@ def test_nothing_is_asked_while_there_is_no_connection() -> None:
     assert sweep(4).step(0.0, None) == Wait(SILENCE_S)
 
 
+def test_what_has_come_is_taken_before_anything_is_asked_or_told() -> None:
+    machine = sweep(4)
+    asked(machine)
+    messages = [
+        AckableMessage("s.1", b"x", f"$JS.ACK.S.c.1.{number}.{number}.0.2".encode(), None, None) for number in (1, 2)
+    ]
+    gone = CoreMessage("_INBOX.x.1", b"", None, b"NATS/1.0 409 Consumer Deleted\r\n\r\n", None)
+    machine._puller.absorb([*messages, gone], 1.0)  # type: ignore[list-item]
+    assert machine.step(1.0, 1) == 2
+    machine._puller.buffer.clear()
+    with pytest.raises(ConsumerNotFound):
+        machine.step(1.0, 1)
+
+
+def test_an_error_of_the_driver_is_told() -> None:
+    machine = sweep(4)
+    machine.error = ConnectionLost("cut")
+    with pytest.raises(ConnectionLost):
+        machine.step(1.0, 1)
+
+
+def test_a_new_session_is_asked_for_what_the_last_one_owed() -> None:
+    machine = sweep(4)
+    [before] = asked(machine)
+    assert isinstance(machine.step(0.0, 1), Wait)
+    again = machine.step(0.0, 2)
+    assert isinstance(again, Ask)
+    assert again.body == before
+
+
 def test_a_message_larger_than_a_request_is_asked_for_alone_and_without_a_bound() -> None:
     machine = sweep(2)
     asked(machine)
@@ -96,6 +136,15 @@ def test_of_a_range_with_few_messages_few_are_asked_for() -> None:
     assert asked[0] == 999 + SLACK
 
 
+def test_what_is_asked_for_gets_less_as_the_range_is_read() -> None:
+    stream, asked = MemoryStream(2_999), []
+    stream.before_step = lambda step: asked.append(step.reader.left) if isinstance(step, Pull) else None
+    assert stream.read(RangeScan(part(1, 1_001))) == list(range(1, 1_001))
+    assert asked == sorted(set(asked), reverse=True)
+    assert asked[0] == 1_000
+    assert asked[-1] < 40  # what comes at once
+
+
 @pytest.mark.parametrize("size", [7, 50])
 def test_a_piece_ends_when_it_is_large_enough(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "PIECE_MESSAGES", size)
@@ -104,12 +153,14 @@ def test_a_piece_ends_when_it_is_large_enough(size: int, monkeypatch: pytest.Mon
     while (piece := stream.run(reading.next())) is not None:
         sizes.append(len(piece))
     assert sum(sizes) == 500
+    assert len(sizes) > 1
     assert all(size <= each < size + 40 for each in sizes[:-1])  # what comes at once stays together
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_nothing_is_skipped_or_repeated_whatever_is_lost(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "PIECE_MESSAGES", 50)
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)  # so that a range takes several direct gets
     for seed in SEEDS[block::4]:
         rng = random.Random(seed)
         stream = MemoryStream(400, faults=rng.choice([0.02, 0.1, 0.3]), rng=rng)
@@ -185,7 +236,7 @@ def test_another_stream_of_the_same_name_is_not_read() -> None:
         stream.read(RangeScan(part(10, 50)))
 
 
-def test_a_server_that_is_silent_is_given_up_in_time() -> None:
+def test_a_server_that_is_silent_is_given_up_in_time(caplog: pytest.LogCaptureFixture) -> None:
     stream = MemoryStream(100)
 
     def gone(step: Any) -> None:
@@ -193,10 +244,91 @@ def test_a_server_that_is_silent_is_given_up_in_time() -> None:
             raise ConsumerNotFound(404, 10014, "consumer not found")
 
     stream.before_step = gone
-    with pytest.raises(RequestTimeout, match="sequence 10 or one after it in stream 'S'"):
+    with (
+        caplog.at_level("INFO", "jetspark.state"),
+        pytest.raises(RequestTimeout, match="sequence 10 or one after it in stream 'S'"),
+    ):
         stream.read(RangeScan(part(10, 50), timeout_s=5.0))
     assert 5.0 <= stream.now < 7.0
     assert stream.open == 0
+    assert "stream S at sequence 10, beginning again: consumer not found" in caplog.text
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_patience_is_counted_from_the_last_message(retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a slow server nor a slow reader is silence: ten times as long as the time-out may pass in all."""
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", 100)
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)
+    stream, steps = MemoryStream(400), iter(range(1_000_000))
+    stream.retention = retention
+
+    def be_slow(step: Any) -> None:
+        if isinstance(step, Pull | AskMany):
+            stream.now += 3.0
+            if next(steps) % 2:
+                raise ConsumerNotFound(404, 10014, "consumer not found")
+
+    stream.before_step = be_slow
+    reading, found = RangeScan(part(1, 401), timeout_s=8.0), 0
+    while (piece := stream.run(reading.next())) is not None:
+        found += len(piece)
+        stream.now += 100.0
+    assert found == 400
+    assert stream.now > 400.0
+
+
+class SlowStream(MemoryStream):
+    """Its consumers send nothing at first, each for a time of its own, and after three times again."""
+
+    def __init__(self, count: int, *silences_s: float) -> None:
+        super().__init__(count)
+        self._silences_s = iter(silences_s)
+        self._speaks_at = dict[int, float]()
+        self.opened_at: list[float] = []
+        self.heard: list[float] = []
+
+    def _perform_own(self, step: Any) -> Any:
+        answer = super()._perform_own(step)
+        if isinstance(step, OpenPull):
+            self.opened_at.append(self.now)
+            self._speaks_at[id(answer)] = self.now + next(self._silences_s)
+        return answer
+
+    def _pull(self, source: Source, reader: Any) -> list[Any]:
+        while isinstance(step := reader.step(self.now, 1), Ask):
+            pass
+        if self.now < self._speaks_at[id(source)]:
+            assert isinstance(step, Wait)
+            self.now = step.until or self.now
+            return []
+        self.heard.append(self.now)
+        if len(self.heard) == 3:
+            self._speaks_at[id(source)] = float("inf")  # it has said its last
+        return super()._pull(source, reader)
+
+
+def test_a_consumer_that_needs_long_to_begin_is_given_longer_each_time() -> None:
+    never = float("inf")
+    stream = SlowStream(400, never, never, never, 3.0, 0.0)
+    assert stream.read(RangeScan(part(1, 401), timeout_s=60.0)) == list(range(1, 401))
+    waited = [later - before for before, later in pairwise(stream.opened_at)]
+    assert waited[:3] == pytest.approx([SILENCE_S, SILENCE_S, 2 * SILENCE_S], abs=0.3)
+    # Once it has spoken, silence is as long as it was in the beginning.
+    assert stream.opened_at[4] - stream.heard[2] == pytest.approx(SILENCE_S, abs=0.3)
+
+
+def test_a_consumer_that_nobody_serves_is_left_without_waiting_for_silence() -> None:
+    stream = MemoryStream(100)
+
+    def serve_nobody(step: Any) -> None:
+        if isinstance(step, Pull) and stream.opened == 1:
+            nobody = CoreMessage("_INBOX.x.1", b"", None, b"NATS/1.0 503\r\n\r\n", None)
+            step.source.puller.absorb([nobody], stream.now)  # type: ignore[list-item]
+
+    stream.before_step = serve_nobody
+    assert stream.read(RangeScan(part(1, 101))) == list(range(1, 101))
+    assert stream.opened == 2
+    assert stream.now < SILENCE_S
 
 
 # ---- the head of a stream ------------------------------------------------------------------------------------------
@@ -321,6 +453,7 @@ def test_a_piece_ends_when_it_has_enough_bytes(monkeypatch: pytest.MonkeyPatch) 
     while (piece := stream.run(reading.next())) is not None:
         sizes.append(len(piece))
     assert sum(sizes) == 200
+    assert len(sizes) > 1
     assert all(50 <= each < 90 for each in sizes[:-1])
 
 

@@ -29,10 +29,11 @@ from pyspark.sql.types import (
 from jetspark.app import App
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.folding import Recorded
-from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of, first_ever
+from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.what_if import NewCode, WhatIf, check_request, comparison_of
 from jetspark.app.workflows.comparing import ComparedRun, Divergence, StepDifference
 from jetspark.blocking import JetStream
+from jetspark.blocking.context import context_of
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.spark.engine.projection_options import option_text
@@ -44,7 +45,7 @@ from jetspark.spark.registration import register
 from jetspark.spark.retrying import patiently
 from jetspark.spark.stream.heads import sequence_at
 from jetspark.spark.stream.source_options import SourceOptions
-from jetspark.state.scan import head_of
+from jetspark.state.losses import first_ever, front_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -209,28 +210,26 @@ def _ask(
         "includeHeaders": "true",
     }
     connecting = read_options(SourceOptions, "jetstream", given)
-    first, extent, ended = patiently(
-        connecting, lambda js: _bounds(js, declared.stream, request), is_first_contact=True
-    )
+    extent, ended = patiently(connecting, lambda js: _bounds(js, declared.stream, request), is_first_contact=True)
     task = _Task(place, workflow, new, extent.first, request.keys, ended)
     register(spark)
-    given |= {"startingOffsets": first, "endingOffsets": str(extent.last + 1)}
+    given |= {"startingOffsets": "earliest", "endingOffsets": str(extent.last + 1)}
     rows = spark.read.format("jetstream").options(**given).load().mapInArrow(functools.partial(_keyed, task), _MESSAGES)
     together = rows.repartition("key") if partitions is None else rows.repartition(partitions, "key")
     return _Question(extent, together.mapInArrow(functools.partial(_compared, task), _RUNS))
 
 
-def _bounds(js: JetStream, stream: str, request: ReplayRequest) -> tuple[str, Extent, datetime.datetime]:
-    """Where to begin to read, in the words of the source; the range; and when it ends."""
+def _bounds(js: JetStream, stream: str, request: ReplayRequest) -> tuple[Extent, datetime.datetime]:
+    """The range, and when it ends."""
     info = js.stream(stream).info()
-    head, first = head_of(info), first_ever(info.config)
+    context = context_of(js)
+    head, first = context.run(front_of(context.api, info)), first_ever(info.config)
     since, until = (
         None if moment is None else sequence_at(js, head, moment) for moment in (request.since, request.until)
     )
     extent = extent_of(request, head, first, since_seq=since, until_seq=until)
     extent_of(ReplayRequest(to_seq=extent.last or None), head, first)  # the states that it begins with, too
-    begin = "earliest" if first <= head.first else str(first)
-    return begin, extent, request.until or _end_of(js, extent)
+    return extent, request.until or _end_of(js, extent)
 
 
 def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
