@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import bytecode, class_archive, packing, seeds
+from support import bytecode, class_archive, packing, scratch, seeds
 
 # pytest has it by its entry point, too, save in an environment that is older than that.
 # Its asserts are explained, whoever imports it first.
@@ -36,6 +36,7 @@ for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
 NEEDS_SPARK = {"spark", "drivers"}
 
 _archiving: list[subprocess.Popen[bytes]] = []
+_scratch: list[Path] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -43,7 +44,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     This comes before xdist starts the others. The classes are parsed while they run their first tests.
     """
-    if not session.config.getoption("numprocesses", None) or hasattr(session.config, "workerinput"):
+    if hasattr(session.config, "workerinput"):
+        return
+    _scratch.append(scratch.begin(session.config._tmp_path_factory.getbasetemp()))  # type: ignore[attr-defined]
+    if not session.config.getoption("numprocesses", None):
         return
     if process := class_archive.begin():
         _archiving.append(process)
@@ -55,6 +59,11 @@ def pytest_sessionfinish() -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+def pytest_unconfigure() -> None:
+    for folder in _scratch:
+        scratch.end(folder)
 
 
 def pytest_report_header() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
+from support.patience import PATIENCE_S
 
 from jetspark import JetSparkError, ServerError, StreamConfig, StreamSource
 
@@ -98,7 +99,7 @@ async def test_copies_in_mirrors_and_sourcing_streams_have_no_trace_of_the_batch
 
 
 async def _messages(stream: Any, count: int) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 found = [message async for message in stream.get_messages()]

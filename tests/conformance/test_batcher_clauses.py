@@ -25,6 +25,7 @@ from typing import Any
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.patience import PATIENCE_S
 
 from jetspark import batcher
 from jetspark.batcher import (
@@ -46,7 +47,6 @@ from jetspark.testing import FakeClock
 from jetspark.testing.batcher_conformance import BlockingRecordingSink, Conformance, RecordingSink, SinkFailure
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 20.0
 LONG = 10_000.0
 
 TRANSITIONS = ["add", "add_many", "ask", "redeem", "give_back", "reject", "poll", "finish", "overdue"]

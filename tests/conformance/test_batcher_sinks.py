@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.drivers import Awaited, Driver, Recorder, on_both_drivers, until
 from support.lossy import LossyProxy
+from support.patience import PATIENCE_S
 from support.servers import server_with_batch_limits
 
 import jetspark
@@ -257,7 +258,7 @@ async def test_a_stream_that_comes_back_in_time_has_everything_that_was_not_stor
         here.stream = await here.js.create_stream(
             StreamConfig(name=here.name, subjects=[f"{here.name}.>"], allow_batched=True, allow_direct=True)
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await writing
         assert await here.stored() == numbers(10, 20)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers
 from support.lossy import LossyProxy
+from support.patience import PATIENCE_S
 from support.peers import Proxy
 
 import jetspark
@@ -147,7 +148,7 @@ async def test_a_watch_shows_the_present_and_then_every_change(driver: Driver, u
         await kv.delete("b")
         present_is_over = asyncio.Event()
         watching = asyncio.ensure_future(_take(kv.watch(initial_marker=True), 6, present_is_over))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await present_is_over.wait()
         await kv.put("c", b"new")
         await kv.purge("a")
@@ -186,7 +187,7 @@ async def test_a_watch_can_be_narrowed_in_every_way(driver: Driver, url: str) ->
         present_is_over = asyncio.Event()
         changes = kv.watch(updates_only=True, initial_marker=True)
         updates = asyncio.ensure_future(_take(changes, 2, present_is_over))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await present_is_over.wait()
         await kv.put("a.1", b"now")
         assert _brief(await updates) == [None, ("a.1", b"now", "put")]
@@ -251,7 +252,7 @@ async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
         kv = await js.create_kv(KVConfig(bucket="watched", history=3))
         alive = await _fill(kv, js, alive=2000, doomed=200)
         options: dict[str, Any] = {"ignore_discovered_servers": True, "reconnect_wait_s": 0.01} | limits
-        async with driver.connect(proxy.url, **options) as nc, asyncio.timeout(40):
+        async with driver.connect(proxy.url, **options) as nc, asyncio.timeout(PATIENCE_S):
             state: dict[str, str] = {}
             revisions = []
             async for entry in (await nc.jetstream().kv("watched")).watch(initial_marker=True):
@@ -271,7 +272,7 @@ async def test_a_watch_interrupted_in_its_beginning_shows_each_key_as_it_is(
 async def test_the_beginning_of_a_watch_is_whole_whatever_the_sizes_of_the_values(driver: Driver, url: str) -> None:
     """A pull consumer loses one for each request that has too few bytes left for the next, if nobody takes care."""
     sizes = [10] * 150 + [9_000] * 40 + [10] * 20 + [60_000] * 5 + [200_000] + [10] * 20
-    async with driver.connect(url, max_pending_bytes=100_000) as nc, asyncio.timeout(40):
+    async with driver.connect(url, max_pending_bytes=100_000) as nc, asyncio.timeout(PATIENCE_S):
         js = nc.jetstream(timeout=20)
         kv = await js.create_kv(KVConfig(bucket="sizes", history=3))
         for times in (2, 1):  # so that the last ones do not follow one another
@@ -649,7 +650,7 @@ async def test_a_watch_for_changes_only_misses_none_that_came_before_its_first(d
             changes = (await nc.jetstream().kv("empty")).watch(updates_only=True, initial_marker=True)
             present_is_over = asyncio.Event()
             watching = asyncio.ensure_future(_take(changes, 3, present_is_over))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await present_is_over.wait()
             proxy.cut()
             await kv.put("a", b"1")  # while the watcher is away, and before it has seen anything

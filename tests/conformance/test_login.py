@@ -12,6 +12,7 @@ import pytest
 from support.certificates import Certificates
 from support.credentials import STRANGER, USER, credentials_text, operator_config
 from support.drivers import Driver, Recorder, on_both_drivers, until
+from support.patience import PATIENCE_S
 from support.peers import INFO, Proxy, behave, greet, scripted_server, stay_silent
 
 import jetspark
@@ -297,7 +298,7 @@ async def test_a_function_that_hangs_ends_its_attempt_and_is_asked_again(driver:
         nonlocal calls
         calls += 1
         if calls == 2:
-            release.wait(20)
+            release.wait(PATIENCE_S)
         return jetspark.Token("s3cret")
 
     async def hang_asynchronously() -> jetspark.Auth:

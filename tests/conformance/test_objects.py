@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, inside, on_both_drivers
+from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark.jetstream.objects import READ_AHEAD_BYTES, WINDOW_BYTES, ObjectMeta, ObjectStoreConfig
@@ -401,7 +402,7 @@ async def test_a_cancelled_get_file_ends_when_nobody_writes_to_the_file_any_more
         def write(self, data: bytes) -> int:
             self.is_written_to = True
             has_begun.set()
-            may_go_on.wait(20)
+            may_go_on.wait(PATIENCE_S)
             self.is_written_to = False
             return len(data)
 
@@ -433,7 +434,7 @@ async def test_when_the_connection_closes_nothing_is_visible_and_the_chunks_can_
         def pieces() -> Iterator[bytes]:
             for _ in range(100):
                 yield bytes(CHUNK)
-            asyncio.run_coroutine_threadsafe(nc.close(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(nc.close(), loop).result(PATIENCE_S)
             yield bytes(CHUNK)
 
         async def async_pieces() -> AsyncIterator[bytes]:
@@ -522,7 +523,7 @@ async def test_chunks_whose_ids_were_forgotten_are_not_stored_twice_unnoticed(dr
             await (await other.jetstream().stream("OBJ_files")).info()
 
         def crash() -> None:
-            asyncio.run_coroutine_threadsafe(until_some_are_stored(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(until_some_are_stored(), loop).result(PATIENCE_S)
             own.kill()
             time.sleep(0.3)  # the window passes
             own.start()
@@ -543,7 +544,7 @@ async def test_a_put_that_nobody_answers_gives_up_and_its_chunks_go(driver: Driv
             async def update() -> None:
                 await (await other.jetstream().stream("OBJ_files")).update(subjects=["$O.files.M.>"])
 
-            asyncio.run_coroutine_threadsafe(update(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(update(), loop).result(PATIENCE_S)
 
         with pytest.raises(
             jetspark.RequestTimeout, match=r"put of object 'a' into bucket 'files' .*within 1 s"
@@ -580,7 +581,7 @@ async def test_what_a_killed_process_has_put_is_invisible_and_can_be_removed(dri
             await store.info("a")
         assert await store.purge_orphans() == 0  # so young, its put might be under way
         removed = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while sum((await _subjects(js, "files")).values()) > kept.chunks + 1:  # the last may still arrive
                 removed += await store.purge_orphans(older_than=0.0)
         assert removed >= 100
@@ -604,11 +605,11 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
 
         def purge() -> None:
             async def remove() -> None:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     while not removed or not removed[-1]:  # until some have arrived
                         removed.append(await (await other.jetstream().object_store("files")).purge_orphans(0.0))
 
-            asyncio.run_coroutine_threadsafe(remove(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(remove(), loop).result(PATIENCE_S)
 
         with pytest.raises(
             jetspark.ConnectionLost, match=r"3000 chunks became \d+ before .* purged them; put it again"
@@ -707,7 +708,7 @@ async def test_objects_are_listed_and_watched(driver: Driver, url: str) -> None:
         await ready.wait()
         await store.put("d", b"")
         await store.delete("a")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert brief(await following) == [None, ("d", False), ("a", True)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
+from support.patience import PATIENCE_S
 from support.peers import Proxy
 
 import jetspark
@@ -20,7 +21,7 @@ from jetspark.server import NatsServer, Permissions, User
 async def _take(messages: AsyncIterator[jetspark.JetStreamMessage], count: int) -> list[int]:
     """The numbers in the next ``count`` messages."""
     numbers: list[int] = []
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in messages:
             numbers.append(int(message.data))
             if len(numbers) == count:
@@ -103,7 +104,7 @@ async def test_cuts_and_restarts_are_not_seen(driver: Driver, own: NatsServer) -
             await asyncio.to_thread(own.restart)
             await publisher.flush(timeout=20)
             await _fill(js, 400, 200)
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(PATIENCE_S):
                 await reading
             assert received == list(range(600))
 
@@ -146,7 +147,7 @@ async def test_a_message_larger_than_the_bound_comes_all_the_same(driver: Driver
         for size in sizes:
             await js.publish("ordered.n", b"%0*d" % (size, 1))
         received = []
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             async for message in stream.ordered_consumer().messages():
                 received.append(len(message.data))
                 if len(received) == len(sizes):
@@ -210,7 +211,7 @@ async def test_a_request_waits_at_the_server_whenever_the_reader_does(driver: Dr
         for number in range(3):
             coming = asyncio.ensure_future(_take(messages, 1))
             await asyncio.sleep(0.7 if not number else 0.05)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while not [info async for info in stream.consumers() if info.waiting_pulls]:
                     pass
             await _fill(js, number, 1)
@@ -269,11 +270,11 @@ async def test_closing_the_connection_ends_the_iteration(driver: Driver, url: st
             received.append(int(message.data))  # noqa: PERF401 - seen from outside while it grows
 
     reading = asyncio.ensure_future(read())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(received) < 3:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     await nc.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await reading
 
 
@@ -310,7 +311,7 @@ async def test_a_reader_whose_stream_was_deleted_says_so(driver: Driver, own: Na
         Proxy(own.port) as proxy,
         driver.connect(own.url) as other,
         driver.connect(proxy.url, **options) as nc,
-        asyncio.timeout(40),
+        asyncio.timeout(PATIENCE_S),
     ):
         readers = await _readers(nc.jetstream())
         for name, reader in readers.items():
@@ -360,7 +361,7 @@ async def test_a_purged_stream_is_still_the_same(driver: Driver, own: NatsServer
         await _fill(js, 0, 20)
         async with driver.connect(proxy.url, ignore_discovered_servers=True, reconnect_wait_s=0.01) as nc:
             messages = (await nc.jetstream().stream("O")).ordered_consumer().messages()
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(PATIENCE_S):
                 assert int((await anext(messages)).data) == 0
                 await (await js.stream("O")).purge()
                 proxy.cut()
@@ -381,7 +382,7 @@ async def test_pull_and_push_readers_hear_that_their_stream_was_deleted(driver: 
         )
         await _fill(js, 0, 1)
         pulled, pushed = aiter(pull.messages()), aiter(push.pushed_messages())
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             for reader in (pulled, pushed):
                 await (await anext(reader)).ack()
             await _delete(js, "O")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Awaited, Driver, Recorder, inside, on_both_drivers, until
+from support.patience import PATIENCE_S
 
 import jetspark
 import jetspark.aio.publisher
@@ -438,7 +439,7 @@ async def test_a_callback_may_wait_for_a_thread_that_publishes(driver: Driver, u
         def publish_elsewhere(_: Any) -> None:
             thread = threading.Thread(target=publisher._target.publish, args=("locks.x",))
             thread.start()
-            thread.join(10)
+            thread.join(PATIENCE_S)
             ended.append(not thread.is_alive())
 
         add_callback(await publisher.publish("locks.x"), publish_elsewhere)

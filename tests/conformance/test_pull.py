@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers, until
+from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
@@ -33,7 +34,7 @@ async def stream_of(nc: jetspark.Client, count: int = 0, data: bytes = b"%d", **
 
 
 async def until_stored(stream: Any, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await stream.info()).state.messages < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -44,7 +45,7 @@ async def consumer_of(stream: Any, **config: Any) -> Any:
 
 
 async def all_acked(consumer: jetspark.Consumer) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await consumer.info()).ack_pending:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -608,7 +609,7 @@ async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, 
         consumer = await consumer_of(stream, ack_wait_s=2.0)
         seen: dict[int, list[int]] = {}
         restarting: asyncio.Future[Any] | None = None
-        async with asyncio.timeout(50), consumer.messages(max_messages=100) as messages:
+        async with asyncio.timeout(PATIENCE_S), consumer.messages(max_messages=100) as messages:
             async for message in messages:
                 seen.setdefault(int(message.data), []).append(message.metadata.delivered)
                 await message.ack()
@@ -622,7 +623,7 @@ async def test_a_killed_server_loses_nothing_and_repeats_little(driver: Driver, 
         assert sorted(seen) == list(range(count))
         assert len(events.of(jetspark.Reconnected)) == 1
         # Acks that died with the server make their messages come again; in the end none is left.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (info := await consumer.info()).ack_pending or info.pending:
                 for message in await consumer.fetch(100, timeout=0.5):
                     seen[int(message.data)].append(message.metadata.delivered)

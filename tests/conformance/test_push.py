@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers
+from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
@@ -41,7 +42,7 @@ async def test_messages_are_pushed_and_acknowledged(driver: Driver, url: str) ->
         )
         assert await _take(consumer.pushed_messages(), 200) == list(range(200))
         await nc.flush()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (await consumer.info()).ack_floor.stream_sequence < 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -92,7 +93,7 @@ async def test_a_group_shares_the_messages(driver: Driver, url: str) -> None:
         js = nc.jetstream()
         for number in range(100):
             await js.publish("p.n", b"%d" % number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await done.wait()
         assert sorted(shares[0] + shares[1]) == list(range(100))
         assert min(len(share) for share in shares) > 0

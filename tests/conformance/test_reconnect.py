@@ -8,6 +8,7 @@ import socket
 
 import pytest
 from support.drivers import Driver, Recorder, on_both_drivers, until
+from support.patience import PATIENCE_S
 from support.peers import INFO, Proxy, behave, greet, scripted_server, stay_silent
 
 import jetspark
@@ -623,7 +624,7 @@ async def test_in_a_cluster_traffic_goes_on_when_our_node_is_killed(driver: Driv
                 assert again.server in (cluster.nodes[1].url, cluster.nodes[2].url)
                 await nc.flush()
                 # Interest travels between the nodes on its own time: ask until it has arrived.
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     while True:
                         try:
                             assert (await other.request("ask", b"still there?", timeout=5)).data == b"yes"

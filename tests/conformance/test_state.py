@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pytest
 from support.drivers import Awaited, Driver, on_both_drivers
+from support.patience import PATIENCE_S
 from support.peers import Proxy
 from support.servers import domain_config
 
@@ -467,7 +468,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 async def test_a_bucket_of_another_domain_is_written_and_read(driver: Driver, edge: NatsServer, batched: bool) -> None:
     async with driver.connect(edge.url) as nc:
         js = nc.jetstream(domain="hub")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     await js.account_info()

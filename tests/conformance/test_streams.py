@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
+from support.patience import PATIENCE_S
 from support.peers import Proxy, scripted_server
 
 import jetspark
@@ -18,7 +19,7 @@ from jetspark.server import NatsServer
 
 
 async def _until_it_holds(stream: jetspark.Stream, messages: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await stream.info()).state.messages != messages:  # noqa: ASYNC110 - the server gives no signal
             await asyncio.sleep(0.02)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
+from support.patience import PATIENCE_S
 
 import jetspark
 import jetspark.blocking
@@ -155,7 +156,7 @@ async def test_a_consumer_that_was_deleted_under_its_reader_is_named(driver: Dri
         stream = await nc.jetstream().create_stream(StreamConfig(name=name))
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="brief"))
         fetching = asyncio.ensure_future(consumer.fetch(1, timeout=60))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await consumer.info()).waiting_pulls:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await consumer.delete()

@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 
+from support.patience import PATIENCE_S
+
 import jetspark.blocking
 from jetspark import (
     BufferFull,
@@ -40,7 +42,7 @@ def test_waiting_inside_on_event_is_refused_instead_of_hanging() -> None:
         with nc:
             subscription = nc.subscribe("from.on_event")
             server.restart()
-            assert happened.wait(20)
+            assert happened.wait(PATIENCE_S)
             assert "would wait for ever" in str(refused[0])
             assert len(refused) == 2
             assert subscription.next(30).data == b"publishing does not wait"
@@ -70,7 +72,7 @@ def test_several_threads_share_the_messages_of_one_subscription() -> None:
         for number in range(3000):
             nc.publish("shared", b"%d" % number)
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
         assert sorted(shares[0] + shares[1] + shares[2]) == list(range(3000))
         for share in shares:
             assert share == sorted(share)
@@ -107,7 +109,7 @@ def test_many_threads_ask_at_once_and_each_gets_its_own_answer_while_the_server_
             thread.start()
         for _ in range(3):
             marks = [count + 30 for count in answered]
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             while any(count < mark for count, mark in zip(answered, marks, strict=True)):
                 assert time.monotonic() < deadline, answered
                 time.sleep(0.01)
@@ -160,7 +162,7 @@ def test_closing_inside_on_event_ends_the_connection() -> None:
     with NatsServer(jetstream=False) as server:
         nc = jetspark.blocking.connect(server.url, on_event=on_event)
         server.restart()
-        assert happened.wait(20)
+        assert happened.wait(PATIENCE_S)
         assert nc.is_closed
         assert [str(error) for error in raised] == [
             "closed before the server confirmed (1 published messages are unconfirmed)"
@@ -215,7 +217,7 @@ def test_publishing_inside_on_event_does_not_wait_for_room() -> None:
     with NatsServer(jetstream=False) as server:
         nc = jetspark.blocking.connect(server.url, on_event=on_event, send_buffer_bytes=64)
         server.restart()
-        assert happened.wait(20)
+        assert happened.wait(PATIENCE_S)
         assert len(outcomes) == 1
         nc.close()
 
@@ -229,7 +231,7 @@ def test_closing_ends_the_thread_that_waits_for_a_greeting() -> None:
         accepted, _ = silent.accept()
         with accepted:
             nc.close()
-            nc._link._thread.join(20)
+            nc._link._thread.join(PATIENCE_S)
             assert not nc._link._thread.is_alive()
 
 

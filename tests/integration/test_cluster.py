@@ -18,6 +18,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
+from support.patience import PATIENCE_S
 
 from jetspark.errors import ConfigError, UsageError
 from jetspark.server import NatsCluster
@@ -201,7 +202,7 @@ def test_every_node_ends_when_the_program_is_killed() -> None:
         pids = child.stdout.readline().split()
         child.kill()
     assert len(pids) == 3
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + PATIENCE_S
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)

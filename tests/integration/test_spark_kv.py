@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 from pyspark.sql.types import StructType
 from support.folds import Chain
 from support.names import new_name
+from support.patience import PATIENCE_S
 
 import jetspark.blocking
 from jetspark import KVConfig, StreamConfig
@@ -225,7 +226,7 @@ class Writers:
                 sent = [(f"k.{number * 37 % self._keys + at}", b"%d" % number) for at in range(20)]
                 futures = [js.publish_async(f"$KV.{self._bucket}.{key}", value) for key, value in sent]
                 for (key, value), future in zip(sent, futures, strict=True):
-                    self.log.append((future.result(10).sequence, key, value))
+                    self.log.append((future.result(PATIENCE_S).sequence, key, value))
 
     def __enter__(self) -> Writers:
         self._thread.start()

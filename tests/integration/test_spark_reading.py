@@ -22,6 +22,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
+from support.patience import PATIENCE_S
 
 from jetspark import (
     ConfigError,
@@ -502,7 +503,7 @@ def test_a_change_of_leaders_while_reading_loses_and_repeats_nothing(monkeypatch
 
 
 def _leader(stream: Stream) -> str:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
             cluster = stream.info().cluster
@@ -705,7 +706,7 @@ def test_an_outage_does_not_end_the_query(kind: str, tmp_path: Path, monkeypatch
         assert reader.reportLatestOffset() is not None
         own.start()
         what.feed(10)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while (end := reader.latestOffset(start, ReadAllAvailable())) is start:
             assert time.monotonic() < deadline
         [position] = end["streams"].values()
@@ -961,7 +962,7 @@ def test_streams_named_by_a_pattern_are_found_also_those_created_later(
     second = other_stream(js, 7, f"{name}_22")
     other_stream(js, 7, f"{name}_X")
     end = start
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while end is start and time.monotonic() < deadline:
         end = reader.latestOffset(start, ReadAllAvailable())
     assert set(end["streams"]) == {first.name, second.name}

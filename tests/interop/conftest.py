@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import pytest
 from support.drivers import Driver
+from support.patience import PATIENCE_S
 
 from jetspark.server import NatsServer
 
@@ -71,11 +72,11 @@ class Witness:
         assert self._process.stdout is not None
         try:
             self._process.stdin.close()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=PATIENCE_S)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
-        self._reader.join(timeout=10)
+        self._reader.join(timeout=PATIENCE_S)
         self._process.stdout.close()
 
     def _send(self, command: str, arguments: dict[str, Any]) -> Future[Any]:

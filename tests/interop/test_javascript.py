@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Driver, on_both_drivers
+from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark import ConsumerConfig, Expect, KVConfig, ObjectStoreConfig, StreamConfig, StreamSource
@@ -573,7 +574,7 @@ async def _gathered(nc: Any, bucket: str, witness: Any) -> None:
     """Both read the key ``a.b``, which came from another bucket, under the name it has here."""
     kv = await nc.jetstream().kv(bucket)
     stream = await nc.jetstream().stream(f"KV_{bucket}")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not (await stream.info()).state.messages:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert (await kv.get("a.b")).value == b"1"

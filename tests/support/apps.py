@@ -11,6 +11,7 @@ from typing import Any
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, encode
 from jetspark.app.topology.provisioning import apply_topology
+from support.patience import PATIENCE_S
 
 
 async def set_up(js: JetStream, app: App) -> None:
@@ -24,7 +25,7 @@ async def publish(js: JetStream, app: App, *events: Any) -> None:
         await js.publish(encoded.subject, encoded.data, headers=encoded.headers)
 
 
-async def until(condition: Callable[[], Any], timeout: float = 120.0) -> None:
+async def until(condition: Callable[[], Any], timeout: float = PATIENCE_S) -> None:
     """Wait until something is true that nobody announces, such as the state of a consumer."""
     async with asyncio.timeout(timeout):
         while True:

@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from support import scratch
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -50,7 +52,7 @@ def begin() -> subprocess.Popen[bytes] | None:
     return subprocess.Popen(
         [sys.executable, "-m", "support.class_archive", str(archive)],
         cwd=TESTS,
-        env=os.environ | {"JDK_JAVA_OPTIONS": JAVA_OPTIONS},
+        env=os.environ | {"JDK_JAVA_OPTIONS": f"{JAVA_OPTIONS} {scratch.java_option()}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

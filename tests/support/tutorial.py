@@ -22,9 +22,10 @@ import sys
 import time
 from pathlib import Path
 
+from support.patience import PATIENCE_S
+
 __all__ = ["Reader"]
 
-PATIENCE_S = 120.0
 PROGRAMS = {
     "python": [sys.executable],
     "jetspark": [sys.executable, "-m", "jetspark"],

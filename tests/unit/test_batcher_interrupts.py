@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from support.interrupts import Ended, Interrupted, at_bytecode
+from support.patience import PATIENCE_S
 
 from jetspark.batcher import BatcherConfig
 from jetspark.batcher.blocking import Batcher
@@ -54,7 +55,7 @@ class Trial:
         assert set(self.added) <= set(self.sink.items)
         assert len(self.sink.items) <= len(self.added) + (3 if ended.was_interrupted else 0)
         for future in self.futures:
-            assert future.result(10) is None
+            assert future.result(PATIENCE_S) is None
 
 
 def test_an_interrupt_anywhere_leaves_a_batcher_that_writes_what_it_has_and_ends() -> None:

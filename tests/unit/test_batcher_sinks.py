@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import PATIENCE_S
 
 import jetspark.batcher.aio.jetstream as aio_jetstream
 import jetspark.batcher.aio.sinks as aio
@@ -500,7 +501,7 @@ def test_exactly_one_thread_tries_a_half_open_circuit() -> None:
         def write(self, batch: Sequence[str]) -> None:
             if next(calls) == 1:
                 raise OUTAGE
-            assert gate.wait(20)
+            assert gate.wait(PATIENCE_S)
 
     sink = blocking.CircuitBreakerSink(Sink(), failures=1, open_s=10, clock=clock)
     with pytest.raises(ConnectionLost):
@@ -600,7 +601,7 @@ async def test_a_write_that_is_cancelled_while_it_waits_gives_its_tokens_back() 
     with pytest.raises(asyncio.CancelledError):
         await waiting
     clock.advance(1)
-    await asyncio.wait_for(sink.write(list(range(10))), 20)
+    await asyncio.wait_for(sink.write(list(range(10))), PATIENCE_S)
     assert script.calls == 2
 
 
@@ -1360,7 +1361,7 @@ def test_threads_get_a_fair_lock_in_the_order_of_asking() -> None:
         _await(lambda: len(lock._waiting) == number + 1)  # noqa: B023
     lock.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert order == list(range(10))
     lock.acquire()  # and it is free again
 
@@ -1404,14 +1405,14 @@ def _first(writes: list[Future[None]], count: int) -> list[Future[None]]:
 
 def _await(condition: Callable[[], bool]) -> None:
     """For what other threads do and give no signal of."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.0005)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 

@@ -197,7 +197,7 @@ async def test_a_process_that_was_stopped_comes_back_to_what_others_have_taken_o
                 workers[0].send_signal(signal.SIGSTOP)
                 await asyncio.sleep(2.5 * app.handlers["once"].ack_wait_s)  # by then others have all it had
                 workers[0].send_signal(signal.SIGCONT)
-                await until(lambda: is_all_done(js, events), timeout=90)
+                await until(lambda: is_all_done(js, events))
                 for worker in workers:
                     worker.terminate()
                 assert [await worker.wait() for worker in workers] == [0, 0]
