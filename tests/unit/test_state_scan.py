@@ -138,7 +138,13 @@ def test_of_a_range_with_few_messages_few_are_asked_for() -> None:
 
 def test_what_is_asked_for_gets_less_as_the_range_is_read() -> None:
     stream, asked = MemoryStream(2_999), []
-    stream.before_step = lambda step: asked.append(step.reader.left) if isinstance(step, Pull) else None
+
+    def note(step: Any) -> None:
+        if isinstance(step, Pull):
+            assert isinstance(step.reader, Sweep)
+            asked.append(step.reader.left)
+
+    stream.before_step = note
     assert stream.read(RangeScan(part(1, 1_001))) == list(range(1, 1_001))
     assert asked == sorted(set(asked), reverse=True)
     assert asked[0] == 1_000
@@ -323,7 +329,7 @@ def test_a_consumer_that_nobody_serves_is_left_without_waiting_for_silence() -> 
     def serve_nobody(step: Any) -> None:
         if isinstance(step, Pull) and stream.opened == 1:
             nobody = CoreMessage("_INBOX.x.1", b"", None, b"NATS/1.0 503\r\n\r\n", None)
-            step.source.puller.absorb([nobody], stream.now)  # type: ignore[list-item]
+            step.source.puller.absorb([nobody], stream.now)
 
     stream.before_step = serve_nobody
     assert stream.read(RangeScan(part(1, 101))) == list(range(1, 101))
