@@ -111,6 +111,7 @@ def test_a_machine_that_gave_up_waits_for_nothing_and_may_still_be_called(
 ONLY_ASYNCIO = {
     "call_when_there_is_room",  # its fast publisher cannot poll
     "check_loop",  # threads may share a client, loops may not
+    "flush_promptly",  # requests made at the same time share a step of its loop
     "hand_over",  # its writes happen on the thread that computes
     "on_data",  # its sessions call back
     "on_lost",

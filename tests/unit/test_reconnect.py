@@ -99,9 +99,10 @@ def test_a_bad_address_is_refused_and_named(url: str) -> None:
 
 
 def test_a_foreign_scheme_is_told_what_would_work() -> None:
-    with pytest.raises(ConfigError, match="scheme 'ws' is not supported; expected nats:// or tls://$"):
+    with pytest.raises(ConfigError, match=r"scheme 'ws' is not supported; expected nats:// or tls://$"):
         Server.parse("ws://a")
-    with pytest.raises(ConfigError, match="tls://, and the port for clients .4222 by default., not the monitoring port$"):
+    expected = r"tls://, and the port for clients \(4222 by default\), not the monitoring port$"
+    with pytest.raises(ConfigError, match=expected):
         Server.parse("http://a:8222")
 
 

@@ -83,9 +83,10 @@ class Link:
             raise
 
     def close(self, error: Exception | None = None) -> None:
-        """Drop the transport and end every wait. What is buffered is lost: flush first."""
+        """Drop the transport and end every wait. What the network does not take at once is lost."""
         if self._reconnecting is not None and self._reconnecting is not asyncio.current_task():
             self._reconnecting.cancel()
+        self.flush()  # requests of this step of the loop, see flush_promptly
         self.connection.close(error)
         self._hang_up()
         self.settle()

@@ -150,7 +150,7 @@ class _Side:
         return "none" if self.record is None else self.record.status
 
 
-class _Run:
+class _ComparedRun:
     __slots__ = ("answers", "causes", "compared", "is_stopped", "new", "old")
 
     def __init__(self, key: str) -> None:
@@ -186,7 +186,7 @@ class HistoryComparison:
         """
         self._app, self._old, self._new, self._since = app, old, new, since
         self._keys, self._max_differences, self._max_runs = frozenset(keys), max_differences, max_runs
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _ComparedRun] = {}
         self.unreadable = 0
         """Messages that neither version can read."""
 
@@ -220,7 +220,7 @@ class HistoryComparison:
         if run is None:
             if len(self._runs) >= self._max_runs:
                 raise ConfigError(f"more than {self._max_runs} runs: expected fewer in one comparison; name some keys")
-            run = self._runs[key] = _Run(key)
+            run = self._runs[key] = _ComparedRun(key)
         decoded: Decoded = old if isinstance(old, Decoded) else new
         firing = self._firing(run, message, decoded)
         if message.sequence < self._since:
@@ -267,7 +267,9 @@ class HistoryComparison:
             return None
         return keys.pop(), old, new
 
-    def _compare(self, run: _Run, message: Recorded, old: Any, new: Any, firing: tuple[str, str] | None) -> None:
+    def _compare(
+        self, run: _ComparedRun, message: Recorded, old: Any, new: Any, firing: tuple[str, str] | None
+    ) -> None:
         if run.new is None:
             run.new = _Side(run.old.record, run.old.timers)
         if not self._check_reach(run, _time_of(message), message.sequence):
@@ -308,7 +310,7 @@ class HistoryComparison:
 
     def _step(
         self,
-        run: _Run,
+        run: _ComparedRun,
         side: _Side,
         code: WorkflowCode,
         message: Recorded,
@@ -340,7 +342,7 @@ class HistoryComparison:
         side.timers = {name: each for name, each in side.timers.items() if ids.get(name)}
         return step
 
-    def _firing(self, run: _Run, message: Recorded, decoded: Decoded) -> tuple[str, str] | None:
+    def _firing(self, run: _ComparedRun, message: Recorded, decoded: Decoded) -> tuple[str, str] | None:
         """Name and cause of the run's timer that has published a message, if one has."""
         if not run.causes or (scheduler := header_of(message.headers, "Nats-Scheduler")) is None:
             return None
@@ -350,7 +352,7 @@ class HistoryComparison:
                 return name, cause or ""
         return None
 
-    def _check_reach(self, run: _Run, now: datetime.datetime, sequence: int | None) -> bool:
+    def _check_reach(self, run: _ComparedRun, now: datetime.datetime, sequence: int | None) -> bool:
         """Whether history answers up to a moment: nothing was due by then that only the new version waits for."""
         assert run.new is not None
         old, new = run.old.timers, run.new
