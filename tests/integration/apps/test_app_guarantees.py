@@ -14,7 +14,6 @@ import pytest
 from integration.apps.app_worker import APP, Placed
 from support.apps import is_settled, publish, running, set_up, until
 
-from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
 from jetspark.app.dead_letters.store import HandlerStore
@@ -208,33 +207,3 @@ async def test_a_breaker_pauses_the_consumer_for_every_worker(server: NatsServer
         is_away = False
         await until(lambda: len(done) == 6)
         await until(lambda: is_settled(js, app, "b"))
-
-
-async def test_what_others_give_up_ends_in_the_dead_letters(server: NatsServer, js: JetStream) -> None:
-    app = App("givenup", stream="GIVENUP", subjects=["counts.>"])
-    done = []
-
-    @app.handler(Counted, durable="g", ack_wait_s=4.0)
-    async def add(event: Counted) -> None:
-        done.append(event.number)
-
-    await set_up(js, app)
-    await publish(js, app, Counted(name="a", number=1), Counted(name="b", number=2))
-    stream = await js.stream("GIVENUP")
-    terminated, exhausted = await (await stream.consumer("g")).fetch(2)
-    store = await HandlerStore.open(js, app.name, "g")
-
-    async def are_buried() -> bool:
-        return len([each async for each in store.all_letters()]) == 2
-
-    async with running(app, server.url):
-        await publish(js, app, Counted(name="c", number=3))
-        await until(lambda: done == [3])
-        await terminated.term("not wanted")
-        await stream.update_consumer(ConsumerConfig(durable_name="g", max_deliver=1))
-        await until(are_buried)
-    letters = [each.letter async for each in store.all_letters()]
-    assert sorted((each.key, each.origin.sequence) for each in letters) == [("a", 1), ("b", 2)]
-    assert {each.cause.error for each in letters if each.cause} == {"GivenUp"}
-    assert exhausted.metadata.stream_sequence == 2
-    assert done == [3]

@@ -19,6 +19,7 @@ from jetspark.app.dead_letters.letters import error_text
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.calling import HandlerCalls
 from jetspark.app.handlers.context import Dependencies
+from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
@@ -115,12 +116,17 @@ class HandlerWorker:
             if self._readers is not None:
                 await self._readers.open()
                 await self.records.catch_up()  # this worker is one of the members from here on
-                watchers.append(tasks.create_task(self._readers.run(tasks)))
             else:
                 stream = await self.store.js.stream(self.app.stream)
                 consumer = await stream.consumer(self.spec.durable)
                 retries = await self.store.retries.consumer(self.spec.durable)
                 self._intake = Intake(self, stream, consumer, retries, None)
+            given_up = await GivenUp.open(self, self._sources)
+            await given_up.catch_up()  # before anything of their keys is handled
+            watchers.append(tasks.create_task(given_up.run()))
+            if self._readers is not None:
+                watchers.append(tasks.create_task(self._readers.run(tasks)))
+            elif self._intake is not None:
                 await self._intake.start(tasks)
             if self.spec.batch is not None:
                 self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
@@ -174,6 +180,18 @@ class HandlerWorker:
         if self._readers is not None:
             return self._readers.intakes
         return [self._intake] if self._intake is not None else []
+
+    @property
+    def _sources(self) -> list[ConsumerSource]:
+        """Every consumer of this handler, also those that other workers read."""
+        if self._readers is not None:
+            return self._readers.sources
+        intake = self._intake
+        assert intake is not None
+        return [
+            ConsumerSource(intake.stream, intake.consumer, None, is_retry=False),
+            ConsumerSource(self.store.retries, intake.retry_consumer, None, is_retry=True),
+        ]
 
     @property
     def shares(self) -> int:
