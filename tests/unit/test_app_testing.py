@@ -121,7 +121,7 @@ async def test_nothing_is_lost_when_the_server_dies() -> None:
         assert test.dead_letters == []
 
 
-@pytest.mark.parametrize("seed", [*range(6), *seeds.fresh(2)])
+@pytest.mark.parametrize("seed", seeds.tried(range(6), 2))
 async def test_the_order_of_a_key_holds_through_lost_connections(seed: int) -> None:
     """What was on its way when a connection was lost comes again late; nothing of its key may overtake it."""
     rng = random.Random(seed)

@@ -247,9 +247,7 @@ class Declarations:
         if self.projections:
             buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
             description = "Which buckets projections are in, leases, and replays."
-            # As safe as the stream: without its leases and its record of buckets no worker begins.
-            more = {"limit_marker_ttl_s": MARKER_TTL_S, "replicas": self.stream_config.replicas}
-            buckets.append(self._bucket(projection_bucket(self.name), description, **more))
+            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
         if self.handlers or self.projections:
             streams.append(self._dead_letters())
         if self.handlers:
@@ -262,7 +260,24 @@ class Declarations:
         replaces = {
             partition_stream(self.name, spec.name): (self.stream, spec.durable) for spec in self.handlers.values()
         }
-        return Topology(app=self.name, streams=streams, buckets=buckets, consumers=consumers, replaces=replaces)
+        return Topology(
+            app=self.name,
+            stream=self.stream,
+            streams=[self.as_safe(each) for each in streams],
+            buckets=[self.as_safe(each) for each in buckets],
+            consumers=consumers,
+            replaces=replaces,
+        )
+
+    def as_safe(self, config: Any) -> Any:
+        """A configuration with as many replicas as the application's stream has, unless it says how many.
+
+        An event that waits for its retry, or is a dead letter, is acknowledged in the stream: it must not be lost with
+        one machine where the stream would not be. Storage needs no such rule: what is not mentioned is on disk.
+        """
+        if config.replicas is not None or self.stream_config.replicas is None:
+            return config
+        return dataclasses.replace(config, replicas=self.stream_config.replicas)
 
     async def plan(self, servers: str | Iterable[str], **options: Any) -> TopologyPlan:
         """What differs between what the application declares and what the server has; nothing is changed.
@@ -365,7 +380,6 @@ class Declarations:
             sources=[StreamSource(name=self.stream, subject_transforms=transforms)],
             retention="limits",
             storage=config.storage,
-            replicas=config.replicas,
             max_age_s=config.max_age_s,
             allow_direct=True,
             metadata={OWNER: self.name, "jetspark-handler": spec.name},
