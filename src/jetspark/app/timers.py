@@ -117,6 +117,15 @@ class When:
         due = _moment(at) if after is None else now + datetime.timedelta(seconds=_seconds("after", after))
         return cls(f"@at {due.astimezone(datetime.UTC).isoformat().replace('+00:00', 'Z')}", due)
 
+    @classmethod
+    def of_decision(cls, now: datetime.datetime, when: datetime.datetime | Seconds) -> When:
+        """As a :class:`Decision` says it: a time with a zone, or how long from now.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        return cls.of(now, at=when) if isinstance(when, datetime.datetime) else cls.of(now, after=when)
+
     def headers(self, target: str) -> dict[str, str]:
         """What makes a message a timer that publishes to ``target``."""
         fields = {"Nats-Schedule": self.schedule, "Nats-Schedule-Target": target, "Nats-TTL": "never"}
