@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
-from jetspark.app.timers import timer_subject
+from jetspark.app.timers import firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandSent
 from jetspark.app.workflows.declaring import RunRecord, StepTaken, WorkflowSpec, timer_name
 from jetspark.errors import ConfigError
@@ -36,7 +35,7 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
         # All is declared by now. Asking the application takes longer than the rest of a step.
         known = catalogue = app.catalogue if catalogue is None else catalogue
         key = spec.key_of(event)
-        scheduler = header_of(ctx.decoded.headers, "Nats-Scheduler")
+        scheduler = firing_subject(ctx.decoded.headers)
 
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
