@@ -105,6 +105,7 @@ class Context:
                 "handler": handler,
                 "event_id": decoded.id,
                 "event_type": decoded.type,
+                "key": key,
                 "stream": stream,
                 "sequence": sequence,
                 "attempt": attempt,
