@@ -1,7 +1,7 @@
 """A workflow as a class, and one step of a run: what is remembered, an event, and what follows. Pure.
 
-A run is an entity: its record is a key of the application's bucket. A step reads the record, asks ``react``, and stores
-the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
+A run is an entity: its record is a state in the application's stream. A step reads the record, asks ``react``, and
+stores the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
 
 The record remembers which events it has taken, by their sequences in the stream: an event that comes again changes
 nothing. It remembers the last ones only; one that is older than all of these can no longer be told, and is refused.
@@ -53,7 +53,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     """Of the workflow that wrote the state."""
     key: str = ""
-    """Of the run; the key in the bucket is a hash of one that is long."""
+    """Of the run; the record's subject has a hash of one that is long."""
     status: RunStatus = "running"
     reason: str | None = None
     """Of a run that has failed."""
@@ -122,7 +122,10 @@ class WorkflowSpec:
             named = tuple(self.command_kinds.answered if each is CommandAnswered else each for each in named)
         self.events = named
         if not self.events:
-            raise ConfigError(f"workflow {name!r}: expected events=[...], or their types at `event` of react")
+            raise ConfigError(
+                f"workflow {name!r}: react does not say which events it takes: expected their types, as in `def "
+                "react(self, state: Flow | None, event: OrderPlaced | OrderPaid) -> Decision | None`, or events=[...]"
+            )
         for each in self.events:
             contract_of(each)
         self._key = key

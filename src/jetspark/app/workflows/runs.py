@@ -78,27 +78,17 @@ class WorkflowRuns:
             TimeoutError: It is not over within ``timeout`` seconds.
         """
         async with asyncio.timeout(timeout):
-            bucket = await self._writer.js.kv(self._entities.bucket)
-            changing = bucket.watch(self._entities.key_of(key))
-            async with contextlib.aclosing(changing) as changes:  # type: ignore[type-var]
-                async for _ in changes:
-                    run = await self.get(key)
-                    if run is not None and run.status != "running":
-                        return run
+            async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]
+                async for record in records:
+                    if record is not None and record.status != "running":
+                        return self._run(key, record)
         raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
-        """All runs, or those of a status, each as it was when it was read. Needs ``allow_direct``, which an app's
-        stream has unless you say otherwise."""
-        decode_record = self._app.entity_specs[self._spec.name].decode
-        stream = await self._writer.js.stream(self._app.stream)
-        records: dict[str, RunRecord | None] = {}
-        # A run that moves on meanwhile is read twice, in the order of the stream: the later record counts.
-        async for message in stream.get_messages(1, subject=f"$KV.{self._entities.bucket}.{self._spec.name}.*"):
-            is_gone = "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
-            records[message.subject] = None if is_gone else decode_record(message.data)
-        for record in records.values():
-            if record is not None and status in (None, record.status):
+        """All runs, or those of a status, each as it was when it was read."""
+        async for found in self._entities.list():
+            record: RunRecord = found.state
+            if status in (None, record.status):
                 yield self._run(record.key, record)
 
     async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
