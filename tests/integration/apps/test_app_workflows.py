@@ -142,10 +142,26 @@ async def test_runs_are_listed_shown_and_ended_on_the_command_line(
         assert (await asyncio.to_thread(say, "ls", *where)).splitlines()[-1] == "1 runs"
         shown = json.loads(await asyncio.to_thread(say, "show", *where, "o 1", "--json"))
         assert (shown["status"], shown["timers"]) == ("running", ["payment"])
-        assert [step["type"] for step in shown["timeline"]] == ["order.placed"]
-        assert "cancelled" in await asyncio.to_thread(say, "cancel", *where, "o 1", "--reason", "by hand")
+        [step] = shown["timeline"]
+        assert (step["type"], [each["type"] for each in step["decided"]["events"]]) == (
+            "order.placed",
+            ["stock.reserve"],
+        )
+        cancelled = json.loads(await asyncio.to_thread(say, "cancel", *where, "o 1", "--reason", "by hand", "--json"))
+        assert (cancelled["status"], cancelled["reason"]) == ("failed", "by hand")
+        text = await asyncio.to_thread(say, "show", *where, "o 1")
+        for line in (
+            "order.placed  {'order_id': 'o 1'}",
+            "publishes stock.reserve",
+            "sets timer payment, due ",
+            "publishes stock.release",
+            "cancels timer payment",
+            "failed: by hand",
+        ):
+            assert line in text
         assert "by hand" in await asyncio.to_thread(say, "ls", *where, "--status", "failed")
-        assert "o 1: begun anew" in await asyncio.to_thread(say, "retry", *where, "o 1")
+        again = json.loads(await asyncio.to_thread(say, "retry", *where, "o 1", "--json"))
+        assert (again["is_begun_anew"], again["letters"]) == (True, 0)
         shown = json.loads(await asyncio.to_thread(say, "show", *where, "o 1", "--json"))
         assert (shown["status"], shown["retries"], shown["timers"]) == ("running", 1, ["payment"])
     finally:

@@ -30,12 +30,14 @@ from jetspark.app.topology.names import check_app_name
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
 from jetspark.errors import ConfigError
 
-__all__ = ["RunRecord", "RunStatus", "StepTaken", "StoredCompensation", "WorkflowSpec", "timer_name"]
+__all__ = ["RunRecord", "RunStatus", "StepNote", "StepTaken", "StoredCompensation", "WorkflowSpec", "timer_name"]
 
 RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
 REMEMBERED = 256
 """Events that a record remembers."""
+NOTED = 64
+"""Steps that a record has a note of."""
 
 
 class StoredCompensation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -45,6 +47,33 @@ class StoredCompensation(msgspec.Struct, frozen=True, array_like=True, omit_defa
     version: int
     data: msgspec.Raw
     is_command: bool = False
+
+
+class StepNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step that a run has taken, as its record has it: for those who look at it, not for the run."""
+
+    sequence: int
+    """Of the event that was taken."""
+    time: datetime.datetime | None = None
+    revision: int = 0
+    """Of the record that the step stored. It is noted by the step that follows; before that it is the record's own."""
+    events: int = 0
+    """How many the step stored, commands among them, directly behind that record."""
+    fired: str | None = None
+    """The timer of the run that has published the event."""
+    timers: dict[str, datetime.datetime] = {}
+    """Those that were set, and when they are due."""
+    cancels: tuple[str, ...] = ()
+    status: RunStatus = "running"
+    """Of the run after the step."""
+    reason: str | None = None
+    by_hand: str | None = None
+    """``cancelled`` or ``begun anew``: not by the event."""
+
+    @property
+    def stored(self) -> range:
+        """Sequences of what the step stored."""
+        return range(self.revision + 1, self.revision + 1 + self.events) if self.revision else range(0)
 
 
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,6 +101,15 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often it was begun anew after it had failed."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
+    steps: tuple[StepNote, ...] = ()
+    """The last ones."""
+
+    def with_note(self, note: StepNote, revision: int) -> RunRecord:
+        """The record with one more step, where ``revision`` is that of the record before it."""
+        before = self.steps
+        if before:
+            before = (*before[:-1], msgspec.structs.replace(before[-1], revision=revision))
+        return msgspec.structs.replace(self, steps=(*before, note)[-NOTED:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
