@@ -192,6 +192,21 @@ async def test_an_acknowledgement_is_lost() -> None:
         assert test.published(Billed) == [Billed(order_id="a", number=0)]
 
 
+async def test_an_event_is_rejected_and_others_go_on_until_it_is_redriven() -> None:
+    async with TestApp(new_app({}, [])) as test:
+        fault, other = test.reject(handler="billing", after=1), test.reject(handler="another")
+        for order, number in (("a", 0), ("a", 1), ("a", 2), ("b", 0)):
+            await test.publish(Paid(order_id=order, number=number))
+            await test.settled()
+        assert (fault.happened, other.happened) == (1, 0)
+        assert [(each.order_id, each.number) for each in test.published(Billed)] == [("a", 0), ("b", 0)]
+        assert len(test.dead_letters) == 2  # the one behind it has its key
+        await test.redrive()
+        await test.settled()
+        assert [each.number for each in test.published(Billed) if each.order_id == "a"] == [0, 1, 2]
+        assert test.dead_letters == []
+
+
 async def test_workers_die_after_the_effect() -> None:
     effects: list[str] = []
     once: list[str] = []

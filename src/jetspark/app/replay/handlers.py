@@ -17,12 +17,11 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from jetspark.aio import clock
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.dead_letters.store import HandlerStore
@@ -30,6 +29,7 @@ from jetspark.app.handlers.context import Dependencies, open_lifespans
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
+from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
 from jetspark.app.replay.history import ReadingRate, StreamHistory
 from jetspark.app.replay.ranges import Extent, ReplayRequest
@@ -41,13 +41,11 @@ from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
     DataLoss,
-    JetSparkError,
     KeyNotFound,
     ProtocolError,
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
-from jetspark.state.patience import Attempts
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:
@@ -59,8 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerReplayPlan", "HandlerReplayRecord", "plan_handler_replay", "read_handler_records", "replay_handler"]
 
-T = TypeVar("T")
-
 # Events that are handled between two notes.
 PORTION = 200
 # A record names this many failures, and counts the others.
@@ -70,8 +66,6 @@ CONSUMER_LIFE_S = 86400.0
 # Nobody else reads the consumer, and a redelivery is known by its sequence.
 ACK_WAIT_S = 3600.0
 FETCH_S = 1.0
-# How long reading goes on while the server does not answer: it covers a restart and the election of a leader.
-PATIENCE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -379,7 +373,7 @@ class _HandlerReplay:
             consumer = await stream.create_consumer(self._config())
             size = min(PORTION, pace.portion or PORTION)
             while record.at < record.last:
-                await self._portion(await _patiently(lambda: self._fetch(consumer, size)), consumer, pace)
+                await self._portion(await patiently(lambda: self._fetch(consumer, size)), consumer, pace)
             with suppress(ConsumerNotFound):
                 await stream.delete_consumer(record.consumer)
         await self._keeper.note(status="done", at=record.last)
@@ -409,11 +403,11 @@ class _HandlerReplay:
     async def _portion(self, messages: Sequence[JetStreamMessage], consumer: Consumer, pace: ReadingRate) -> None:
         record = self._record
         if not messages:
-            if not (await _patiently(consumer.info)).pending:
+            if not (await patiently(consumer.info)).pending:
                 record.at = record.last
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
-        begin = (await _patiently(lambda: self._history.head(self._last_event))).whole_from
+        begin = (await patiently(lambda: self._history.head(self._last_event))).whole_from
         if record.at + 1 < begin <= first:
             # Nobody can tell whether what was between them was for this handler.
             raise DataLoss(record.stream, record.at + 1, begin, "it was removed before it was read")
@@ -511,19 +505,6 @@ def _filters(spec: HandlerSpec) -> list[str]:
 def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
     reading: list[str] | None = [] if app.handler_filters(spec) == [">"] else None
     return StreamHistory(js, app.stream, _filters(spec), reading)
-
-
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again while the server does not answer, for a minute."""
-    attempts = Attempts(PATIENCE_S)
-    while True:
-        try:
-            return await ask()
-        except JetSparkError as error:
-            wait_s = attempts.wait_s(clock.now()) if error.may_pass else None
-            if wait_s is None:
-                raise
-            await asyncio.sleep(wait_s)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
