@@ -12,7 +12,7 @@ from support import seeds
 from support.accounts import Enter, Entered, Transfer, bank
 
 from jetspark import CommandInDoubt, ConfigError, NoWorkers, RequestTimeout, StreamConfig
-from jetspark.app import App, Context, Event, Refused, Reject, Retry, RetryIn
+from jetspark.app import App, Context, Event, HandlerObserver, LetterChange, Refused, Reject, Retry, RetryIn
 from jetspark.app.testing import STEPS, TestApp
 
 
@@ -248,6 +248,47 @@ async def test_workers_die_at_any_step_and_nothing_is_lost_or_doubled(at: str) -
         extra = 1 if at in ("before RecordEffect",) else 0  # between the effect and its record
         assert len(once) == 5 + extra
         assert set(once) == {"6", "7", "8", "9", "10"}
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("dead_letter", [True, False])
+async def test_attempts_are_bounded_through_crashes(dead_letter: bool, batch: int | None) -> None:
+    """Without dead letters what has killed its workers is dropped, and told; its key goes on."""
+    app, begun, told = App("bounded", stream="BOUNDED", subjects=["orders.>"]), list[int](), list[LetterChange]()
+
+    class Letters(HandlerObserver):
+        def on_letter(self, letter: LetterChange) -> None:
+            told.append(letter)
+
+    app.observe(Letters())
+    options: Any = {"durable": "billing", "retry": Retry(attempts=2), "dead_letter": dead_letter}
+
+    if batch is None:
+
+        @app.handler(Paid, **options)
+        async def bill(event: Paid) -> None:
+            begun.append(event.number)
+
+    else:
+
+        @app.batch_handler(Paid, batch=batch, **options)
+        async def bill_all(events: list[Paid]) -> None:
+            begun.extend(event.number for event in events)
+
+    async with TestApp(app) as test:
+        crash = test.crash("after RunHandler", times=2)
+        await test.publish(Paid(order_id="a", number=1))
+        await test.settled()
+        assert (begun, crash.happened) == ([1, 1], 2)
+        # In the order of a key what comes after a letter waits for it; what is dropped holds up nothing.
+        await test.publish(Paid(order_id="a", number=2))
+        await test.settled()
+        waits = dead_letter and batch is None
+        assert begun == ([1, 1] if waits else [1, 1, 2])
+        assert [each.cause.error for each in test.dead_letters if each.cause] == ["WorkerDied"] * dead_letter
+    assert [(each.status, each.sequence, each.error, each.attempts) for each in told] == (
+        [("open" if dead_letter else "dropped", 1, "WorkerDied", 3)] + [("behind", 2, None, 0)] * waits
+    )
 
 
 @pytest.mark.parametrize("at", [None, "before Acknowledge", "after RunHandler", "before Publish"])

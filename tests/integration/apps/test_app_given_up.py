@@ -254,4 +254,4 @@ async def test_a_handler_without_dead_letters_drops_what_is_given_up(
     async with running(app, server.url):
         await until(lambda: read_advisories(js, app))
     assert await letters_of(js, app) == []
-    assert "sequence 1 was given up (by hand): dropped" in caplog.text
+    assert "sequence 1: given up, dropped: GivenUp: by the server or another client: by hand" in caplog.text

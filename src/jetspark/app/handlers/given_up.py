@@ -192,11 +192,9 @@ class GivenUp:
             return
         if item is None or self._worker.machine.was_settled(item):
             return
-        if not self._worker.spec.dead_letter:
-            self._log.error("sequence %d was given up (%s): dropped", item.sequence, advisory.reason)
-            return
         cause = FailureCause("GivenUp", f"by the server or another client: {advisory.reason}", True, "givenup")
-        await self._worker.steps(bury_lost(self._worker.machine, item, cause))
+        has_dead_letters = self._worker.spec.dead_letter
+        await self._worker.steps(bury_lost(self._worker.machine, item, cause, has_dead_letters=has_dead_letters))
 
     async def _item(self, stored: StoredMessage, source: ConsumerSource) -> WorkItem | None:
         """The event; None for one that the handler does not take.

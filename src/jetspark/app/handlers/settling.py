@@ -200,6 +200,14 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class TellDropped:
+    """Log, and tell observers, that an event is given up and has no letter, because its handler has none. [None]"""
+
+    item: WorkItem
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
 class PauseHandler:
     """The breaker has opened: pause the consumer for every worker. [None]"""
 
@@ -247,9 +255,14 @@ def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool =
         return False
     if item.delivered > 1:
         record = yield from _count_attempts(item)
-        if item.attempts > machine.policy.attempts and has_dead_letters:
+        if item.attempts > machine.policy.attempts:
             machine.dismiss(item)
-            yield from _bury(machine, item, record.cause or FailureCause.of_crash())
+            cause = record.cause or FailureCause.of_crash()
+            if has_dead_letters:
+                yield from _bury(machine, item, cause)
+            else:
+                yield TellDropped(item, cause)
+                yield from _succeed(machine, item)
             return False
         yield WriteAttempts(item, record.cause)
     machine.restart_clock(item, (yield ReadClock()))
@@ -358,6 +371,12 @@ def _count_attempts(item: WorkItem) -> SettlingSteps[AttemptsRecord]:
 
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    yield from _let_go_on(machine, item)
+    yield from _end(machine, item)
+
+
+def _let_go_on(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    """Close the letter of an event that is done, and have its key go on."""
     if item.redrives and (item.letter is None or not (yield CloseLetter(item, item.letter.revision))):
         letter = yield FindLetter(item)
         if letter is not None and letter.status != "closed":
@@ -365,7 +384,6 @@ def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
     # What comes from the retry stream was parked by somebody, of whom this worker may not have heard yet.
     if item.key is not None and (item.key in machine.parked or item.source != "stream"):
         yield from _advance(machine, item, item.key)
-    yield from _end(machine, item)
 
 
 def _bury(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
@@ -413,13 +431,20 @@ def _advance(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps
         machine.park(key, head)
 
 
-def bury_lost(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
+def bury_lost(
+    machine: HandlerMachine, item: WorkItem, cause: FailureCause, *, has_dead_letters: bool = True
+) -> SettlingSteps[None]:
     """Write a letter for an event that nobody will deliver again, unless it is done, or somewhere else."""
     found = yield from _look_up(item)
     yield from _go_on(machine, item, found)
-    if found == "run":
+    if found != "run":
+        return
+    if has_dead_letters:
         yield from _park(machine, item)
         yield WriteLetter(item, cause, None, item.letter.revision if item.letter is not None else 0)
+    else:
+        yield TellDropped(item, cause)
+        yield from _let_go_on(machine, item)
 
 
 def advance(key: str, sequence: int) -> SettlingSteps[int | None]:

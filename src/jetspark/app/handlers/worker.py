@@ -33,6 +33,7 @@ from jetspark.app.handlers.settling import (
     Acknowledge,
     PauseHandler,
     SettlingSteps,
+    TellDropped,
     conclude,
     is_plain,
     needs_preparing,
@@ -369,6 +370,8 @@ class HandlerWorker:
             return self._loop.time()
         if isinstance(step, Acknowledge):
             return await step.item.message.ack()
+        if isinstance(step, TellDropped):
+            return self._tell_dropped(step)
         failures = 0
         while True:
             try:
@@ -384,6 +387,12 @@ class HandlerWorker:
                 failures += 1
                 self.log.warning("%s, try %d: %s: %s", type(step).__name__, failures, type(error).__name__, error)
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
+
+    def _tell_dropped(self, step: TellDropped) -> None:
+        kind, text = step.cause.error, step.cause.message
+        self.log.error("sequence %d: given up, dropped: %s: %s", step.item.sequence, kind, text)
+        if self._reports is not None:
+            self._reports.step(step)
 
     async def _pause(self) -> None:
         breaker = self.spec.breaker
