@@ -250,6 +250,76 @@ async def test_workers_die_at_any_step_and_nothing_is_lost_or_doubled(at: str) -
         assert set(once) == {"6", "7", "8", "9", "10"}
 
 
+async def _course(seed: int) -> list[Any]:
+    """Everything that a handler sees, through a lost connection, a crash and a restart of the server."""
+    app, seen = App("orders", stream="ORDERS", subjects=["orders.>"], events=[Billed]), list[Any]()
+
+    @app.handler(Paid, durable="billing", retry=Retry(first_s=0.1))
+    async def bill(event: Paid, ctx: Context) -> Billed:
+        seen.append((ctx.event_id, ctx.new_id(), ctx.correlation_id, ctx.traceparent, ctx.now(), ctx.attempt))
+        if ctx.attempt == 1:
+            raise OSError("away")
+        return Billed(order_id=event.order_id, number=event.number)
+
+    @app.handler(Billed, durable="mail")
+    async def mail(event: Billed, ctx: Context) -> None:
+        seen.append((ctx.event_id, ctx.now(), ctx.stream, ctx.sequence))
+
+    async with TestApp(app, seed=seed) as test:
+        for number in range(4):
+            await test.publish(Paid(order_id="a", number=number))
+        test.crash_after_effect(handler="billing")
+        test.network.cut()
+        await publish_once(test, Paid(order_id="b"))
+        await publish_once(test, Paid(order_id="c"))
+        await test.settled()
+        test.restart_server(3)
+        await publish_once(test, Paid(order_id="d"))
+        await test.settled()
+    return seen
+
+
+async def test_a_seed_is_one_course_of_events_ids_and_times_included() -> None:
+    first = await _course(3)
+    assert len(first) > 14
+    assert await _course(3) == first
+    assert await _course(4) != first
+
+
+class Invoiced(Event, type="order.invoiced", key="order_id", subject="orders.{order_id}.invoiced"):
+    order_id: str
+    way: str
+
+    def event_id(self) -> str:
+        return f"invoice-{self.order_id}-{self.way}"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_an_event_with_its_own_id_has_it_however_a_handler_publishes_it(is_killed: bool) -> None:
+    app, ids = App("orders", stream="ORDERS", subjects=["orders.>"], timers=True), list[tuple[str, str]]()
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, ctx: Context) -> list[Invoiced]:
+        await ctx.publish(Invoiced(order_id=event.order_id, way="published"))
+        await ctx.schedule(Invoiced(order_id=event.order_id, way="scheduled"), after=60)
+        await ctx.timers.set("reminder", Invoiced(order_id=event.order_id, way="set"), after=120)
+        return [Invoiced(order_id=event.order_id, way="returned")]
+
+    @app.handler(Invoiced, durable="mail")
+    async def mail(event: Invoiced, ctx: Context) -> None:
+        ids.append((event.way, ctx.event_id))
+
+    async with TestApp(app) as test:
+        fault = test.crash_after_effect(handler="billing") if is_killed else None
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        test.advance(300)
+        await test.settled()
+        assert fault is None or fault.happened == 1
+    ways = ["published", "returned", "scheduled", "set"]
+    assert sorted(ids) == [(way, f"invoice-a-{way}") for way in ways]
+
+
 @pytest.mark.parametrize("batch", [None, 10])
 @pytest.mark.parametrize("dead_letter", [True, False])
 async def test_attempts_are_bounded_through_crashes(dead_letter: bool, batch: int | None) -> None:

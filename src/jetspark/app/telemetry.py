@@ -69,8 +69,8 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
     """A dead letter was written, or closed because its event is done.
 
-    ``dropped`` is an event without a letter, because its handler has ``dead_letter=False``: the workers that had it died,
-    or somebody else gave it up. What is dropped after an attempt of this worker is the outcome of that attempt.
+    ``dropped`` is an event without a letter, because its handler has ``dead_letter=False``: the workers that had it
+    died, or somebody else gave it up. What is dropped after an attempt of this worker is the outcome of that attempt.
     """
 
     app: str

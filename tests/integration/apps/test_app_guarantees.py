@@ -207,3 +207,49 @@ async def test_a_breaker_pauses_the_consumer_for_every_worker(server: NatsServer
         is_away = False
         await until(lambda: len(done) == 6)
         await until(lambda: is_settled(js, app, "b"))
+
+
+@pytest.mark.parametrize("partitions", [None, 2])
+async def test_a_breaker_holds_back_retries_and_new_events_from_other_workers(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    begun, is_away = list[tuple[str, int]](), True
+
+    def one_app(worker: str) -> App:
+        app = App(f"halting{partitions}", stream="HALTING", subjects=["counts.>"])
+        retry = Retry(attempts=50, first_s=0.2, in_lane_s=0.0)
+
+        @app.handler(
+            Counted, durable="h", breaker=Breaker(failures=3, open_s=300.0), retry=retry, partitions=partitions
+        )
+        async def add(event: Counted) -> None:
+            begun.append((worker, event.number))
+            if is_away:
+                raise OSError("away")
+
+        return app
+
+    app = one_app("first")
+    await set_up(js, app)
+    places = [(await js.stream(place.stream), place.name) for place in app.consumers_of(app.handlers["h"])]
+    consumers = [await stream.consumer(name) for stream, name in places]
+
+    async def are_paused() -> bool:
+        return all([(await each.info()).is_paused for each in consumers])
+
+    async def wait_for_a_worker() -> bool:
+        return sum([(await each.info()).pending for each in consumers]) == 4
+
+    async with running(app, server.url):
+        await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in range(3)))
+        await until(are_paused)
+        async with running(one_app("second"), server.url):
+            await publish(js, app, Counted(name="n3", number=3))
+            await until(wait_for_a_worker)  # three retries are due, and one event is new
+            assert await are_paused()
+            assert sorted(begun) == [("first", number) for number in range(3)]
+    is_away = False
+    for each in consumers:
+        await each.resume()
+    async with running(one_app("third"), server.url):
+        await until(lambda: sorted(begun[3:]) == [("third", number) for number in range(4)])

@@ -47,13 +47,8 @@ class PartitionReaders:
         return list(self._readers.values())
 
     @property
-    def consumers(self) -> list[Consumer]:
-        """Of every partition, also of those that others read."""
-        return self._consumers
-
-    @property
     def sources(self) -> list[ConsumerSource]:
-        """All consumers of the handler: of events, and of retries."""
+        """All consumers of the handler, of events and of retries, also those that other workers read."""
         retries = self._worker.store.retries
         return [
             *(

@@ -209,7 +209,7 @@ class TellDropped:
 
 @dataclass(frozen=True, slots=True)
 class PauseHandler:
-    """The breaker has opened: pause the consumer for every worker. [None]"""
+    """The breaker has opened: pause the handler's consumers, of events and of retries, for every worker. [None]"""
 
 
 # ---- procedures -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.client import Client
+from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
@@ -86,7 +87,7 @@ class HandlerWorker:
             max_bytes=spec.max_bytes,
         )
         self._loop = asyncio.get_running_loop()
-        rng = rng or getattr(self._loop, "rng", None) or random.SystemRandom()
+        rng = rng or loop_rng()
         self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
         self.room = Room(self.machine)
         self.catalogue = catalogue
@@ -401,11 +402,8 @@ class HandlerWorker:
         if self._reports is not None:
             self._reports.paused(breaker.open_s)
         self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
-        if self._readers is not None:
-            for consumer in self._readers.consumers:
-                await consumer.pause(until)
-        elif self._intake is not None:
-            await self._intake.consumer.pause(until)
+        for source in self._sources:  # retries too: they need what is away as much as new events do
+            await source.consumer.pause(until)
 
     # ---- time --------------------------------------------------------------------------------------------------
 
