@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio.client import Client
-from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription, SubscriptionReader
@@ -143,7 +143,8 @@ class CommandWorker:
     async def _open(self) -> None:
         app, js = self._app, self._js
         stream = await patiently(partial(js.stream, app.stream))
-        rng = loop_rng()
+        # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
+        rng = getattr(self._loop, "rng", None) or random.Random()
         deciding = Deciding(
             stream=app.stream,
             end=stream_end(stream.cached_info),
