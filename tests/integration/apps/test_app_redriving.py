@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from support.apps import is_settled, publish, running, set_up, until
+from typer.testing import CliRunner
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Reject
+from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.app.dead_letters.redriving import (
     LetterFilter,
     RedriveProgress,
@@ -18,6 +26,8 @@ from jetspark.app.dead_letters.redriving import (
     run_redrive,
 )
 from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.cli import commands
+from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, UsageError
 from jetspark.server import NatsServer
 
@@ -110,3 +120,75 @@ async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js:
     progress = await run_redrive(js, app, everything, wait_s=0.1)
     assert progress.results == RedriveResults(waiting=6)
     assert (await run_redrive(js, app, everything)).results is None
+
+
+LETTERS, LETTER_BYTES = 300, 100_000
+
+
+async def test_many_large_letters_are_never_in_memory_at_once(
+    server: NatsServer, js: JetStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty megabytes of letters, and half of that for everything, whatever is done with them."""
+    app = App("notes", stream="NOTES", subjects=["notes.>"])
+    app.handler(Noted, durable="n")(_nothing)
+    await set_up(js, app)
+    for number in range(LETTERS):
+        letter = DeadEvent(
+            handler="n",
+            key=None,
+            origin=Origin("NOTES", number + 1, 1_000_000 + number),
+            subject="notes.noted",
+            data=b"x" * LETTER_BYTES,
+            headers=Headers(),
+            attempts=1,
+            status="open",
+            cause=FailureCause.of_crash(),
+        )
+        subject = letter_subject("notes", "n", None, letter.origin)
+        await js.publish(subject, letter.data, headers=letter.to_headers())
+    (tmp_path / "notes_app.py").write_text(NOTES, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def shell(*arguments: str) -> int:
+        """In another thread, because the command has a loop of its own; returns how many characters it printed."""
+        printed = 0
+
+        def echo(text: Any = "", **options: Any) -> None:
+            nonlocal printed
+            printed += len(text)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(typer, "echo", echo)
+            done = CliRunner().invoke(commands.app, ["dlq", *arguments, "--servers", server.url])
+        assert done.exit_code == 0, done.exception
+        return printed
+
+    tracemalloc.start()
+    try:
+        printed = await asyncio.to_thread(shell, "export", "notes_app:app")
+        progress = await run_redrive(js, app, LetterFilter())
+        discarded = await discard_letters(js, app, LetterFilter())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert printed > LETTERS * LETTER_BYTES
+    assert progress.requested == discarded == LETTERS
+    assert peak < LETTERS * LETTER_BYTES / 2
+    assert await read_letters(js, app, LetterFilter()) == []
+
+
+async def _nothing(event: Noted) -> None: ...
+
+
+NOTES = """
+from jetspark.app import App, Event
+
+class Noted(Event, type="noted", subject="notes.noted"):
+    number: int
+
+app = App("notes", stream="NOTES", subjects=["notes.>"])
+
+@app.handler(Noted, durable="n")
+async def note(event: Noted) -> None: ...
+"""
