@@ -45,6 +45,8 @@ __all__ = [
 RECORD = "redrive"
 # The record is written this often, so an interrupted redrive repeats at most this many requests, without effect.
 NOTE_EVERY = 50
+# And this often at least, so that who looks at a slow one (--rate 0.1) sees that it goes on.
+NOTE_EVERY_S = 5.0
 # Letters that are read at a time: as large as the largest event each.
 PORTION = 16
 # How often a redrive that waits looks what became of its letters.
@@ -228,7 +230,7 @@ async def run_redrive(
     else:
         progress, revision = await _begin(records, chosen, stream.cached_info.state.last_sequence)
     on_progress(progress)
-    began = clock.now()
+    began = noted_at = clock.now()
     outcomes = LetterOutcomes()
     # All as they were before the first is requested, so that those that follow it are known; without their events.
     everything = each_letter(js, app, LetterFilter(handler=progress.chosen.handler))
@@ -246,8 +248,9 @@ async def run_redrive(
             if rate is not None:
                 await asyncio.sleep(max(0.0, began + progress.requested / rate - clock.now()))
         progress.last = stored.revision
-        if not is_dry_run and (progress.requested + progress.behind) % NOTE_EVERY == 0:
-            revision = await _note(records, progress, revision)
+        is_portion = (progress.requested + progress.behind) % NOTE_EVERY == 0
+        if not is_dry_run and (is_portion or clock.now() - noted_at >= NOTE_EVERY_S):
+            revision, noted_at = await _note(records, progress, revision), clock.now()
             on_progress(progress)
     progress.is_done = True
     if not is_dry_run:
