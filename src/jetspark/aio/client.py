@@ -20,6 +20,7 @@ from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription, subscribe
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link, expire
 from jetspark.core import ending
+from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
@@ -28,7 +29,7 @@ from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.numbers import check_timeout, timeout_of, whole
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
@@ -66,6 +67,7 @@ def connect(
         ConfigError: A URL, an option or the credentials make no sense.
     """
     chosen = ConnectOptions.of(options, overrides)
+    check_connect(auth, tls, on_event)
     parsed = parse_servers(servers)
     return _Connecting(lambda: Client._connect(parsed, auth, tls, on_event, chosen))
 
@@ -290,6 +292,8 @@ class Client(ClientBase):
         """
         loop = asyncio.get_running_loop()
         timeout = timeout_of(timeout, self.options.request_timeout_s)
+        if stop is not None:
+            function("stop", stop, "a function that takes a message")
         collector = Collector(
             subject,
             now=loop.time(),

@@ -7,6 +7,7 @@ import datetime
 from jetspark.aio.context import DriverContext
 from jetspark.aio.pull import PullConsumer
 from jetspark.aio.push import PushMessages
+from jetspark.core.arguments import instance
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import ConsumerInfo
 
@@ -42,7 +43,7 @@ class Consumer(PullConsumer):
 
     async def pause(self, until: datetime.datetime) -> None:
         """Deliver nothing until then. Returns when the consumer says that it is paused."""
-        await self._pause(until)
+        await self._pause(instance("until", until, datetime.datetime))
 
     async def resume(self) -> None:
         """Deliver again. Returns when the consumer says that it is not paused any more.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Literal, overload
@@ -157,7 +157,7 @@ class KeyValue:
                     seen.add(entry.key)
                     yield entry.key
 
-    async def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
+    async def snapshot(self, filters: Iterable[str], *, at: int | None = None) -> dict[str, KVEntry]:
         """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
 
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket

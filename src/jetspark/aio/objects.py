@@ -21,6 +21,7 @@ from jetspark.aio.object_sending import FastSending, Sending
 from jetspark.aio.ordered import Watch
 from jetspark.aio.part_file import PartFile
 from jetspark.aio.stream import Stream
+from jetspark.core.arguments import unfit
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import ConnectionLost, DigestMismatch, JetSparkError, MessageNotFound, RequestTimeout
@@ -242,6 +243,8 @@ class ObjectStore:
             DigestMismatch: The bucket does not have what was put.
         """
         if not isinstance(target, str | os.PathLike):
+            if isinstance(target, type) or not callable(getattr(target, "write", None)):
+                raise unfit("target", target, "a path, or a file opened for writing in binary mode")
             reader, info = await self._resolve(name)
             await reader.write_to(info, target)
             return info

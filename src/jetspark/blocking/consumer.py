@@ -8,6 +8,7 @@ import datetime
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.pull import PullConsumer
 from jetspark.blocking.push import PushMessages
+from jetspark.core.arguments import instance
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import ConsumerInfo
 
@@ -43,7 +44,7 @@ class Consumer(PullConsumer):
 
     def pause(self, until: datetime.datetime) -> None:
         """Deliver nothing until then. Returns when the consumer says that it is paused."""
-        self._pause(until)
+        self._pause(instance("until", until, datetime.datetime))
 
     def resume(self) -> None:
         """Deliver again. Returns when the consumer says that it is not paused any more.

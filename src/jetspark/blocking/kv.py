@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from typing import Literal, overload
@@ -158,7 +158,7 @@ class KeyValue:
                     seen.add(entry.key)
                     yield entry.key
 
-    def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
+    def snapshot(self, filters: Iterable[str], *, at: int | None = None) -> dict[str, KVEntry]:
         """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
 
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket

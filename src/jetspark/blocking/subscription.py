@@ -6,15 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from jetspark.blocking.finishing import is_interrupt
 from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
+from jetspark.core.arguments import function
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscription import SubscriptionKind, SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
@@ -22,8 +23,12 @@ __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 Callback = Callable[[Message], Any]
 
 
-def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Any) -> Subscription:
+def subscribe(
+    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+) -> Subscription:
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    if callback is not None:
+        function("callback", callback, "a function that takes a message")
     reader = SubscriptionReader(link)
     try:
         with link.lock, link.doubt:

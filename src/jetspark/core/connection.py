@@ -435,7 +435,8 @@ class Connection(Outbox):
         messages, size = self._bounds(max_pending_messages, max_pending_bytes) if not is_unbounded else NO_BOUNDS
         self._check_open()
         self._check_control_room()
-        subscription = self._subscriptions.add(
+        subscription = SubscriptionState(
+            self._subscriptions.new_sid(),
             subject,
             queue,
             max_pending_messages=messages,
@@ -447,6 +448,7 @@ class Connection(Outbox):
             follows_sessions=follows_sessions,
             ends_with_session=ends_with_session,
         )
+        self._subscriptions.add(subscription)
         self._send_control(frames.sub(subject, queue, subscription.sid))
         return subscription
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from jetspark.core.arguments import flag, octets, texts, unfit
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.core.subjects import matches
@@ -229,12 +230,14 @@ def check_bucket(bucket: str) -> str:
     return bucket
 
 
-def check_key(key: str) -> str:
+def check_key(key: str, what: str = "key") -> str:
     """A key is one or more tokens, joined by dots, of letters, digits and ``-/_=``.
 
     Raises:
         ConfigError: With the spelling that works, where one is obvious.
     """
+    if not isinstance(key, str):
+        raise unfit(what, key, "a key, such as 'order.1'")
     if not _is_key(key):
         # Who writes a pattern means many keys: no single one would do.
         better = "" if set(key) & set("*>") else re.sub(r"[^-/_=.a-zA-Z0-9]+", ".", key).strip(".")
@@ -243,9 +246,11 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_filter(text: str) -> str:
+def check_filter(pattern: str, what: str = "filters") -> str:
     """A key, or one with ``*`` for single tokens and ``>`` for the rest."""
-    return text if _is_filter(text) else check_key(text)
+    if not isinstance(pattern, str):
+        raise unfit(what, pattern, "a key or a pattern, such as 'order.>'")
+    return pattern if _is_filter(pattern) else check_key(pattern)
 
 
 def subject_of(bucket: str, key: str) -> str:
@@ -307,11 +312,12 @@ def watch_options(
     Raises:
         ConfigError: Two beginnings at once.
     """
+    flag("meta_only", meta_only)
     chosen = [
         name
         for name, given in (
-            ("include_history", include_history),
-            ("updates_only", updates_only),
+            ("include_history", flag("include_history", include_history)),
+            ("updates_only", flag("updates_only", updates_only)),
             ("from_revision", from_revision is not None),
         )
         if given
@@ -381,11 +387,9 @@ class Bucket:
             least_ttl_s=least_ttl_s,
         )
 
-    def subjects(self, filters: Sequence[str]) -> list[str]:
+    def subjects(self, filters: Iterable[str]) -> list[str]:
         """Of keys or patterns."""
-        if isinstance(filters, str):
-            raise ConfigError(f"filters={filters!r}: expected a list of keys")
-        return [subject_of(self.origin, check_filter(each)) for each in filters]
+        return [subject_of(self.origin, check_filter(each)) for each in texts("filters", filters, "a list of keys")]
 
     def write_subject(self, key: str) -> str:
         """Where a value of the key is published to; it is stored under ``subject_of``."""
@@ -394,7 +398,7 @@ class Bucket:
     def put(self, key: str, value: bytes, expect: Expect | None = None, ttl_s: float | None = None) -> Requests[int]:
         headers = publish_headers(None, None, expect, ttl_s)
         yield from self.check_ttl(ttl_s)
-        ack = yield from publish(self.write_subject(key), value, headers)
+        ack = yield from publish(self.write_subject(key), octets("value", value), headers)
         return ack.sequence
 
     def get(self, key: str, revision: int | None) -> Requests[KVEntry]:
@@ -427,7 +431,7 @@ class Bucket:
 
     def vacant_revision(self, key: str) -> Requests[int]:
         """The revision of a key without a value: that of its deletion, or 0. Asks the leader."""
-        revision, operation = yield from self._last(key)
+        revision, operation = yield from self._last(check_key(key))
         if operation == "put":
             raise KeyExists(self.name, (key,))
         return revision
@@ -529,13 +533,14 @@ class Writes:
     def expect(self, keys: str, revision: int) -> None:
         """``keys`` is a key that is not written, or a pattern."""
         revision = whole("revision", revision, low=0, high=UINT64)
-        if check_filter(keys) in self._guards:
+        if check_filter(keys, "keys") in self._guards:
             raise ConfigError(f"key={keys!r}: expected twice in one transaction")
         if keys in self._writes:
             raise self._written_too(keys)
         self._guards[keys] = revision
 
     def _add(self, key: str, value: bytes, operation: Operation, revision: int | None) -> None:
+        value = octets("value", value)
         if check_key(key) in self._writes:
             # The server would refuse a second check, and the first value would never be seen.
             raise ConfigError(f"key={key!r}: written twice in one transaction; write its last value only")

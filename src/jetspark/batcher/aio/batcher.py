@@ -13,6 +13,7 @@ from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import Ack, BatchMachine, Flush
 from jetspark.batcher.reports import Reporter
+from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError, JetSparkError
 
 __all__ = ["Batcher"]
@@ -33,7 +34,7 @@ class Batcher(Generic[T]):
     """
 
     def __init__(self, config: BatcherConfig[Sink[T]]) -> None:
-        self.config = config
+        self.config = instance("config", config, BatcherConfig)
         self._machine: BatchMachine[T] = BatchMachine.of(config)
         self._sink = config.sink
         self._reporter = Reporter(config)
@@ -87,7 +88,7 @@ class Batcher(Generic[T]):
             Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
             ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
         """
-        items = list(items)
+        items = list(iterate("items", items, "a list of items"))
         if not items:
             return self._machine.check_open()
         await self._ask(len(items), timeout)
