@@ -16,6 +16,7 @@ import pytest
 from support.zygote import Zygote
 
 from jetspark.bench import peers
+from jetspark.bench.extras import SPARK
 from jetspark.bench.peers import Peer
 from jetspark.bench.runner import Plan, contenders_of, run
 from jetspark.bench.sample import UVLOOP_SUFFIX
@@ -57,7 +58,7 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
         contenders = WORKLOADS[request["workload"]].contenders
         [needs] = [each.needs for each in contenders if each.name == request["contender"].removesuffix(UVLOOP_SUFFIX)]
         code = f"from jetspark.bench.sample import main\nmain({request!r})"
-        return zygotes[needs == "pyspark"].run(code, timeout=options["timeout"])
+        return zygotes[needs == SPARK].run(code, timeout=options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", run_cheaply)
 
@@ -69,6 +70,8 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
 )
 @pytest.mark.usefixtures("_measures_cheaply")
 def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
+    if any(each.needs == SPARK for each in WORKLOADS[name].contenders):
+        assert SPARK.missing() == []
     for module in {each.needs for each in WORKLOADS[name].contenders if isinstance(each.needs, str) and each.needs}:
         pytest.importorskip(module)
     announced: list[str] = []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jetspark.bench import helper
+from jetspark.bench.extras import Extra
 from jetspark.bench.peers import Peer
 from jetspark.bench.replicas import one_server, server_for
 from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
@@ -45,7 +46,6 @@ _DISTRIBUTIONS = {
     "faststream": "faststream",
     "msgspec": "msgspec",
     "uvloop": "uvloop",
-    "pyspark": "pyspark",
 }
 
 OnProgress = Callable[[str], None]
@@ -110,10 +110,14 @@ def _reason_to_skip(contender: Contender, plan: Plan, *, has_uvloop: bool) -> st
         except ConfigError as error:
             return str(error)
         return None
-    modules = {needs, "uvloop" if has_uvloop else ""} - {""}
-    if missing := sorted(module for module in modules if importlib.util.find_spec(module) is None):
-        return f"{', '.join(_DISTRIBUTIONS[module] for module in missing)} is not installed"
-    return None
+    missing: list[str] = []
+    if isinstance(needs, Extra):
+        missing += needs.missing()
+    elif needs and importlib.util.find_spec(needs) is None:
+        missing.append(_DISTRIBUTIONS[needs])
+    if has_uvloop and importlib.util.find_spec("uvloop") is None:
+        missing.append("uvloop")
+    return f"{', '.join(missing)} is not installed" if missing else None
 
 
 def total_samples(plan: Plan) -> int:
@@ -222,7 +226,9 @@ def _versions(server: str, workloads: Sequence[Workload]) -> dict[str, str | Non
         except metadata.PackageNotFoundError:
             versions[distribution] = None
     for contender in (contender for workload in workloads for contender in workload.contenders):
-        if isinstance(contender.needs, Peer):
+        if isinstance(contender.needs, Extra):
+            versions |= contender.needs.versions()
+        elif isinstance(contender.needs, Peer):
             try:
                 versions[contender.needs.distribution] = contender.needs.version()
             except ConfigError:

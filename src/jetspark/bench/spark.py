@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from jetspark.bench import fast_ingest, js_pull
+from jetspark.bench.extras import SPARK
 from jetspark.bench.streams import stream_for
 from jetspark.bench.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload, payload_of
 from jetspark.blocking import JetStream, connect
@@ -29,7 +30,7 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from jetspark.spark.types import DataFrame, SparkSession
 
 __all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "descendants", "peak_mib"]
 
@@ -219,20 +220,20 @@ _READERS = (
         name="jetspark",
         what='spark.read.format("jetstream"), two tasks at a time, warm',
         run=read_warm,
-        needs="pyspark",
+        needs=SPARK,
     ),
     Contender(
         name="jetspark-cold",
         what="the same, the first read of a session",
         run=read_cold,
-        needs="pyspark",
+        needs=SPARK,
         is_in_quick_runs=False,
     ),
     Contender(
         name="jetspark-1",
         what="one task at a time, warm",
         run=read_on_one_core,
-        needs="pyspark",
+        needs=SPARK,
         is_in_quick_runs=False,
     ),
 )
@@ -279,19 +280,15 @@ SPARK_WRITE = Workload(
     contenders=(
         Contender(name="bare", what="a bare fast-ingest writer, no ids, no Spark", run=fast_ingest.bare),
         Contender(name="bare-ids", what="the same with message ids", run=fast_ingest.bare_ids),
-        Contender(
-            name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs="pyspark"
-        ),
+        Contender(name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs=SPARK),
         Contender(
             name="jetspark-1",
             what="the same, 1 partition",
             run=write_one_partition,
-            needs="pyspark",
+            needs=SPARK,
             is_in_quick_runs=False,
         ),
-        Contender(
-            name="jetspark-no-ids", what="exactlyOnce=false, 2 partitions", run=write_without_ids, needs="pyspark"
-        ),
+        Contender(name="jetspark-no-ids", what="exactlyOnce=false, 2 partitions", run=write_without_ids, needs=SPARK),
     ),
     storage="file",
     replicas=1,
@@ -326,13 +323,13 @@ SPARK_FOLD = Workload(
             name="jetspark",
             what='df.repartition(2, "key").write.format("jetstream_fold"), warm',
             run=fold_warm,
-            needs="pyspark",
+            needs=SPARK,
         ),
         Contender(
             name="jetspark-cold",
             what="the same, the first fold of a session",
             run=fold_cold,
-            needs="pyspark",
+            needs=SPARK,
             is_in_quick_runs=False,
         ),
     ),

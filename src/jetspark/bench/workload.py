@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Literal, TypeAlias
 
+from jetspark.bench.extras import Extra
 from jetspark.bench.peers import Peer
 
 __all__ = [
@@ -49,8 +50,9 @@ class Contender:
     name: str
     what: str
     run: Callable[[Job], Values | Awaitable[Values]]
-    needs: str | Peer = ""
-    """Name of a module that is not ours, or a client outside this interpreter; without it the contender is skipped."""
+    needs: str | Peer | Extra = ""
+    """Name of a module that is not ours, an extra, or a client outside this interpreter; without it the contender is
+    skipped."""
     is_in_quick_runs: bool = True
     """False for a variant that is slow to start and shows nothing new about whether things work."""
     has_uvloop_twin: bool = False
