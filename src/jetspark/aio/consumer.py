@@ -15,7 +15,7 @@ __all__ = ["Consumer"]
 
 
 class Consumer(PullConsumer):
-    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+    """One consumer. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.

@@ -59,9 +59,9 @@ class FastBatch(_FastBlock, FastBatchBase):
     :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
     to be stored.
 
-    Leaving the block normally commits. Leaving it by an exception ends the batch, and what was added stays stored: for
-    all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.
-    What is added is copied out of the caller's hands at once.
+    Leaving the block normally commits. Leaving it by an exception ends the batch, and the messages added stay stored:
+    for all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is
+    accepted. Data are copied out of the caller's hands at once.
     """
 
     _line = "async with js.fast_batch() as fast:"
@@ -330,7 +330,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
-            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         return await self._accept([(subject, data) if checked is None else (subject, data, checked)])

@@ -121,13 +121,13 @@ class Subscription(SubscriptionBase):
         return message
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
-        """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
+        """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
         self._link.unsubscribe(self._state, max_messages)
 
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
 
-        Should the session end first, no more comes either: what was on its way is lost with it.
+        Should the session end first, no more comes either: messages on their way are lost with it.
 
         Raises:
             RequestTimeout: The reader did not finish in time.

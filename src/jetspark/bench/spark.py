@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "descendants", "peak_mib"]
 
 KEYS = 10_000
-# Of the largest messages a server takes by default, so many are half a gigabyte: more than a worker may hold.
+# Half a gigabyte of the largest messages a server takes by default: more than a worker may hold.
 LARGE_BYTES, LARGE_COUNT = 1 << 20, 512
 
 # Reads after the cold one, of which the median counts. A JVM compiles what runs often, on the same processors: it spent
@@ -84,7 +84,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _filled(job: Job, count: int, data: Any = None) -> Iterator[str]:
-    """A stream with so many messages; ``data`` makes the payload of each from its number."""
+    """A stream with ``count`` messages; ``data`` makes the payload of each from its number."""
     name = job.subject.replace(".", "-")
     payload = payload_of(job.payload_bytes)
     with connect(job.url) as client:

@@ -37,7 +37,7 @@ class Job:
     """Of this measurement alone: late messages of the one before cannot reach it."""
     count: int
     warmup: int
-    """So many operations go before the clock starts."""
+    """Operations that are done before the clock starts."""
     payload_bytes: int
     replicas: int = 1
     """Of its streams."""

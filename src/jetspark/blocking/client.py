@@ -234,7 +234,7 @@ class Client(ClientBase):
 
         Args:
             timeout: Longest time in all (default ``request_timeout_s``).
-            max_messages: So many answers are enough.
+            max_messages: Stop after this many answers.
             stall: After the first answer, longest wait for each further one.
             stop: True for the message that ends the sequence; that message is not yielded.
 
@@ -335,7 +335,7 @@ class Client(ClientBase):
         self._link.until_done(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
 
     def drain(self, timeout: float | None = None) -> None:
-        """Stop receiving, let every reader finish what was received, send everything, close.
+        """Stop receiving, let every reader finish the messages received so far, send everything, close.
 
         All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
         waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.

@@ -310,7 +310,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
-            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         with self._link.lock:

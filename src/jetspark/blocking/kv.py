@@ -217,12 +217,12 @@ class KeyValue:
             updates_only: Begin with the next change.
             meta_only: Without the values.
             ignore_deletes: Leave out deletions and purges.
-            from_revision: Begin with what was written at or after this revision, to go on where another watch ended.
+            from_revision: Begin with the writes at or after this revision, to go on where another watch ended.
 
         Raises (while iterating):
             StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
-            StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
-                watch again.
+            StreamRecreated: The bucket was deleted and made again. The entries shown so far are of the old one:
+                forget them, and watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(

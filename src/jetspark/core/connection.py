@@ -26,7 +26,7 @@ accepted waits for the next session; a PING confirms what was handed over; for `
 then the subscriptions end, and with the answer to a last PING the session. Nothing is in doubt.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
-arguments are woken by whoever passes the events on: see :mod:`jetspark.core.machine`.
+arguments are woken by the dispatcher that passes the events on: see :mod:`jetspark.core.machine`.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class Connection(Outbox):
         self._events.append(told)
 
     def close(self, error: Exception | None = None) -> None:
-        """End everything. Whoever still waits is told. One that was interrupted is done again by the next."""
+        """End everything. All waiters are told. A close that was interrupted is done again by the next."""
         if self._has_told_closed:
             return
         if error is not None:
@@ -633,7 +633,7 @@ class Connection(Outbox):
         self._discover(info)
 
     def _on_dropped(self, message: frames.Published, number: int) -> None:
-        """Whoever waits for the ``number``-th of all messages is told that it was not sent."""
+        """The waiter for the ``number``-th of all messages is told that it was not sent."""
         error = PayloadTooLarge(message.size, self.info.max_payload_bytes, message.subject.decode(errors="replace"))
         self._events.append(ErrorReported(error))
         if not self._requests.fail_reply(message.reply, error, self._events) and not self._pings.fail_from(

@@ -65,7 +65,7 @@ def close(machine: Connection) -> Ending:
 
 
 def drain(machine: Connection, timeout_s: float) -> Ending:
-    """Let every reader finish what was received, then see to it that the server has everything.
+    """Let every reader finish the messages received so far, then see to it that the server has everything.
 
     Raises:
         RequestTimeout: Not all of it in time.

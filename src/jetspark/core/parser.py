@@ -25,7 +25,7 @@ Messages go to the ``arrived`` list of their subscription and the subscription t
 to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk.
 
 Until a session is established, :class:`HandshakeReader` reads instead: one frame at a time, and none but the five that
-a server may send to somebody it does not know yet. Whoever answers first may be anybody.
+a server may send to somebody it does not know yet. The first to answer may be anybody.
 
 Invariants: how the stream is split into chunks never changes what comes out; bytes that cannot be NATS raise
 :class:`ProtocolError` no later than ``MAX_LINE_BYTES`` after them; nothing is buffered beyond one incomplete frame.

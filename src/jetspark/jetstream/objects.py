@@ -573,7 +573,7 @@ class Download:
         """Everything was read.
 
         Raises:
-            DigestMismatch: It is not what was put.
+            DigestMismatch: The bytes are not those that were put.
         """
         info = self._info
         if self.is_short:

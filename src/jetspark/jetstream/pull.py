@@ -166,7 +166,7 @@ class Wait:
 
 
 class _Reader:
-    """Whoever asked: told how its requests ended."""
+    """The reader that asked: it is told how its requests ended."""
 
     error: Exception | None = None
     is_over = False

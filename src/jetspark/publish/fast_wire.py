@@ -18,7 +18,7 @@ from jetspark.errors import ProtocolError
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.outgoing import Item, unsendable
 
-__all__ = ["FLOW_ACK", "FastFrames", "Operation", "check_range", "number", "place_of"]
+__all__ = ["FLOW_ACK", "FastFrames", "FrameKind", "check_range", "number", "place_of"]
 
 # Publishers use few subjects; see Connection, which has the same bound.
 MAX_KNOWN_SUBJECTS = 4096
@@ -27,7 +27,7 @@ FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\
 """An acknowledgement as the server writes it, and nearly every answer is one: read without JSON."""
 
 
-class Operation(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The last number of a reply subject."""
 
     START = 0
@@ -121,7 +121,7 @@ class FastFrames:
                 elif type(block := item[2]) is bytes and (size := len(block) + len(data)) <= max_payload:
                     frame = b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, len(block), size, block, data)
             if frame is None:
-                frame = self.frame(item, sequence, Operation.APPEND)
+                frame = self.frame(item, sequence, FrameKind.APPEND)
                 head = heads.get(subject)  # it knows the subject now
             ready.append(frame)
             max_bytes -= len(frame)

@@ -191,7 +191,7 @@ class Batcher(Generic[T]):
         """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
 
         Raises:
-            BatcherTimeout: It took longer than ``timeout`` seconds; what was not known to be written is counted in
+            BatcherTimeout: It took longer than ``timeout`` seconds; items not known to be written are counted in
                 ``stats().dropped_on_shutdown``. Writing goes on while the process lives.
             BatcherBroken: The batcher cannot write what it holds.
         """
