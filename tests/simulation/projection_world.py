@@ -1,7 +1,8 @@
 """Live projections in virtual time: the real workers and the real client, on a model server and a network that fails.
 
-One seed is one run. Workers are killed anywhere, the server and its connections too, streams lose their leaders, and
-two engines may work at a time. The checkers look at what the buckets have, again and again:
+One seed is one run. Workers are killed anywhere, the server and its connections too, streams lose their leaders,
+replicas fall behind and answer with what was, and two engines may work at a time. The checkers look at what the buckets
+have, again and again:
 
 * every value that was ever stored is what a plain loop over the first events makes of its key, and no later one is
   behind an earlier one;
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from unittest import mock
@@ -26,16 +26,15 @@ from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.folding import KeyState, Recorded, Router
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.live import LiveOptions, ProjectionWorker
+from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable
 from jetspark.jetstream.kv import operation_of
-from jetspark.publish.steps import Procedure
 from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
-from jetspark.state.store import StateBucket
 from jetspark.testing.virtual_loop import model_network, run_in_virtual_time
 
 URL = "nats://model:4222"
@@ -53,10 +52,15 @@ class ProjectionWorld:
     def __init__(self, seed: int, *, faults: bool = True) -> None:
         self.rng = random.Random(seed)
         self.network = model_network(seed)
-        self.app = bank(has_lookups=seed % 10 == 6)
+        replicas = self.rng.choice([1, 3])
+        self.app = bank(has_lookups=seed % 10 == 6, replicas=replicas)
+        self.replicated = ["BANK"] if replicas == 3 else []
+        """Streams whose leaders go, and of which a replica may fall behind."""
         for spec in self.app.projections.values():
             object.__setattr__(spec.bucket, "history", 64)  # for the checkers
             object.__setattr__(spec.bucket, "replicas", self.rng.choice([1, 3]))
+            if spec.bucket.replicas == 3:
+                self.replicated.append(f"KV_{spec.bucket.bucket}")
         self.events = some_events(self.rng, self.rng.choice([20, 60, 120]), accounts=self.rng.choice([2, 6, 30]))
         self.has_faults = faults
         self.kind = self.rng.choice([ProjectionWorker, Reckless])
@@ -69,7 +73,7 @@ class ProjectionWorld:
             partitions=3 if seed % 10 == 7 else 1,
         )
         self.patience_s = 600.0
-        self.outdated = 0
+        self.held_replicas = 0
         self._folded_through = -1
         self.kills = self.looks = self.conflicts = self.restarts = 0
         self._killed: set[bytes] = set()
@@ -77,37 +81,14 @@ class ProjectionWorld:
         self._prefixes: dict[tuple[str, str], dict[int, tuple[bytes | None, str]]] = {}
 
     def run(self) -> None:
-        release, load_all = Lease.release, StateBucket.load_all
+        release = Lease.release
 
         async def release_alive(lease: Lease) -> None:
             if lease._owner not in self._killed:
                 await release(lease)
 
-        def load_old(bucket: StateBucket, keys: Sequence[str], **options: Any) -> Procedure[dict[str, Current]]:
-            found = yield from load_all(bucket, keys, **options)
-            return self._outdated(bucket, found) if bucket.is_replicated else found
-
-        with (
-            mock.patch.object(Lease, "release", release_alive),
-            mock.patch.object(StateBucket, "load_all", load_old),
-        ):
+        with mock.patch.object(Lease, "release", release_alive):
             run_in_virtual_time(self._main(), self.network)
-
-    def _outdated(self, bucket: StateBucket, found: dict[str, Current]) -> dict[str, Current]:
-        """What a replica may say that is behind: states that were."""
-        if self.rng.random() < 0.7:
-            return found
-        history: dict[str, list[Current]] = {}
-        prefix = f"$KV.{bucket.name}."
-        for message in self.network.front.model.messages(f"KV_{bucket.name}"):
-            headers = message.headers or Headers()
-            value = message.data if operation_of(headers) == "put" else None
-            sequence = int(headers.get(SEQUENCE_HEADER) or 0)
-            current = Current(value, sequence, message.sequence, None, headers.get(MARK_HEADER))
-            history.setdefault(message.subject.removeprefix(prefix), []).append(current)
-        self.outdated += 1
-        chosen = {key: self.rng.choice([None, *history.get(key, [])]) for key in found}
-        return {key: current for key, current in chosen.items() if current is not None}
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -116,14 +97,15 @@ class ProjectionWorld:
             await apply_topology(client.jetstream(), self.app)
         publishing = asyncio.create_task(self._publish())
         workers = [asyncio.create_task(self._work(number)) for number in range(self.rng.choice([1, 2, 3]))]
-        troubles = asyncio.create_task(self._trouble())
+        troubles = [asyncio.create_task(each) for each in (self._trouble(), self._hold_replicas())]
         looking = asyncio.create_task(self._look())
         try:
-            await self._until_done(publishing, [*workers, looking])
+            await self._until_done(publishing, [*workers, *troubles, looking])
         finally:
-            for task in (publishing, troubles, looking, *workers):
+            tasks = [publishing, looking, *troubles, *workers]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([publishing, troubles, looking, *workers])
+            await asyncio.wait(tasks)
         self.look()
 
     async def _publish(self) -> None:
@@ -197,20 +179,28 @@ class ProjectionWorld:
 
     async def _trouble(self) -> None:
         rng, network = self.rng, self.network
-        streams = ["BANK", *(f"KV_{spec.bucket.bucket}" for spec in self.app.projections.values())]
         for _ in range(rng.choice([0, 2, 6]) if self.has_faults else 0):
             await asyncio.sleep(rng.choice([0.02, 0.2, 1.0]) * rng.random())
-            match rng.randrange(5):
+            match rng.randrange(5 if self.replicated else 3):
                 case 0:
                     network.cut()
                 case 1:
                     network.kill_server(rng.choice([0.1, 3.0]))
                 case 2:
-                    network.lose_leader(rng.choice(streams), rng.choice([0.1, 2.0]))
-                case 3:
                     network.refuse(rng.choice([0.1, 2.0]))
+                case 3:
+                    network.lose_leader(rng.choice(self.replicated), rng.choice([0.1, 2.0]))
                 case 4:
-                    network.slow_down(rng.choice(streams), rng.choice([0.1, 2.0]), apply_s=rng.choice([0.01, 0.3]))
+                    stream = rng.choice(self.replicated)
+                    network.slow_down(stream, rng.choice([0.1, 2.0]), apply_s=rng.choice([0.01, 0.3]))
+
+    async def _hold_replicas(self) -> None:
+        """Again and again one replica of a bucket takes over nothing for a while, and answers all the same."""
+        while buckets := [each for each in self.replicated if each != "BANK"]:
+            seconds = self.rng.choice([0.05, 0.5, 3.0])
+            self.network.hold_replica(self.rng.choice(buckets), seconds)
+            self.held_replicas += 1
+            await asyncio.sleep(seconds * 2 * self.rng.random())
 
     async def _until_done(self, publishing: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
         async with asyncio.timeout(self.patience_s):

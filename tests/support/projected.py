@@ -134,7 +134,7 @@ def messages(count: int, *, accounts: int = 40, unreadable: int = 3, seed: int =
         yield encoded.subject, data, encoded.headers
 
 
-def fresh(url: str, js: JetStream) -> JetStream:
+def fresh(url: str | list[str], js: JetStream) -> JetStream:
     """With an empty stream and empty buckets."""
     topology = app.topology()
     for name in [each.name for each in topology.streams] + [f"KV_{each.bucket}" for each in topology.buckets]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import DELETE, App, Event
 from jetspark.app.projections.folding import KeyState, Recorded, Router
@@ -88,8 +89,8 @@ class Large:
         return [*(state or []), event.cents]
 
 
-def bank(name: str = "bank", stream: str = "BANK", *, has_lookups: bool = False) -> App:
-    app = App(name, stream=stream, subjects=["bank.>"])
+def bank(name: str = "bank", stream: str = "BANK", *, has_lookups: bool = False, replicas: int | None = None) -> App:
+    app = App(name, stream=StreamConfig(name=stream, subjects=["bank.>"], replicas=replicas))
     app.projection("balances", events=[Opened, Moved, Closed], bucket=f"{name}_balances")(Balances)
     app.projection("moves", events=[Moved], bucket=f"{name}_moves")(Moves)
     if has_lookups:

@@ -52,13 +52,16 @@ class KeyValue:
         """Write a value, whatever was there; returns its revision."""
         return await self._context.run(self._bucket.put(key, value))
 
-    async def get(self, key: str, *, revision: int | None = None) -> KVEntry:
+    async def get(self, key: str, *, revision: int | None = None, direct: bool | None = None) -> KVEntry:
         """The latest value, or that of a revision the bucket still has.
+
+        ``direct=False`` asks the leader: slower, and never a moment behind. By default any replica
+        answers, where the bucket allows it.
 
         Raises:
             KeyNotFound: There is none.
         """
-        return await self._context.run(self._bucket.get(key, revision))
+        return await self._context.run(self._bucket.get(key, revision, direct))
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Write a value where there is none; returns its revision.

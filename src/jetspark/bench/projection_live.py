@@ -64,7 +64,7 @@ async def _remove(js: JetStream) -> None:
 
 
 async def live(job: Job) -> Values:
-    from jetspark.app.projections.live import ProjectionWorker
+    from jetspark.app.projections.worker import ProjectionWorker
     from jetspark.bench.order_totals import app
 
     async with _prepared(job, job.count) as js:

@@ -53,13 +53,16 @@ class KeyValue:
         """Write a value, whatever was there; returns its revision."""
         return self._context.run(self._bucket.put(key, value))
 
-    def get(self, key: str, *, revision: int | None = None) -> KVEntry:
+    def get(self, key: str, *, revision: int | None = None, direct: bool | None = None) -> KVEntry:
         """The latest value, or that of a revision the bucket still has.
+
+        ``direct=False`` asks the leader: slower, and never a moment behind. By default any replica
+        answers, where the bucket allows it.
 
         Raises:
             KeyNotFound: There is none.
         """
-        return self._context.run(self._bucket.get(key, revision))
+        return self._context.run(self._bucket.get(key, revision, direct))
 
     def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Write a value where there is none; returns its revision.

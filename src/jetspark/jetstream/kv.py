@@ -400,14 +400,15 @@ class Bucket:
         ack = yield from publish(self.write_subject(key), octets("value", value), headers)
         return ack.sequence
 
-    def get(self, key: str, revision: int | None) -> Operation[KVEntry]:
+    def get(self, key: str, revision: int | None, direct: bool | None = None) -> Operation[KVEntry]:
         subject = subject_of(self.origin, check_key(key))
         if revision is not None:
             query = message_query(sequence=whole("revision", revision, high=UINT64))
         else:
             query = message_query(last_for=subject)
         try:
-            message = yield from self._api.get_message(self._stream, query, direct=self._direct)
+            use_direct = self._direct if direct is None else direct
+            message = yield from self._api.get_message(self._stream, query, direct=use_direct)
         except MessageNotFound:
             raise KeyNotFound(self.name, key) from None
         entry = KVEntry.of(self.name, message)

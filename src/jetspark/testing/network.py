@@ -689,6 +689,12 @@ class Network:
         front.say(model.slow_down(stream, clock.now, apply_s))
         clock.after(seconds, lambda: front.say(model.slow_down(stream, clock.now, 0.0)))
 
+    def hold_replica(self, stream: str, seconds: float) -> None:
+        """Let one replica fall behind for some seconds; see :meth:`ModelServer.hold_replica`."""
+        model = self.front.model
+        model.hold_replica(stream, True)
+        self.clock.after(seconds, lambda: model.hold_replica(stream, False))
+
     def partition(self, stream: str, seconds: float, *, without_s: float, drop: int = 0) -> None:
         """Part the node that leads a stream from the others for some seconds.
 

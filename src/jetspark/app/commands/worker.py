@@ -154,6 +154,7 @@ class CommandWorker:
             clock=utc_now,
             random=rng.random,
             random_bits=rng.getrandbits,
+            timers_of=app.name if app.has_timers else None,
         )
         store = CommandStore(js, stream, self._views)
         self._serving = Serving(self._context, self._commands, deciding, store, self._options)

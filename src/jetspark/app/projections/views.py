@@ -27,8 +27,8 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.tokens import escape, text_of, unescape
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.engine import recorded_of
 from jetspark.app.projections.folding import KeyRow, KeyState, Router
-from jetspark.app.projections.live import recorded_of
 from jetspark.app.projections.marks import Parked, mark_of, position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
@@ -203,11 +203,8 @@ class View:
 
     async def position(self) -> ViewPosition:
         """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
-        current = await self._load(position_key())
-        if current.value is None:
-            return ViewPosition(0)
-        position = FoldPosition.decode(current.value)
-        return ViewPosition(position.sequence, position.missed)
+        position = await self._position()
+        return ViewPosition(0) if position is None else ViewPosition(position.sequence, position.missed)
 
     async def wait_for(self, key: Any, condition: Callable[[Any], object], *, timeout: float | None = None) -> Any:
         """The first state of a key for which ``condition`` is true; it is asked with None while there is no state.
@@ -247,13 +244,18 @@ class View:
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    async def _load(self, name: str) -> Current:
+    async def _load(self, name: str, *, direct: bool | None = None) -> Current:
+        """What any replica has, which may be a moment behind; with ``direct=False`` what the leader has."""
         place, stream = await self._follower.place()
         try:
-            message = await stream.get_message(last_for=subject_of(place.bucket, name))
+            message = await stream.get_message(last_for=subject_of(place.bucket, name), direct=direct)
         except MessageNotFound:
             return NOTHING
         return current_of(stored_of(message))
+
+    async def _position(self) -> FoldPosition | None:
+        current = await self._load(position_key(), direct=False)
+        return None if current.value is None else FoldPosition.decode(current.value)
 
     async def _reach(self, name: str, wanted: int) -> Current:
         current, position, is_initial = NOTHING, 0, True
@@ -321,11 +323,12 @@ class View:
 
     async def _as_of(self, key: Any, sequence: int) -> ViewEntry:
         name = _name(key)
-        present = await self._load(name)
-        position = await self._load(position_key())
-        if position.value is not None and present.sequence <= sequence <= FoldPosition.decode(position.value).sequence:
+        # The position first, and the state by the leader: then it has everything up to that position.
+        position = await self._position()
+        present = await self._load(name, direct=False)
+        if position is not None and present.sequence <= sequence <= position.sequence:
             return self._entry(name, present)
-        await self._check_is_whole(0 if position.value is None else FoldPosition.decode(position.value).first_event)
+        await self._check_is_whole(0 if position is None else position.first_event)
         state = KeyState(self._spec, name, NOTHING)
         router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading)

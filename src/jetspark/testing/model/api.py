@@ -240,16 +240,16 @@ class ModelApi:
                 body = json.loads(data)
             except ValueError:
                 return [Delivery(reply, b"", None, Status(408, "Malformed Request"))]
+        store = stream.answering()
         if "multi_last" in body or "batch" in body:
-            return list(self._direct_batch(stream, body, reply))
+            return list(self._direct_batch(stream.config.name, store, body, reply))
         try:
-            message = _find(stream.store, body)
+            message = _find(store, body)
         except ServerError:
             return [Delivery(reply, b"", None, Status(404, "Message Not Found"))]
         return [_direct(stream.config.name, message, reply)]
 
-    def _direct_batch(self, stream: ModelStream, body: Mapping[str, Any], reply: str) -> Iterator[Delivery]:
-        store, name = stream.store, stream.config.name
+    def _direct_batch(self, name: str, store: Store, body: Mapping[str, Any], reply: str) -> Iterator[Delivery]:
         is_multi = "multi_last" in body
         up_to = body.get("up_to_seq")
         if is_multi:

@@ -272,6 +272,13 @@ class ModelServer:
         self.stream(stream).store.apply_s = apply_s if self.stream(stream).store.is_replicated else 0.0
         return said
 
+    def hold_replica(self, stream: str, is_held: bool) -> None:
+        """One replica takes over nothing of what is stored from now on; not held, it has everything again.
+
+        Any replica answers direct gets: that one answers every second of them, with what it has.
+        """
+        self.stream(stream).hold_replica(is_held)
+
     def next_answer_at(self) -> float | None:
         """When `on_time` has an answer that somebody waits for, None if nobody does."""
         times = [

@@ -119,6 +119,14 @@ class Store:
                     self._remove(sequences[0])
         self._evict()
 
+    def copied(self) -> Store:
+        """What a replica has that is here now, and takes over nothing more."""
+        copy = Store(self.config)
+        copy._messages = dict(self._messages)
+        copy._by_subject = {subject: deque(sequences) for subject, sequences in self._by_subject.items()}
+        copy._oldest, copy.last_sequence = self._oldest, self.last_sequence
+        return copy
+
     def __len__(self) -> int:
         return len(self._messages)
 
