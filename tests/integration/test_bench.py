@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -142,6 +143,21 @@ def test_json_goes_to_standard_output_alone_and_an_existing_server_is_used() -> 
     assert document["is_quick"] is True
     assert document["server"] == "an existing server"
     assert "A quick run says nothing about speed" in finished.stderr
+
+
+def test_an_interrupted_run_says_how_far_it_came_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with NatsServer(jetstream=False) as server, connect(server.url) as client:
+        watching = client.subscribe("bench.data.>")
+        client.flush()
+        command = [*COMMAND, "core-publish", "--no-peers", "--url", server.url, "--json", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            watching.next(timeout=250)
+            process.send_signal(signal.SIGINT)
+            out, notes = process.communicate(timeout=250)
+    assert process.returncode == 128 + signal.SIGINT
+    assert (out, notes) == ("", "interrupted after 0 of 15 measurements: none is shown or written\n")
+    assert not path.exists()
 
 
 def test_a_contender_that_fails_is_an_error_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,10 @@ class Plan:
     def repeats_or_default(self) -> int:
         return self.repeats or (1 if self.is_quick else 5)
 
-    def count_for(self, workload: Workload) -> int:
-        return self.count or (workload.quick_count if self.is_quick else workload.count)
+    def count_for(self, workload: Workload, contender: Contender | None = None) -> int:
+        """Operations of one measurement of the workload; fewer for a contender that does a part."""
+        count = self.count or (workload.quick_count if self.is_quick else workload.count)
+        return max(1, count // contender.count_divisor) if contender is not None else count
 
 
 def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender], dict[str, str]]:
@@ -146,7 +148,7 @@ def run(plan: Plan, on_progress: OnProgress = lambda what: None) -> Report:
                 with server_for(workload, url, is_given=plan.url is not None) as place:
                     for name in names[turn:] + names[:turn]:
                         on_progress(f"{workload.name}: {name}")
-                        sample = _measure(workload, name, plan, place, repeat)
+                        sample = _measure(workload, name, plan.count_for(workload, chosen[name]), place, repeat)
                         samples.setdefault((workload.name, name), []).append(sample)
         on_progress("")
     return Report(
@@ -168,13 +170,13 @@ def _result(workload: Workload, plan: Plan, samples: dict[tuple[str, str], list[
         count=plan.count_for(workload),
         samples={name: samples[workload.name, name] for name in chosen if (workload.name, name) in samples},
         whats={name: contender.what for name, contender in chosen.items()},
+        counts={name: plan.count_for(workload, contender) for name, contender in chosen.items()},
         skipped=skipped,
         judge=not plan.is_quick,
     )
 
 
-def _measure(workload: Workload, contender: str, plan: Plan, url: str, repeat: int) -> Sample:
-    count = plan.count_for(workload)
+def _measure(workload: Workload, contender: str, count: int, url: str, repeat: int) -> Sample:
     job = Job(
         url=url,
         subject=f"bench.data.{secrets.token_hex(4)}",

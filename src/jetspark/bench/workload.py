@@ -55,6 +55,9 @@ class Contender:
     skipped."""
     is_in_quick_runs: bool = True
     """False for a variant that is slow to start and shows nothing new about whether things work."""
+    count_divisor: int = 1
+    """More than 1 for a slow peer of a long workload, which does that part of the work: the rates compare all the same,
+    and nobody waits for a minute to see what seconds show. Never for one of ours, or a baseline of several bars."""
     has_uvloop_twin: bool = False
     """Whether ``--uvloop`` runs it a second time, on uvloop."""
 
