@@ -74,20 +74,20 @@ def check_rate(world: World) -> None:
             assert last - first + 1 <= burst + rate * (world.starts[last] - began) + 1e-3
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(40), *seeds.fresh(5)])
+@pytest.mark.parametrize("seed", seeds.tried(range(40), 5))
 def test_without_faults_every_event_is_done_exactly_once(seed: int) -> None:
     world = world_of(seed, Faults())
     finish(world)
     assert set(world.done.values()) == {1}, seeds.again(seed)
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(40), *seeds.fresh(5)])
+@pytest.mark.parametrize("seed", seeds.tried(range(40), 5))
 def test_lost_acknowledgements_repeat_nothing_that_is_remembered(seed: int) -> None:
     world = world_of(seed, Faults(lost_answer=0.2))
     finish(world)
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(150), *seeds.fresh(20)])
+@pytest.mark.parametrize("seed", seeds.tried(range(150), 20))
 def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     chance = random.Random(seed).choice([0.002, 0.01, 0.03])
     world = world_of(seed, Faults(crash=chance, lost_answer=0.05))

@@ -121,7 +121,7 @@ async def test_nothing_is_lost_when_the_server_dies() -> None:
         assert test.dead_letters == []
 
 
-@pytest.mark.parametrize("seed", [*range(6), *seeds.fresh(2)])
+@pytest.mark.parametrize("seed", seeds.tried(range(6), 2))
 async def test_the_order_of_a_key_holds_through_lost_connections(seed: int) -> None:
     """What was on its way when a connection was lost comes again late; nothing of its key may overtake it."""
     rng = random.Random(seed)
@@ -184,6 +184,21 @@ async def test_an_acknowledgement_is_lost() -> None:
         assert test.now - before > 20  # it came again, and the worker remembered it
         assert effects == ["0.1"]
         assert test.published(Billed) == [Billed(order_id="a", number=0)]
+
+
+async def test_an_event_is_rejected_and_others_go_on_until_it_is_redriven() -> None:
+    async with TestApp(new_app({}, [])) as test:
+        fault, other = test.reject(handler="billing", after=1), test.reject(handler="another")
+        for order, number in (("a", 0), ("a", 1), ("a", 2), ("b", 0)):
+            await test.publish(Paid(order_id=order, number=number))
+            await test.settled()
+        assert (fault.happened, other.happened) == (1, 0)
+        assert [(each.order_id, each.number) for each in test.published(Billed)] == [("a", 0), ("b", 0)]
+        assert len(test.dead_letters) == 2  # the one behind it has its key
+        await test.redrive()
+        await test.settled()
+        assert [each.number for each in test.published(Billed) if each.order_id == "a"] == [0, 1, 2]
+        assert test.dead_letters == []
 
 
 async def test_workers_die_after_the_effect() -> None:

@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from jetspark.app import App, Command, Event, Past, Private, contract_of
+from jetspark.app import App, Command, Decision, Event, Past, Private, Setting, contract_of
 from jetspark.app.causes import child_of, new_trace
 from jetspark.app.commands.declaring import CommandMeta
 from jetspark.app.contracts.asyncapi import asyncapi
 from jetspark.app.contracts.ids import NewIds
-from jetspark.app.topology.declared import OWNER, ConsumerPlace, Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.app.topology.declared import (
+    OWNER,
+    ConsumerPlace,
+    Found,
+    Step,
+    Topology,
+    TopologyPlan,
+    inherit_replicas,
+    plan_changes,
+)
 from jetspark.app.topology.lints import lint_apps
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -120,6 +129,85 @@ def test_the_stream_of_another_app_is_read_and_not_made() -> None:
     topology = app.topology()
     assert [stream.name for stream in topology.streams] == ["BILLING_DLQ", "BILLING_RETRY"]
     assert [bucket.bucket for bucket in topology.buckets] == ["billing_handlers"]
+
+
+class Statuses:
+    def key(self, event: OrderPaid) -> str:
+        return event.order_id
+
+    def apply(self, state: dict[str, Any] | None, event: OrderPaid) -> dict[str, Any]:
+        return {"paid": True}
+
+
+class Noting:
+    def react(self, state: dict[str, Any] | None, event: OrderPaid) -> Decision:
+        return Decision(state={})
+
+
+def everything(**config: Any) -> App:
+    """An application with one of everything that needs something of its own on the server."""
+    stream = StreamConfig(name="KV_shop", subjects=["orders.>"], **config)
+    own = KVConfig(bucket="own", replicas=5)
+    app = App("orders", stream=stream, buckets=["prices", own], timers=True)
+
+    @app.handler(OrderPaid, durable="billing", idempotent="transaction", bucket="balances")
+    async def bill(event: OrderPaid) -> None: ...
+
+    @app.handler(OrderPaid, durable="parts", partitions=2)
+    async def divide(event: OrderPaid) -> None: ...
+
+    app.projection("statuses", events=[OrderPaid], bucket="states")(Statuses)
+    app.settings("flags", currency=Setting(str, "USD"))
+    app.workflow("noting", key="order_id", events=[OrderPaid])(Noting)
+    return app
+
+
+def test_everything_an_app_declares_is_as_safe_as_its_stream() -> None:
+    topology = everything(replicas=3).topology()
+    replicas = {each.name: each.replicas for each in topology.streams}
+    replicas |= {each.bucket: each.replicas for each in topology.buckets}
+    assert replicas == {
+        **dict.fromkeys(["KV_shop", "ORDERS_DLQ", "ORDERS_RETRY", "ORDERS_parts_PARTITIONS"], 3),
+        **dict.fromkeys(["prices", "flags", "balances", "states"], 3),
+        **dict.fromkeys(["orders_schemas", "orders_handlers", "orders_projections"], 3),
+        "own": 5,  # its owner said so
+    }
+    # Not mentioned is the server's default, a disk.
+    assert {each.storage for each in topology.streams} == {each.storage for each in topology.buckets} == {None}
+    unsaid = everything().topology()
+    assert {each.replicas for each in unsaid.streams} | {each.replicas for each in unsaid.buckets} == {None, 5}
+
+
+def test_more_replicas_are_a_safe_change_of_everything() -> None:
+    def server_has(app: App) -> dict[str, StreamConfig]:
+        made = [*app.topology().streams, *(each.to_stream() for each in app.topology().buckets)]
+        return {each.name: dataclasses.replace(each, storage="file", replicas=each.replicas or 1) for each in made}
+
+    found, declared = Found(streams=server_has(everything())), everything(replicas=3).topology()
+    steps = [step for step in plan_changes(declared, found).steps if step.kind != "consumer"]
+    assert len(steps) == len(declared.streams) + len(declared.buckets) - 1
+    assert {str(change) for step in steps for change in step.changes} == {"replicas: 1 -> 3"}
+    assert {step.safety for step in steps} == {"safe"}
+
+
+def test_where_the_app_says_nothing_of_replicas_the_servers_stream_counts() -> None:
+    app = App("billing", stream="ORDERS", buckets=["prices", KVConfig(bucket="own", replicas=1)])
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None: ...
+
+    found = Found(streams={"ORDERS": STREAM, "KV_prices": StreamConfig(name="KV_prices", replicas=5)})
+    inherited = inherit_replicas(app.topology(), found)
+    assert {each.name: each.replicas for each in inherited.streams} == {"BILLING_DLQ": 3, "BILLING_RETRY": 3}
+    # What has more, or was said, stays as it is.
+    assert {each.bucket: each.replicas for each in inherited.buckets} == {
+        "prices": None,
+        "own": 1,
+        "billing_handlers": 3,
+    }
+    assert inherit_replicas(app.topology(), Found()) == app.topology()
+    own = declared()
+    assert inherit_replicas(own.topology(), found).streams[0].replicas is None  # the stream itself is as it is
 
 
 def test_nothing_is_declared_twice() -> None:

@@ -401,7 +401,7 @@ class App(Declarations):
             options: Those of a handler: concurrency (128 by default), retry, partitions and so on.
 
         Raises:
-            ConfigError: The class is no workflow, or the stream can have no entities (``App(stream="KV_...")``).
+            ConfigError: The class is no workflow, or the stream would drop the states of runs; see ``app.entities``.
         """
         _check_options(name, options, WorkflowOptions)
 

@@ -16,7 +16,7 @@ from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
-from jetspark.app.timers import Timers, cancelling
+from jetspark.app.timers import Timers
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
@@ -198,7 +198,8 @@ class AppClient:
             correlation_id, causation_id, traceparent: What led to it. Inside of a handler they are those of the event
                 that is being handled.
             expect: Store it only if this is true of the stream.
-            cancels: The name of a timer that ends with it, in one step; without such a timer nothing else happens.
+            cancels: The name of a timer that ends with it, in one step; if that has fired, ``ctx.is_current_timer()``
+                tells the handler of its event.
 
         Raises:
             InvalidEvent: A field has a value its contract does not allow; nothing was sent.
@@ -215,13 +216,10 @@ class AppClient:
             causation_id=causation_id,
             traceparent=traceparent,
         )
-        ending = {} if cancels is None else cancelling(self.app.name, cancels)
+        if cancels is not None:
+            return await self.timers.publish_ending(cancels, encoded, expect=expect, timeout=timeout)
         return await self.js.publish(
-            encoded.subject,
-            encoded.data,
-            headers=encoded.headers | ending,
-            expect=expect,
-            timeout=timeout,
+            encoded.subject, encoded.data, headers=encoded.headers, expect=expect, timeout=timeout
         )
 
     async def call(

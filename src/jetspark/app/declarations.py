@@ -16,7 +16,7 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
-from jetspark.app.entities.declaring import MANY, EntitySpec, Truth, state_subjects
+from jetspark.app.entities.declaring import MANY, EntitySpec, StatePlace, Truth
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
@@ -181,13 +181,14 @@ class Declarations:
         events: Sequence[type[Any]] = (),
         fold: type[Any] | None = None,
     ) -> EntitySpec:
-        """Declare a kind of entity: state in a bucket, changed together with its events.
+        """Declare a kind of entity: a state that is changed together with its events.
 
-        States and events are in one stream, which is that of a bucket: ``App(stream="KV_shop", ...)``. A client changes
-        them: ``async with client.entities("orders").change("o-1") as change``.
+        A client changes them: ``async with client.entities("orders").change("o-1") as change``. States and events are
+        in one stream, the application's. If it is called as that of a bucket, ``App(stream="KV_shop", ...)``, every
+        NATS client can read the states as bucket ``shop``; else they are on ``states.<app>.<name>.<key>``.
 
         Args:
-            name: Of the kind, the first part of its keys in the bucket.
+            name: Of the kind, the first part of its keys.
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
             truth: Which counts where state and events differ, because somebody wrote only one of them: the ``"state"``
                 or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
@@ -197,12 +198,13 @@ class Declarations:
                 events that lead from what the events make to the state.
 
         Raises:
-            ConfigError: The stream is no bucket's or not the app's own, it would drop states (a limit of age, messages
-                or bytes, or retention by acknowledgement), or the type or the name cannot be used.
+            ConfigError: The stream is not the app's own, it would drop states (a limit of age, messages or bytes, or
+                retention by acknowledgement), or the type or the name cannot be used.
         """
         if not self.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
-        spec = EntitySpec(name, state, self.stream, truth=truth, events=events, fold=fold)
+        place = StatePlace.of(self.name, self.stream)
+        spec = EntitySpec(name, state, place, truth=truth, events=events, fold=fold)
         if name in self.entity_specs:
             raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
         limit = self.stream_config.max_messages_per_subject
@@ -211,7 +213,7 @@ class Declarations:
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
         check_keeps(self.stream_config, f"entities {name!r}", "their states")
-        self._store_also(state_subjects(self.stream))
+        self._store_also(f"{place.prefix}>")
         self._add(*events)
         self.entity_specs[name] = spec
         return spec
@@ -247,9 +249,7 @@ class Declarations:
         if self.projections:
             buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
             description = "Which buckets projections are in, leases, and replays."
-            # As safe as the stream: without its leases and its record of buckets no worker begins.
-            more = {"limit_marker_ttl_s": MARKER_TTL_S, "replicas": self.stream_config.replicas}
-            buckets.append(self._bucket(projection_bucket(self.name), description, **more))
+            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
         if self.handlers or self.projections:
             streams.append(self._dead_letters())
         if self.handlers:
@@ -262,7 +262,24 @@ class Declarations:
         replaces = {
             partition_stream(self.name, spec.name): (self.stream, spec.durable) for spec in self.handlers.values()
         }
-        return Topology(app=self.name, streams=streams, buckets=buckets, consumers=consumers, replaces=replaces)
+        return Topology(
+            app=self.name,
+            stream=self.stream,
+            streams=[self.as_safe(each) for each in streams],
+            buckets=[self.as_safe(each) for each in buckets],
+            consumers=consumers,
+            replaces=replaces,
+        )
+
+    def as_safe(self, config: Any) -> Any:
+        """A configuration with as many replicas as the application's stream has, unless it says how many.
+
+        An event that waits for its retry, or is a dead letter, is acknowledged in the stream: it must not be lost with
+        one machine where the stream would not be. Storage needs no such rule: what is not mentioned is on disk.
+        """
+        if config.replicas is not None or self.stream_config.replicas is None:
+            return config
+        return dataclasses.replace(config, replicas=self.stream_config.replicas)
 
     async def plan(self, servers: str | Iterable[str], **options: Any) -> TopologyPlan:
         """What differs between what the application declares and what the server has; nothing is changed.
@@ -311,7 +328,9 @@ class Declarations:
         if self.has_timers:
             defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
         if self.entity_specs:
-            defaults |= {"allow_rollup": True, "max_messages_per_subject": MANY}
+            defaults["allow_rollup"] = True
+            if StatePlace.of(self.name, self.stream).bucket is not None:
+                defaults["max_messages_per_subject"] = MANY
         age_s = self.stream_config.max_age_s
         if age_s and age_s < DUPLICATE_WINDOW_S:
             # As the server does for a new stream; for one that exists it refuses the age instead.
@@ -365,7 +384,6 @@ class Declarations:
             sources=[StreamSource(name=self.stream, subject_transforms=transforms)],
             retention="limits",
             storage=config.storage,
-            replicas=config.replicas,
             max_age_s=config.max_age_s,
             allow_direct=True,
             metadata={OWNER: self.name, "jetspark-handler": spec.name},

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jetspark.aio.client import connect
 from jetspark.app.commands.worker import CommandOptions, CommandWorker
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import open_lifespans
 from jetspark.app.handlers.worker import HandlerWorker
+from jetspark.app.patience import patiently
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
 
 __all__ = ["run_app"]
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -65,18 +69,21 @@ async def run_app(
     ended = asyncio.Event()
     # Signals count from here on, also while it starts: what a lifespan opened is closed.
     async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
-        if apply:
-            await apply_topology(client.jetstream(), app)
-        else:
-            await check_for_drift(client.jetstream(), app)
+        js = client.jetstream()
+        prepare = apply_topology if apply else check_for_drift
+        # A worker is started again by whoever watches it, most likely while the server is restarted or elects leaders.
+        await _unless(ended, patiently(lambda: prepare(js, app)))
         workers: list[Worker] = []
         if projections:
-            workers.append(ProjectionWorker(app, projections, client.jetstream(), catalogue=catalogue, options=live))
+            workers.append(ProjectionWorker(app, projections, js, catalogue=catalogue, options=live))
         for spec in specs:
-            store = await HandlerStore.open(client.jetstream(), app.name, spec.name)
-            workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+            store = await _unless(ended, patiently(partial(HandlerStore.open, js, app.name, spec.name)))
+            if store is not None:
+                workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
         if commands:
             workers.append(CommandWorker(app, commands, client, catalogue=catalogue, options=serving))
+        if ended.is_set():
+            return
         names = [
             *(each.name for each in specs),
             *(each.name for each in projections),
@@ -85,6 +92,18 @@ async def run_app(
         _logger.info("app %s: running %s", app.name, ", ".join(names))
         await _run_workers(workers, stop_timeout, ended)
         _logger.info("app %s: ended", app.name)
+
+
+async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work returns; None if the process is asked to end before."""
+    task, waiting = asyncio.create_task(work), asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        waiting.cancel()
+        await asyncio.wait([task, waiting])
 
 
 async def _run_workers(workers: list[Worker], stop_timeout: float, ended: asyncio.Event) -> None:

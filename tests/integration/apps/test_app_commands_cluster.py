@@ -30,6 +30,7 @@ from support.accounts import (
     check_books,
     ledger_model,
 )
+from support.beside import beside
 from support.cluster import create_on_new_cluster, kill_leader
 from support.commands import are_serving, served, start_worker
 from support.linear import Entry, Operation, check_linearizable
@@ -71,16 +72,13 @@ class Trouble:
     async def going_on(self) -> AsyncIterator[Trouble]:
         for number in range(WORKERS):
             self._start(number)
-        await are_serving(self.urls[0], self.app.name, WORKERS)
+        await are_serving(self.urls, self.app.name, WORKERS)
         async with jetspark.connect(self.urls) as nc:
             stream = await nc.jetstream().stream(self.app.stream)
-            tasks = [asyncio.create_task(self._kill_workers()), asyncio.create_task(self._change_leaders(stream))]
             try:
-                yield self
+                async with beside(self._kill_workers(), self._change_leaders(stream)):
+                    yield self
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
                 for process in self._workers:
                     process.kill()
                     process.join()
@@ -88,7 +86,8 @@ class Trouble:
                     await self._killing  # the next test needs the node, too
 
     def _start(self, number: int) -> None:
-        self._workers.append(start_worker(self.urls[number % 3], self.app.name, replicas=3))
+        first = number % 3  # and the others, if that one is dead just now
+        self._workers.append(start_worker(self.urls[first:] + self.urls[:first], self.app.name, replicas=3))
 
     async def _kill_workers(self) -> None:
         while True:
@@ -96,7 +95,7 @@ class Trouble:
                 await asyncio.sleep(KILL_EVERY_S)
             self._start(self._rng.randrange(3))
             if not MANY:  # on a busy machine a process takes seconds to start, and these are few
-                await are_serving(self.urls[0], self.app.name, WORKERS + 1)
+                await are_serving(self.urls, self.app.name, WORKERS + 1)
             process = self._workers.pop(0)
             process.kill()
             process.join()
@@ -142,7 +141,7 @@ async def set_up(cluster: NatsCluster, name: str) -> AsyncIterator[tuple[App, Ap
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(3000 if MANY else 300)
 async def test_callers_of_one_boundary_see_one_order_whatever_dies(cluster: NatsCluster) -> None:
     rng, operations, began = random.Random(11), list[Operation](), time.monotonic()
     async with set_up(cluster, "ledger") as (app, client):
@@ -176,7 +175,7 @@ async def test_callers_of_one_boundary_see_one_order_whatever_dies(cluster: Nats
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(3000 if MANY else 300)
 async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(cluster: NatsCluster) -> None:
     rng, began = random.Random(12), time.monotonic()
     names = [f"a{number}" for number in range(ACCOUNTS)]
@@ -268,3 +267,24 @@ async def test_a_replicated_stream_does_not_overlook_a_plain_publish_below_the_w
                 f"{event} was decided on {event.number - 1} events, and there were {before - 1}"
             )
     assert (before, published > 10) == (published + 40, True)
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_without_a_leader_waits_for_one(cluster: NatsCluster) -> None:
+    async with set_up(cluster, "patient") as (app, client):
+        alive, *dead = cluster.nodes
+        for node in dead:
+            await asyncio.to_thread(node.kill)
+        running, cancelled = [asyncio.create_task(app.run(alive.url, request_timeout_s=0.5)) for _ in range(2)]
+        await asyncio.wait([running, cancelled], timeout=2.0)
+        assert not running.done()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        for node in dead:
+            await asyncio.to_thread(node.start)
+        await asyncio.to_thread(cluster.wait_until_ready)
+        await are_serving(alive.url, app.name)
+        assert (await answered(client, Enter(ledger="x", writer="w"), "c-1")).data == 1
+        running.cancel()
+        await asyncio.wait([running])

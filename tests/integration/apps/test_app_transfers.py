@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.apps import until
+from support.beside import beside
 from support.cluster import create_on_new_cluster, kill_leader
 from support.transfers import (
     BrokenBank,
@@ -68,13 +69,10 @@ class Trouble:
             self._start_program()
         async with jetspark.connect(self.urls) as nc:
             stream = await nc.jetstream().stream(self._app.stream)
-            tasks = [asyncio.create_task(each) for each in (self._kill_programs(), self._change_leaders(stream))]
             try:
-                yield self
+                async with beside(self._kill_programs(), self._change_leaders(stream)):
+                    yield self
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
                 for process, _ in self._programs:
                     process.kill()
                     process.join()
@@ -117,7 +115,7 @@ def _lines(path: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(3000 if MANY else 300)
 async def test_transfers_keep_the_sum_at_every_sequence_whatever_dies(tmp_path: Path) -> None:
     began = time.monotonic()
     with NatsCluster(3) as cluster:

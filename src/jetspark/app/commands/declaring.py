@@ -106,9 +106,10 @@ class Decision:
     state: Any = UNCHANGED
     """Of a workflow: the run's new state."""
     timers: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Of a workflow, by name: an event, and when it is published: seconds, a ``timedelta``, or a time with a zone."""
+    """By name: an event, and when it is published: seconds from now, a ``timedelta``, or a time with a zone. The names
+    are those of one run of a workflow; of a command they are the application's, as for ``timers.set``."""
     cancels: Sequence[str] = ()
-    """Of a workflow: timers that end."""
+    """Timers that end. A command needs an event for each of them."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Of a workflow, by name: commands to send. What becomes of each comes back as :class:`CommandAnswered`."""
     compensations: Sequence[Any] = ()
@@ -119,6 +120,10 @@ class Decision:
     failed: str | None = None
     """Of a workflow: why the run is over without having reached its end."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.cancels, str):
+            raise ConfigError(f"cancels={self.cancels!r}: expected a list of names, such as [{self.cancels!r}]")
+
     @classmethod
     def of(cls, decided: Any) -> Decision:
         """What ``decide`` returned, in one form.
@@ -128,9 +133,16 @@ class Decision:
         """
         if isinstance(decided, Decision):
             events = decided.events if isinstance(decided.events, list | tuple) else [*decided.events]
-            plain = cls(events=events, reply=decided.reply)
+            plain = cls(events=events, reply=decided.reply, timers=decided.timers, cancels=decided.cancels)
             if replace(decided, events=events) != plain:
-                raise ConfigError(f"decide returned {decided!r}: a command has events and a reply, and nothing else")
+                raise ConfigError(
+                    f"decide returned {decided!r}: a command has events, a reply, timers and cancels, and nothing else"
+                )
+            if (plain.timers or plain.cancels) and not events:
+                raise ConfigError(
+                    f"decide returned {decided!r}: timers are set and ended with an event, by which a retry of the "
+                    "command is known; expected one"
+                )
             return plain
         if decided is None:
             return cls()

@@ -26,6 +26,7 @@ from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
 from jetspark.app.commands.serving import Serving
 from jetspark.app.commands.store import CommandStore, stream_end
 from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.patience import patiently
 from jetspark.app.projections.views import Views
 from jetspark.core.numbers import seconds, whole
 from jetspark.core.version import VERSION
@@ -141,7 +142,7 @@ class CommandWorker:
 
     async def _open(self) -> None:
         app, js = self._app, self._js
-        stream = await js.stream(app.stream)
+        stream = await patiently(partial(js.stream, app.stream))
         rng = getattr(self._loop, "rng", None) or random.SystemRandom()
         deciding = Deciding(
             stream=app.stream,
@@ -153,6 +154,7 @@ class CommandWorker:
             clock=utc_now,
             random=rng.random,
             random_bits=rng.getrandbits,
+            timers_of=app.name if app.has_timers else None,
         )
         store = CommandStore(js, stream, self._views)
         self._serving = Serving(self._context, self._commands, deciding, store, self._options)

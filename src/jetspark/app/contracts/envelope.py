@@ -24,6 +24,7 @@ import datetime
 import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
@@ -55,6 +56,7 @@ __all__ = [
     "read_data",
     "read_envelope",
     "read_event",
+    "read_key",
     "write_event",
 ]
 
@@ -99,7 +101,15 @@ class _Written(msgspec.Struct, frozen=True, gc=False):
     data: msgspec.Raw
 
 
+class _Named(msgspec.Struct, gc=False):
+    """A CloudEvent of which only the key is wanted, whatever is wrong with the rest."""
+
+    specversion: msgspec.Raw
+    subject: str | None = None
+
+
 _encode = msgspec.json.Encoder().encode
+_decode_named = msgspec.json.Decoder(_Named).decode
 _decode = msgspec.json.Decoder(Envelope).decode
 _decode_dict = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -289,6 +299,17 @@ def read_envelope(data: bytes) -> Envelope:
         msgspec.DecodeError, ValueError, RecursionError: It is in no such form.
     """
     return _decode(data)
+
+
+def read_key(data: bytes, headers: RawHeaders) -> str | None:
+    """The key that the envelope of a message names, also of one that breaks its contract; None if it names none."""
+    named = header_of(headers, "ce-subject")
+    if named is not None:
+        return unquote(named)
+    try:
+        return _decode_named(data).subject
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
 
 
 def read_data(reading: Decoding, data: bytes) -> Any:

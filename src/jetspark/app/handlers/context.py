@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
-from jetspark.app.timers import Seconds, Timers, cancelling
+from jetspark.app.timers import FiredTimer, Seconds, Timers
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
 
@@ -105,6 +105,7 @@ class Context:
                 "handler": handler,
                 "event_id": decoded.id,
                 "event_type": decoded.type,
+                "key": key,
                 "stream": stream,
                 "sequence": sequence,
                 "attempt": attempt,
@@ -152,15 +153,16 @@ class Context:
         a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
 
         Args:
-            cancels: The name of a timer that ends with it, in one step.
+            cancels: The name of a timer that ends with it, in one step; see :meth:`is_current_timer`.
 
         Raises:
             InvalidEvent: A field breaks the contract; nothing was published.
         """
         encoded = self.encode(event)
-        if cancels is not None:
-            encoded.headers.update(cancelling(self._app, cancels))
-        return await self.send(encoded)
+        return await (self.send(encoded) if cancels is None else self._send_ending(cancels, encoded))
+
+    async def _send_ending(self, timer: str, encoded: Encoded) -> PubAck:
+        return await self.timers.publish_ending(timer, encoded)
 
     def encode(self, event: Any) -> Encoded:
         """The message that :meth:`publish` would send; it counts as published."""
@@ -212,6 +214,24 @@ class Context:
     def js(self) -> JetStream:
         """The JetStream context below, for everything that is not about events."""
         return self._js
+
+    @property
+    def timer(self) -> FiredTimer | None:
+        """The timer that has published the event, if one has."""
+        return FiredTimer.of(self.decoded)
+
+    async def is_current_timer(self) -> bool:
+        """Whether the event still counts if a timer has published it; True if it was published by a program.
+
+        It does not if the timer was set anew since it fired, or ended by ``timers.cancel`` or ``publish(cancels=)``:
+        once these have returned. It is read from the stream's leader, so this is about the moment of the call. A
+        cancel is remembered for a week.
+
+        Not for timers that entities or commands end: there the state has the id that ``set_timer`` returned, which is
+        this event's, or the boundary has the event (see the page on timers). Workflows do it by themselves.
+        """
+        fired = self.timer
+        return fired is None or await self.timers.is_current(fired, self.decoded, self.sequence)
 
     @property
     def timers(self) -> Timers:

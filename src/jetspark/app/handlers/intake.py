@@ -18,18 +18,17 @@ from jetspark.aio.consumer import Consumer
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import idle_s
-from jetspark.app.contracts.envelope import Decoded, decode
+from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.handlers.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
-from jetspark.app.handlers.retry import Reject
+from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.settling import bury_lost
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     ConfigError,
-    ContractViolation,
     JetSparkError,
     MessageNotFound,
     NetworkError,
@@ -76,6 +75,7 @@ class Intake:
         self._others: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
         self._log = worker.log
+        self._read = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order).read
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -305,8 +305,8 @@ class Intake:
         sequence, subject = message.sequence, message.subject
         if self.partition is not None:
             _, sequence, subject = copied_from(message.headers, subject)
-        event, key = self._decode(subject, message.data, message.headers)
-        if key is None or not isinstance(event, Decoded) or event.contract.kind not in self._worker.kinds:
+        event, key = self._read(subject, message.data, message.headers)
+        if key is None or (isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds):
             return None
         return sequence, key
 
@@ -324,7 +324,7 @@ class Intake:
             _, sequence, subject = copied_from(message.headers, subject)
         if not self._worker.is_wanted(subject):
             return message.ack()  # of others: the consumer has no filter
-        event, key = self._decode(subject, message.data, message.raw_headers)
+        event, key = self._read(subject, message.data, message.raw_headers)
         item = WorkItem(
             key,
             sequence,
@@ -346,9 +346,9 @@ class Intake:
             return
         if original.is_body_omitted:
             original = await self._with_body(original)
-        event, key = self._decode(original.subject, original.data, original.headers)
+        event, _ = self._read(original.subject, original.data, original.headers)
         item = WorkItem(
-            key if key is not None else original.key,
+            original.key,  # under which it was parked, and its letter is found; newer code may see another
             original.origin.sequence,
             message,
             event,
@@ -374,23 +374,6 @@ class Intake:
             return original  # it will be found not to be an event, and stay in the dead letters
         return _dead_event(original.handler, stored, original.key, original.origin, original)
 
-    def _decode(self, subject: str, data: bytes, headers: Any) -> tuple[Any, str | None]:
-        """The event, or why it is none; and its key."""
-        try:
-            decoded = decode(subject, data, headers, self._worker.catalogue)
-        except ContractViolation as error:
-            return error, None
-        spec = self._spec
-        if not spec.in_order:
-            return decoded, None
-        if spec.key is None or decoded.contract.kind not in self._worker.kinds:
-            return decoded, decoded.key
-        try:
-            key = getattr(decoded.event, spec.key) if isinstance(spec.key, str) else spec.key(decoded.event)
-        except Exception as error:  # of the user's code: it must not end the worker, which would get the event again
-            return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
-        return decoded, None if key is None else str(key)
-
     # ---- what the server gives up ------------------------------------------------------------------------------
 
     async def _bury_lost(self, sequence: int, reason: str) -> None:
@@ -408,7 +391,7 @@ class Intake:
         if self.partition is not None:
             stream, number, subject = copied_from(stored.headers, subject)
             origin = Origin(stream, number, origin.time_us)
-        _, key = self._decode(subject, stored.data, stored.headers)
+        _, key = self._read(subject, stored.data, stored.headers)
         item = WorkItem(key, origin.sequence, partition=self.partition)
         item.original = _dead_event(self._spec.name, stored, key, origin, None, subject)
         cause = FailureCause("GivenUp", f"by the server or another client: {reason}", True, "givenup")

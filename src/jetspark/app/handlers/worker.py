@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.client import Client
@@ -36,6 +37,7 @@ from jetspark.app.handlers.settling import (
     needs_preparing,
     prepare,
 )
+from jetspark.app.patience import patiently
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import on_one_of
 from jetspark.errors import ConnectionClosed, JetSparkError
@@ -117,9 +119,9 @@ class HandlerWorker:
                 await self.records.catch_up()  # this worker is one of the members from here on
                 watchers.append(tasks.create_task(self._readers.run(tasks)))
             else:
-                stream = await self.store.js.stream(self.app.stream)
-                consumer = await stream.consumer(self.spec.durable)
-                retries = await self.store.retries.consumer(self.spec.durable)
+                stream = await patiently(partial(self.store.js.stream, self.app.stream))
+                consumer = await patiently(partial(stream.consumer, self.spec.durable))
+                retries = await patiently(partial(self.store.retries.consumer, self.spec.durable))
                 self._intake = Intake(self, stream, consumer, retries, None)
                 await self._intake.start(tasks)
             if self.spec.batch is not None:

@@ -17,19 +17,19 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from jetspark.aio import clock
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import Dependencies, open_lifespans
 from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
+from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
 from jetspark.app.replay.history import ReadingRate, StreamHistory
 from jetspark.app.replay.ranges import Extent, ReplayRequest
@@ -40,15 +40,12 @@ from jetspark.core.subjects import matches, on_one_of
 from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
-    ContractViolation,
     DataLoss,
-    JetSparkError,
     KeyNotFound,
     ProtocolError,
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
-from jetspark.state.patience import Attempts
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:
@@ -60,8 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerReplayPlan", "HandlerReplayRecord", "plan_handler_replay", "read_handler_records", "replay_handler"]
 
-T = TypeVar("T")
-
 # Events that are handled between two notes.
 PORTION = 200
 # A record names this many failures, and counts the others.
@@ -71,8 +66,6 @@ CONSUMER_LIFE_S = 86400.0
 # Nobody else reads the consumer, and a redelivery is known by its sequence.
 ACK_WAIT_S = 3600.0
 FETCH_S = 1.0
-# How long reading goes on while the server does not answer: it covers a restart and the election of a leader.
-PATIENCE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,14 +199,16 @@ async def plan_handler_replay(
     plan.deleted = (await history.info()).state.deleted_count
     types: Counter[str] = Counter()
     keys = set()
-    intake = _Decoding(app, spec, request)
+    reading = _Reading(app, spec, request)
     async with aclosing(history.messages(extent, ReadingRate(rate))) as portions:
         async for portion in portions:
             for message in history.wanted(portion, request.subject):
-                event, key = intake.decode(message.subject, message.data, message.headers)
+                event, key = reading.read(message.subject, message.data, message.headers)
+                if not reading.wants(key):
+                    continue
                 if isinstance(event, Exception):
-                    plan.unreadable += not request.keys
-                elif event.contract.kind in spec.events and intake.wants(key):
+                    plan.unreadable += 1
+                elif event.contract.kind in spec.events:
                     types[event.type] += 1
                     keys.add(key)
     plan.events, plan.keys = dict(sorted(types.items())), len(keys)
@@ -328,25 +323,15 @@ async def _resume(
     return keeper
 
 
-class _Decoding:
-    """What a message is to a handler."""
+class _Reading:
+    """What a message is to a handler, and whether the replay wants it."""
 
     def __init__(self, app: App, spec: HandlerSpec, request: ReplayRequest) -> None:
-        self._catalogue, self._spec, self._keys = app.catalogue, spec, frozenset(request.keys)
+        self.read = HandlerReading(spec, app.catalogue, keyed=True).read
+        self._keys = frozenset(request.keys)
 
     def wants(self, key: str | None) -> bool:
         return not self._keys or key in self._keys
-
-    def decode(self, subject: str, data: bytes, headers: Any) -> tuple[Any, str | None]:
-        """The event, or why it is none; and its key."""
-        try:
-            decoded = decode(subject, data, headers, self._catalogue)
-        except ContractViolation as error:
-            return error, None
-        key = self._spec.key
-        if key is None:
-            return decoded, decoded.key
-        return decoded, str(getattr(decoded.event, key) if isinstance(key, str) else key(decoded.event))
 
 
 class _HandlerReplay:
@@ -366,7 +351,7 @@ class _HandlerReplay:
         self._js, self._app, self._spec, self._keeper, self._history = js, app, spec, keeper, history
         self._on_progress = on_progress
         self._record = keeper.record
-        self._decoding = _Decoding(app, spec, self._record.request)
+        self._reading = _Reading(app, spec, self._record.request)
         log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}.replay")
         self._calls: HeldBackCalls | EffectReplayCalls
         if self._record.effects:
@@ -388,7 +373,7 @@ class _HandlerReplay:
             consumer = await stream.create_consumer(self._config())
             size = min(PORTION, pace.portion or PORTION)
             while record.at < record.last:
-                await self._portion(await _patiently(lambda: self._fetch(consumer, size)), consumer, pace)
+                await self._portion(await patiently(lambda: self._fetch(consumer, size)), consumer, pace)
             with suppress(ConsumerNotFound):
                 await stream.delete_consumer(record.consumer)
         await self._keeper.note(status="done", at=record.last)
@@ -418,11 +403,11 @@ class _HandlerReplay:
     async def _portion(self, messages: Sequence[JetStreamMessage], consumer: Consumer, pace: ReadingRate) -> None:
         record = self._record
         if not messages:
-            if not (await _patiently(consumer.info)).pending:
+            if not (await patiently(consumer.info)).pending:
                 record.at = record.last
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
-        begin = (await _patiently(lambda: self._history.head(self._last_event))).whole_from
+        begin = (await patiently(lambda: self._history.head(self._last_event))).whole_from
         if record.at + 1 < begin <= first:
             # Nobody can tell whether what was between them was for this handler.
             raise DataLoss(record.stream, record.at + 1, begin, "it was removed before it was read")
@@ -449,8 +434,8 @@ class _HandlerReplay:
             return None
         if record.request.subject is not None and not matches(record.request.subject, message.subject):
             return None
-        event, key = self._decoding.decode(message.subject, message.data, message.raw_headers)
-        return WorkItem(key, sequence, message, event) if self._decoding.wants(key) else None
+        event, key = self._reading.read(message.subject, message.data, message.raw_headers)
+        return WorkItem(key, sequence, message, event) if self._reading.wants(key) else None
 
     async def _run_lane(self, items: Sequence[WorkItem], pace: ReadingRate) -> None:
         async with self._slots:
@@ -520,19 +505,6 @@ def _filters(spec: HandlerSpec) -> list[str]:
 def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
     reading: list[str] | None = [] if app.handler_filters(spec) == [">"] else None
     return StreamHistory(js, app.stream, _filters(spec), reading)
-
-
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again while the server does not answer, for a minute."""
-    attempts = Attempts(PATIENCE_S)
-    while True:
-        try:
-            return await ask()
-        except JetSparkError as error:
-            wait_s = attempts.wait_s(clock.now()) if error.may_pass else None
-            if wait_s is None:
-                raise
-            await asyncio.sleep(wait_s)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -168,8 +168,11 @@ async def rebuild(
 
 
 async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -> str:
-    """A new bucket, like the one that the projection declares."""
+    """A new bucket, like the one that the projection declares, and as safe as the stream."""
     base = f"{spec.bucket.bucket}_v{spec.version}"
+    like: KVConfig = app.as_safe(spec.bucket_config)
+    if like.replicas is None:
+        like = dataclasses.replace(like, replicas=(await js.stream(app.stream)).cached_info.config.replicas)
     for number in range(MAX_NAMES):
         name = base if number == 0 else f"{base}_r{number}"
         try:
@@ -180,9 +183,8 @@ async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -
             continue
         # The metadata makes it another bucket than that of somebody who does the same at the same time.
         metadata = {**(spec.bucket.metadata or {}), OWNER: app.name, "jetspark-rebuild": id}
-        config: KVConfig = dataclasses.replace(spec.bucket_config, bucket=name, metadata=metadata)
         try:
-            await js.create_kv(config)
+            await js.create_kv(dataclasses.replace(like, bucket=name, metadata=metadata))
         except StreamNameInUse:
             continue
         return name

@@ -6,18 +6,16 @@ written by compare-and-set: a replay that somebody else has resumed meanwhile en
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from jetspark.aio import clock
 from jetspark.app.clock import seconds_now, utc_now
+from jetspark.app.patience import patiently
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyNotFound, ProtocolError, UsageError
-from jetspark.state.patience import Attempts
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
@@ -33,9 +31,6 @@ __all__ = [
     "noting",
     "read_records",
 ]
-
-# How long the record is tried while nobody answers: it covers a restart and the election of a leader.
-PATIENCE_S = 60.0
 
 ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
 
@@ -152,19 +147,10 @@ class NoteKeeper(Generic[R]):
             setattr(record, name, value)
         record.noted = utc_now().isoformat()
         value = json.dumps(record.to_dict()).encode()
-        attempts = Attempts(PATIENCE_S)
-        while True:
-            try:
-                self._revision = await self._write(value)
-            except Conflict:
-                raise UsageError(f"{record.kind} {record.id} was taken over by another process") from None
-            except JetSparkError as error:
-                wait_s = attempts.wait_s(clock.now()) if error.may_pass else None
-                if wait_s is None:
-                    raise
-                await asyncio.sleep(wait_s)
-            else:
-                return
+        try:
+            self._revision = await patiently(lambda: self._write(value))
+        except Conflict:
+            raise UsageError(f"{record.kind} {record.id} was taken over by another process") from None
 
     async def _write(self, value: bytes) -> int:
         key = self.record.key

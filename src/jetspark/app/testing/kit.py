@@ -222,6 +222,19 @@ class TestApp:
         """Kill the workers when a handler's code has ended, before its result is published and acknowledged."""
         return self.crash("after RunHandler", handler=handler, times=times)
 
+    def reject(self, times: int = 1, *, handler: str | None = None, after: int = 0) -> InjectedFault:
+        """Have the next events that handlers begin with end in the dead letters; :meth:`redrive` takes them out again.
+
+        Meanwhile the other handlers go on, and so does this one with events of other keys: whatever relies on an order
+        between two handlers fails here.
+
+        Args:
+            handler: Only events of this one.
+            after: This many are handled before.
+        """
+        self._in_virtual_time("reject")
+        return self.injector.reject(times, handler, after)
+
     def restart_server(self, seconds: float = 5.0, *, at: str | None = None) -> InjectedFault:
         """Kill the server, and have it back after some seconds with all it has stored: now, or when a worker comes to a
         step.

@@ -29,6 +29,7 @@ __all__ = [
     "Step",
     "Topology",
     "TopologyPlan",
+    "inherit_replicas",
     "plan_changes",
 ]
 
@@ -89,6 +90,8 @@ class Topology:
     """Everything that an application needs on the server."""
 
     app: str
+    stream: str = ""
+    """That of its events, which it declares or only reads; everything else has at least as many replicas."""
     streams: Sequence[StreamConfig] = ()
     buckets: Sequence[KVConfig] = ()
     consumers: Sequence[ConsumerPlace] = ()
@@ -187,6 +190,31 @@ def plan_changes(declared: Topology, found: Found) -> TopologyPlan:
     """What has to be done, in an order in which it can be: streams, buckets, consumers."""
     steps = [*_streams(declared, found), *_buckets(declared, found), *_consumers(declared, found)]
     return TopologyPlan(declared.app, tuple(steps))
+
+
+def inherit_replicas(declared: Topology, found: Found) -> Topology:
+    """The topology with as many replicas as the server's stream of events has, where nothing is said of them.
+
+    The stream may be that of another application, or somebody has given it more replicas by hand. What has as many
+    or more is left alone.
+    """
+    events = found.streams.get(declared.stream)
+    if events is None or events.replicas is None:
+        return declared
+    wanted = events.replicas
+
+    def inherit(config: Any, name: str) -> Any:
+        existing = found.streams.get(name)
+        has = existing.replicas if existing is not None and existing.replicas is not None else 1
+        if config.replicas is not None or has >= wanted or name == declared.stream:
+            return config
+        return dataclasses.replace(config, replicas=wanted)
+
+    return dataclasses.replace(
+        declared,
+        streams=[inherit(each, each.name) for each in declared.streams],
+        buckets=[inherit(each, f"KV_{each.bucket}") for each in declared.buckets],
+    )
 
 
 def _streams(declared: Topology, found: Found) -> Iterator[Step]:

@@ -4,6 +4,9 @@ topology and the command line agree.
 ::
 
     the app's stream   timers.<app>.<name>                                a timer
+                       timers.<app>.<name>.cancelled                      that what it has published does not count
+                       states.<app>.<kind>.<key>                          the state of an entity, or of a run; in a
+                                                                          stream KV_<bucket>: $KV.<bucket>.<kind>.<key>
                        workflows.<app>.<workflow>.<run>.sent, .answered   a command of a run, and its answer
     <APP>_DLQ          dlq.<app>.<handler>.<key>.<origin>                 one message for each dead letter
     <APP>_RETRY        retry.<app>.<handler>.wait.<origin>                a server schedule, until the retry is due

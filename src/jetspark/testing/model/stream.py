@@ -247,7 +247,7 @@ class ModelStream:
         else:
             message = Incoming(subject, data, None, _NO_FIELDS)
         if message.fields:
-            if (refused := ageing.refuse_schedule(config, message)) is not None:
+            if (refused := ageing.refuse_schedule(config, store, message)) is not None:
                 return self._answer(reply, refused)
             message = ageing.prepared(config, message)
         if config.sealed:
