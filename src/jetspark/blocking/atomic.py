@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from jetspark.blocking import clock
 from jetspark.blocking.admission import admit
 from jetspark.blocking.context import DriverContext
+from jetspark.core.arguments import iterate
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
+from jetspark.publish.outgoing import plain
 
 __all__ = ["AtomicBatch"]
 
@@ -93,11 +95,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         machine = self._machine
-        waiting = iter(messages)
+        waiting = iterate("messages", messages, "messages, each (subject, data)")
         while True:
             if machine.wants_ack:
-                for subject, data in waiting:
-                    self.add(subject, data)
+                for message in waiting:
+                    self.add(*plain(message))
                     break
                 else:
                     return

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn, TypeAlias, TypeVar, overload
 
+from jetspark.core.arguments import iterate, unfit
 from jetspark.errors import InvalidHeader, ProtocolError
 
 __all__ = ["Headers", "HeadersLike", "Status", "decode", "decode_status", "encode"]
@@ -173,7 +174,7 @@ class Headers(MutableMapping[str, str]):
                 if values := _checked_values(name, value):
                     self._values[name] = values
         elif headers is not None:
-            for name, single in headers:
+            for name, single in _pairs(headers):
                 self.add(name, single)
 
 
@@ -257,6 +258,20 @@ def decode_status(raw: bytes) -> Status | None:
         raise ProtocolError(f"header block starts with {_excerpt(raw)}: expected {_VERSION} and a status")
     description = found[2]
     return Status(int(found[1]), description.decode("utf-8", "surrogateescape") if description else "")
+
+
+def _pairs(headers: object) -> Iterator[tuple[str, str]]:
+    """
+    Raises:
+        ConfigError: It is neither a mapping nor a sequence of pairs.
+    """
+    expected = "a mapping of names to values, or a list of (name, value)"
+    if isinstance(headers, str | bytes):  # a sequence, too, and one of two characters even reads as a pair
+        raise unfit("headers", headers, expected)
+    for pair in iterate("headers", headers, expected):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise unfit("headers", headers, expected)
+        yield pair[0], pair[1]
 
 
 def _restore(values: dict[str, list[str]]) -> Headers:

@@ -48,7 +48,7 @@ _GO_ESCAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message the server sends to whoever is subscribed to ``subject``."""
+    """A message the server sends to the subscribers of ``subject``."""
 
     subject: str
     data: bytes

@@ -18,6 +18,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from jetspark.codes import Code
 from jetspark.core.headers import HeadersLike
 from jetspark.core.subjects import matches, overlaps, validate_subject
 from jetspark.errors import ConfigError
@@ -86,7 +87,9 @@ class ModelServer:
         if known is not None:
             if known.config == config:
                 return
-            raise server_error(400, 10058, "stream name already in use with a different configuration")
+            raise server_error(
+                400, Code.STREAM_NAME_IN_USE, "stream name already in use with a different configuration"
+            )
         self._check(config)
         copying = Copying.of(config)
         self._streams[config.name] = ModelStream(
@@ -132,7 +135,7 @@ class ModelServer:
         """
         stream = self._streams.get(name)
         if stream is None:
-            raise server_error(404, 10059, "stream not found")
+            raise server_error(404, Code.STREAM_NOT_FOUND, "stream not found")
         return stream
 
     def consumer(self, stream: str, name: str) -> ModelConsumer | None:
@@ -333,7 +336,9 @@ class ModelServer:
         if config.retention not in (None, "limits"):
             raise ConfigError(f"retention={config.retention!r}: the model knows only 'limits'; use a real server")
         if config.allow_atomic and config.persist_mode == "async":
-            raise server_error(500, 10052, "async persist mode is not supported with atomic batch publish")
+            raise server_error(
+                500, Code.STREAM_INVALID_CONFIG, "async persist mode is not supported with atomic batch publish"
+            )
         others = [
             subject
             for each in self._streams.values()
@@ -341,7 +346,7 @@ class ModelServer:
             for subject in each.config.subjects or ()
         ]
         if any(overlaps(one, other) for one in config.subjects or () for other in others):
-            raise server_error(400, 10065, "subjects overlap with an existing stream")
+            raise server_error(400, Code.SUBJECTS_OVERLAP, "subjects overlap with an existing stream")
 
     def _route(self, subject: str) -> ModelStream | None:
         validate_subject(subject)
