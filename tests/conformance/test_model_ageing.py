@@ -82,6 +82,24 @@ COURSES = {
             Published("s6", b"", {"Nats-Schedule": "nonsense", "Nats-Schedule-Target": "fired"}),
         ],
     ),
+    "repeated": Course(
+        {"allow_msg_schedules": True, "allow_msg_ttl": True},
+        [
+            Published("s1", b"one", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "each", "X-Own": "kept"}),
+            Published("s2", b"two", {"Nats-Schedule": "@every 2s", "Nats-Schedule-Target": "second"}),
+            Published("s3", b"x", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "never"}),
+            Published("end", b"", {"Nats-Scheduler": "s3", "Nats-Schedule-Next": "purge"}),
+            Published(
+                "s4", b"y", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "t", "Nats-Schedule-TTL": "1s"}
+            ),
+            Published("s5", b"", {"Nats-Schedule": "@every 0s", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every -1s", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every soon", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "* * *", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@sometimes", "Nats-Schedule-Target": "none"}),
+        ],
+    ),
     "schedules_in_batches": Course(
         {"allow_msg_schedules": True, "allow_msg_ttl": True, "allow_atomic": True},
         [
@@ -157,6 +175,8 @@ def test_messages_age_and_schedules_fire_in_the_same_way(client: jetspark.blocki
         ]
         return dict(json.loads(answer.data))
 
+    # Repeated schedules fire at whole seconds of the server's clock: at the beginning, one has just passed.
+    time.sleep(1.05 - time.time() % 1.0)
     began = time.time()
     for name, course in COURSES.items():
         config = json.dumps({"name": name, "subjects": [f"{name}.>"], "storage": "memory", **course.config}).encode()
