@@ -1,40 +1,42 @@
 """Live projections in virtual time: the real workers and the real client, on a model server and a network that fails.
 
 One seed is one run. Workers are killed anywhere, the server and its connections too, streams lose their leaders,
-replicas fall behind and answer with what was, and two engines may work at a time. The checkers look at what the buckets
-have, again and again:
+replicas fall behind and answer with what was, and two engines may work at a time. The checkers look at each message of
+each bucket at the moment when it is stored:
 
-* every value that was ever stored is what a plain loop over the first events makes of its key, and no later one is
-  behind an earlier one;
-* a position is never ahead of what is stored;
+* every value that is stored is what a plain loop over the first events makes of its key, and no later one is behind an
+  earlier one;
+* a position is never ahead of what is stored before it;
 * in the end every key has all of its events, and every message that cannot be read has one letter.
+
+What is right is said by :mod:`support.oracle`, which uses nothing of the product.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 from unittest import mock
 
-from support.projections import bank, folded, in_model, some_events
+from support.oracle import BankOracle
+from support.projections import bank, cells, in_model, some_events
 
 from jetspark.aio.client import Client, connect
 from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.folding import KeyState, Recorded, Router
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable
 from jetspark.jetstream.kv import operation_of
-from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
+from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER
+from jetspark.testing.model.store import ModelMessage
 from jetspark.testing.virtual_loop import model_network, run_in_virtual_time
 
 URL = "nats://model:4222"
@@ -74,11 +76,11 @@ class ProjectionWorld:
         )
         self.patience_s = 600.0
         self.held_replicas = 0
-        self._folded_through = -1
+        self._oracle, self._folded_through = BankOracle(), 0
+        self.wrong: list[str] = []
+        """What the checkers have found."""
         self.kills = self.looks = self.conflicts = self.restarts = 0
         self._killed: set[bytes] = set()
-        self._seen: dict[tuple[str, str], int] = defaultdict(int)
-        self._prefixes: dict[tuple[str, str], dict[int, tuple[bytes | None, str]]] = {}
 
     def run(self) -> None:
         release = Lease.release
@@ -95,18 +97,20 @@ class ProjectionWorld:
     async def _main(self) -> None:
         async with connect(URL, name="set-up") as client:
             await apply_topology(client.jetstream(), self.app)
+        for name, spec in self.app.projections.items():
+            store = self.network.front.model.stream(f"KV_{spec.bucket.bucket}").store
+            store.watchers.append(BucketChecker(self, name, spec.bucket.bucket))
         publishing = asyncio.create_task(self._publish())
         workers = [asyncio.create_task(self._work(number)) for number in range(self.rng.choice([1, 2, 3]))]
         troubles = [asyncio.create_task(each) for each in (self._trouble(), self._hold_replicas())]
-        looking = asyncio.create_task(self._look())
         try:
-            await self._until_done(publishing, [*workers, *troubles, looking])
+            await self._until_done(publishing, [*workers, *troubles])
         finally:
-            tasks = [publishing, looking, *troubles, *workers]
+            tasks = [publishing, *troubles, *workers]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        self.look()
+        self.check()
 
     async def _publish(self) -> None:
         with suppress(ConnectionLost):  # of unconfirmed messages: each was sent until it was confirmed
@@ -209,68 +213,79 @@ class ProjectionWorld:
                 for task in (publishing, *others):
                     if task.done():
                         task.result()
-                if publishing.done() and in_model(self.network, self.app) == folded(self.app, self._recorded()):
+                self.check()
+                if publishing.done() and self.is_done():
                     return
 
     # ---- the checkers ------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(self.rng.choice([0.005, 0.05, 0.5]))
-            self.look()
+    def check(self) -> None:
+        assert not self.wrong, self.wrong[0]
 
-    def look(self) -> None:
-        self.looks += 1
-        self._fold_prefixes()
-        for name, spec in self.app.projections.items():
-            states: dict[str, int] = {}
-            position = 0
-            prefix = f"$KV.{spec.bucket.bucket}."
-            for message in self.network.front.model.messages(f"KV_{spec.bucket.bucket}"):
-                key = message.subject.removeprefix(prefix)
-                if key == position_key():
-                    position = FoldPosition.decode(message.data).sequence
-                if key.startswith(position_key()):
-                    continue
-                headers = message.headers or Headers()
-                sequence = int(headers.get(SEQUENCE_HEADER) or 0)
-                value = message.data if operation_of(headers) == "put" else None
-                right = self._prefixes[name, key].get(sequence, "nothing")
-                assert (value, (headers.get(MARK_HEADER) or "").split(" ")[0]) == right, (
-                    f"{name} {key} at {sequence}: {value!r}, expected {right!r}"
-                )
-                assert sequence >= states.get(key, 0), f"{name} {key} went back to {sequence} from {states[key]}"
-                states[key] = sequence
-            for (other, key), prefixes in self._prefixes.items():
-                if other == name:
-                    needed = max((each for each in prefixes if each <= position), default=0)
-                    assert states.get(key, 0) >= needed, (
-                        f"{name} is at position {position}, but key {key} at {states.get(key, 0)}, not {needed}"
-                    )
+    def is_done(self) -> bool:
+        tables, letters = in_model(self.network, self.app)
+        oracle = self.oracle()
+        are_equal = all(cells(table) == oracle.tables[name] for name, table in tables.items())
+        return are_equal and letters == oracle.letters
 
-    def _fold_prefixes(self) -> None:
-        """What each key is after each of its events."""
-        last = self.network.front.model.last_sequence(self.app.stream)
-        if last == self._folded_through:
-            return
-        self._folded_through = last
-        states: dict[tuple[str, str], KeyState] = {}
-        self._prefixes = defaultdict(dict)
-        router = Router(self.app.projections.values(), self.app.catalogue)
-        for message in self._recorded():
-            for row in router.route(message).rows:
-                place, spec = (row.projection, row.key), self.app.projections[row.projection]
-                state = states.setdefault(place, KeyState(spec, row.key, Current(None, 0, 0)))
-                self._prefixes[place].setdefault(0, (None, "1"))
-                state.apply(spec, row.key, row.sequence, row.event)
-                if state.sequence:
-                    self._prefixes[place][state.sequence] = (state.value, "1")
+    def oracle(self) -> BankOracle:
+        """What the events make that the stream has now."""
+        messages = self.network.front.model.messages(self.app.stream)
+        new = [each for each in messages if self._is_next(each.sequence)]
+        return self._oracle.fold((each.sequence, each.subject, each.data, 0) for each in new)
 
-    def _recorded(self) -> list[Recorded]:
-        return [
-            Recorded(each.sequence, each.subject, each.data, each.headers, 0)
-            for each in self.network.front.model.messages(self.app.stream)
-        ]
+    def _is_next(self, sequence: int) -> bool:
+        is_next, self._folded_through = sequence > self._folded_through, max(sequence, self._folded_through)
+        return is_next
+
+
+class BucketChecker:
+    """Sees every message of a bucket at the moment when it is stored."""
+
+    def __init__(self, world: ProjectionWorld, name: str, bucket: str) -> None:
+        self._world, self._name, self._prefix = world, name, f"$KV.{bucket}."
+        self._sequences: dict[str, int] = {}
+        self._parked: set[str] = set()
+
+    def on_removed(self, message: ModelMessage) -> None:
+        """The bucket keeps so many of a key."""
+
+    def on_stored(self, message: ModelMessage) -> None:
+        self._world.looks += 1
+        key = message.subject.removeprefix(self._prefix)
+        oracle = self._world.oracle()
+        if key == position_key():
+            self._check_position(json.loads(message.data)["sequence"], oracle)
+        elif not key.startswith(position_key()):
+            self._check_value(key, message, oracle.past.get((self._name, key), {}))
+
+    def _check_value(self, key: str, message: ModelMessage, past: dict[int, bytes | None]) -> None:
+        """It is what a plain loop makes of the first events of its key, and not behind the one before."""
+        headers = message.headers or Headers()
+        sequence = int(headers.get(SEQUENCE_HEADER) or 0)
+        value = message.data if operation_of(headers) == "put" else None
+        if past.get(sequence, b"nothing") != value:
+            self._tell(f"key {key} at {sequence}: {value!r}, expected {past.get(sequence, b'nothing')!r}")
+        before = self._sequences.get(key, 0)
+        if sequence < before:
+            self._tell(f"key {key} went back to {sequence} from {before}")
+        self._sequences[key] = sequence
+        if " parked " in (headers.get(MARK_HEADER) or ""):
+            self._parked.add(key)
+
+    def _check_position(self, position: int, oracle: BankOracle) -> None:
+        for (name, key), values in oracle.past.items():
+            if name != self._name:
+                continue
+            needed = max(each for each in values if each <= position)
+            if self._sequences.get(key, 0) < needed:
+                self._tell(f"at position {position}, but key {key} at {self._sequences.get(key, 0)}, not {needed}")
+            cell = oracle.tables[name].get(key)
+            if cell and cell.parked_at and cell.parked_at <= position and key not in self._parked:
+                self._tell(f"at position {position}, but key {key} is not parked")
+
+    def _tell(self, what: str) -> None:
+        self._world.wrong.append(f"{self._name}: {what}")
 
 
 def world_of(seed: int, **options: Any) -> ProjectionWorld:

@@ -15,6 +15,7 @@ from jetspark.app.projections.engine import LiveEngine
 from jetspark.app.projections.folding import KeyState
 from jetspark.state.changes import Change
 from jetspark.state.lookup import Lookup
+from jetspark.state.store import StateBucket
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         world.run()
     assert sum(world.kills for world in worlds) > 10
     assert sum(world.conflicts for world in worlds) > 2
-    assert sum(world.held_replicas for world in worlds) > 20
+    assert sum(world.held_replicas for world in worlds) > 10
     assert sum(world.looks for world in worlds) > 50
 
 
@@ -118,6 +119,31 @@ def _skips_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveEngine, "_write_letter", skip)
 
 
+def _skips_after_a_nak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes events in the order in which a consumer delivers them that was given one back: 2, 3, 4, then 1."""
+    fold = LiveEngine._fold
+
+    async def out_of_order(self: LiveEngine, messages: Any) -> None:
+        await fold(self, [*messages[1:], messages[0]])
+
+    monkeypatch.setattr(LiveEngine, "_fold", out_of_order)
+
+
+def _mixes_two_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the value of a key from one moment, and its sequence and revision from another."""
+    load_all = StateBucket.load_all
+    earlier: dict[tuple[int, str], bytes | None] = {}
+
+    def mixing(self: StateBucket, keys: Any) -> Any:
+        found = yield from load_all(self, keys)
+        mixed = {}
+        for key, current in found.items():
+            mixed[key] = current._replace(value=earlier.setdefault((id(self._config), key), current.value))
+        return mixed
+
+    monkeypatch.setattr(StateBucket, "load_all", mixing)
+
+
 def _believes_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes what a replica says that is behind for what is."""
     init = Lookup.__init__
@@ -132,12 +158,14 @@ def _believes_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mistake", "first"),
     [
         # The first seed that shows the mistake today, so that none before it is run each time for nothing.
-        (_applies_twice, 0),
-        (_moves_the_position_first, 114),  # it takes a look between two moments
-        (_forgets_tombstones, 1),
+        (_applies_twice, 2),
+        (_moves_the_position_first, 4),
+        (_forgets_tombstones, 0),
         (_writes_without_looking, 2),
         (_drops_rows_in_conflict, 1),
         (_skips_what_it_cannot_read, 1),
+        (_skips_after_a_nak, 0),
+        (_mixes_two_snapshots, 0),
         (_believes_any_replica, 4),
     ],
 )

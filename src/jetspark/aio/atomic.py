@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import random
 import time
 from collections.abc import Iterable
 
+from jetspark.aio import clock
 from jetspark.aio.admission import admit
 from jetspark.aio.context import DriverContext
 from jetspark.core.arguments import iterate
@@ -48,11 +48,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         self._machine = AtomicMachine(
             context.connection,
             context.api,
-            f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
+            f"{clock.rng().getrandbits(128):032x}" if batch_id is None else batch_id,
             ack_first=ack_first,
             ack_every=ack_every,
             timeout_s=self._timeout_s,
-            jitter=random.SystemRandom().random,
+            jitter=clock.rng().random,
         )
 
     async def add(

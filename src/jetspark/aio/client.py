@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import random
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
+from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
@@ -134,8 +134,8 @@ class Client(ClientBase):
         client._machine = Connection(
             options,
             servers,
-            inbox=new_inbox(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
-            jitter=random.SystemRandom().random,
+            inbox=new_inbox(options.inbox_prefix, clock.rng().getrandbits(128)),
+            jitter=clock.rng().random,
             message_class=Message,
             client=client,
         )

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import functools
-import random
 import time
 from collections.abc import Iterable
 
+from jetspark.blocking import clock
 from jetspark.blocking.admission import admit
 from jetspark.blocking.context import DriverContext
 from jetspark.core.arguments import iterate
@@ -49,11 +49,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         self._machine = AtomicMachine(
             context.connection,
             context.api,
-            f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
+            f"{clock.rng().getrandbits(128):032x}" if batch_id is None else batch_id,
             ack_first=ack_first,
             ack_every=ack_every,
             timeout_s=self._timeout_s,
-            jitter=random.SystemRandom().random,
+            jitter=clock.rng().random,
         )
 
     def add(

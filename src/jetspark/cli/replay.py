@@ -41,7 +41,10 @@ def replay_projection(
     to_seq: Annotated[int | None, typer.Option("--to-seq", help="The last sequence of the stream.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Events stored at or after this time.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Events stored before this time.")] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", help="Only events of this key; may be repeated.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="Only events of this key, with windows KEY.WINDOW; may be repeated."),
+    ] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="Only events on this subject, or filter.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     effects: Annotated[
@@ -170,7 +173,10 @@ def rebuild_projection(
     drop_old: Annotated[bool, typer.Option("--drop-old", help="Remove the old bucket after the swap.")] = False,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="Repair only this key, in the bucket that is in use; may be repeated."),
+        typer.Option(
+            "--key",
+            help="Repair only this key, with windows KEY.WINDOW, in the bucket that is in use; may be repeated.",
+        ),
     ] = None,
     engine: Engine = "live",
     rate: Rate = None,

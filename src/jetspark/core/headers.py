@@ -23,12 +23,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, TypeVar, overload
 
 from jetspark.core.arguments import iterate, unfit
 from jetspark.errors import InvalidHeader, ProtocolError
 
 __all__ = ["Headers", "HeadersLike", "Status", "decode", "decode_status", "encode"]
+
+T = TypeVar("T")
 
 _VERSION = "NATS/1.0"
 _PREFIX = b"NATS/1.0"
@@ -91,6 +93,15 @@ class Headers(MutableMapping[str, str]):
             raise KeyError(name)
         for spelling in spellings:
             del self._values[spelling]
+
+    @overload
+    def get(self, name: str, /) -> str | None: ...
+    @overload
+    def get(self, name: str, /, default: str | T) -> str | T: ...
+    def get(self, name: str, /, default: str | T | None = None) -> str | T | None:
+        """The first value of ``name``, or ``default``; without the exception that a mapping's own would raise."""
+        spelling = self._find(name)
+        return default if spelling is None else self._values[spelling][0]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None

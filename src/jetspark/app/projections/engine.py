@@ -251,12 +251,14 @@ class LiveEngine:
     def _tell_parked(self) -> None:
         for name, place in self._places.items():
             told = self.counts.parked.setdefault(name, {})
-            parked = place.states.parked
+            if len(told) == len(place.states.parked) == 0:
+                continue
+            parked = {place.spec.key_text(key): why for key, why in place.states.parked.items()}
             if told != parked:
                 for key, why in parked.items():
                     if told.get(key) != why:
                         _logger.error("projection %s: key %s is parked at event %d: %s", name, key, *why)
-                self.counts.parked[name] = dict(parked)
+                self.counts.parked[name] = parked
 
 
 _new = tuple.__new__

@@ -215,5 +215,5 @@ class LivePlace:
             # What others have stored may have fewer events: a repaired fold ignores some. It goes with its position.
             raise BeginAnew(f"keys of projection {self.spec.name!r} were repaired: it goes on from {found.sequence}")
         await self.storing.run(self.bucket.store_all(gone.changes))
-        keys = ", ".join(repr(change.key) for change in gone.changes[:5])
+        keys = ", ".join(repr(self.spec.key_text(change.key)) for change in gone.changes[:5])
         raise BeginAnew(f"states were removed from bucket {self.place.bucket}: {keys} and perhaps others are parked")

@@ -257,6 +257,11 @@ class MemoryFold:
     def content(self, key: str) -> KeyContent:
         return KeyContent.of_state(self._states.get(key))
 
+    def has_event(self, key: str) -> bool:
+        """Whether an event of the key was taken."""
+        state = self._states.get(key)
+        return state is not None and bool(state.applied or state.known or state.waiting or state.parked)
+
     @property
     def keys(self) -> set[str]:
         return set(self._states)

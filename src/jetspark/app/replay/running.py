@@ -14,7 +14,7 @@ How what was folded gets into a bucket that a live engine writes, too, is in :mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record
 from jetspark.app.replay.repairing import KeyRepair
 from jetspark.errors import ConfigError
 from jetspark.state.changes import Current
+from jetspark.state.fold import some_keys
 from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class ReplayPlan:
     """Keys that lack events of the range, with what they have."""
     parked: list[str] = field(default_factory=list)
     """Keys that lack events and are parked, or foreign: a replay leaves them; repair or rebuild them."""
+    key_text: Callable[[str], str] = field(default=str, repr=False)
+    """Makes what users write of a key of the bucket."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -80,31 +83,38 @@ class ReplayPlan:
             "unreadable": self.unreadable,
             "deleted": self.deleted,
             "keys": len(self.last_of),
-            "some_keys": sorted(self.last_of)[:MAX_NAMED],
+            "some_keys": self._texts(self.last_of),
             "behind": len(self.behind),
-            "some_behind": sorted(self.behind)[:MAX_NAMED],
-            "parked": sorted(self.parked)[:MAX_NAMED],
+            "some_behind": self._texts(self.behind),
+            "parked": self._texts(self.parked),
         }
 
     def __str__(self) -> str:
         lines = [
             f"replay of projection {self.projection} version {self.version}, bucket {self.bucket}",
             f"reads {self.extent}: all of it is there",
-            f"{self.events} events of {_named(self.last_of)}",
+            f"{self.events} events of {self._named(self.last_of)}",
         ]
         if self.deleted:
             lines.append(f"{self.deleted} messages were deleted from the middle of the stream: no fold sees them")
         if self.unreadable:
             lines.append(f"{self.unreadable} events cannot be read, and are left out")
         if self.parked:
-            lines.append(f"{_named(self.parked)} are parked or foreign, and stay so: jetspark rebuild --key")
+            lines.append(f"{self._named(self.parked)} are parked or foreign, and stay so: jetspark rebuild --key")
         if self.behind:
-            lines.append(f"would write {_named(self.behind)}, which lack events")
+            lines.append(f"would write {self._named(self.behind)}, which lack events")
         else:
             lines.append(
                 "would change nothing: the state has all of it. A changed fold needs another version, and a rebuild"
             )
         return "\n".join(lines)
+
+    def _texts(self, keys: Iterable[str]) -> list[str]:
+        return list(map(self.key_text, sorted(keys)[:MAX_NAMED]))
+
+    def _named(self, keys: Collection[str]) -> str:
+        more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
+        return f"{len(keys)} keys ({', '.join(self._texts(keys))}{more})" if keys else "no keys"
 
 
 async def plan_replay(
@@ -130,8 +140,9 @@ async def plan_replay(
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     history = await History.open(js, app, spec, place.bucket)
+    request = request.of(spec)
     extent = await history.extent(request)
-    plan = ReplayPlan(projection=spec.name, bucket=place.bucket, version=spec.version, extent=extent)
+    plan = _plan_of(spec, place.bucket, extent)
     plan.deleted = (await history.info()).state.deleted_count
     runner = ProcedureRunner(js)
     bucket = await runner.run(open_bucket(place.bucket))
@@ -174,7 +185,7 @@ async def run_replay(
         keeper = await RecordKeeper.resume(records, spec, resume, "replay")
         extent = await history.between(keeper.record.extent, keeper.record.first, keeper.record.last)
     else:
-        request = request or ReplayRequest()
+        request = (request or ReplayRequest()).of(spec)
         extent = await history.extent(request)
         keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
     work = _fill(js, history, spec, keeper, extent, ReadingRate(rate), on_plan, on_progress, engine)
@@ -185,7 +196,7 @@ async def repair_keys(
     js: JetStream,
     app: App,
     projection: str,
-    keys: Iterable[str],
+    keys: Iterable[Any],
     *,
     rate: float | None = None,
     on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
@@ -195,7 +206,7 @@ async def repair_keys(
     ``changed`` of the result is 0 where every key already was what its events make of it.
 
     Args:
-        keys: As ``key`` of the projection returns them.
+        keys: As ``key`` of the projection returns them; with windows ``"<key>.<window>"``, or tuples of the two.
 
     Raises:
         DataLoss: The beginning of the stream is gone, so nobody can tell what the keys should hold.
@@ -206,7 +217,7 @@ async def repair_keys(
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
     history = await History.open(js, app, spec, place.bucket)
-    request = ReplayRequest(keys=tuple(keys))
+    request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:
         raise ConfigError("keys=(): expected at least one key to repair")
     extent = await history.extent(request)
@@ -215,6 +226,10 @@ async def repair_keys(
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+def _plan_of(spec: ProjectionSpec, bucket: str, extent: Extent) -> ReplayPlan:
+    return ReplayPlan(projection=spec.name, bucket=bucket, version=spec.version, extent=extent, key_text=spec.key_text)
 
 
 async def _survey(
@@ -229,12 +244,14 @@ async def _survey(
     engine: FoldEngine | None,
 ) -> MemoryFold:
     """Read the range, find the keys that lack some of it, and fold those to the end of the range."""
+    only = request.bucket_keys(spec)
     if engine is None:
-        await _read_keys(history, request, plan, pace, on_events)
+        await _read_keys(history, request.subject, only, plan, pace, on_events)
     elif not plan.extent.is_empty:
-        await _ask_for_keys(engine, request, plan)
+        await _ask_for_keys(engine, request.subject, only, plan)
     position = (await runner.run(read_position(bucket))).sequence or 0
-    current = await runner.run(bucket.load_all(list(plan.last_of)))
+    current = await runner.run(bucket.load_all([*plan.last_of, *(only - plan.last_of.keys())]))
+    check_known(spec, only - plan.last_of.keys() - current.keys(), plan.extent)
     suspects: dict[str, Current] = {}
     for key, last in plan.last_of.items():
         state = current.get(key, NOTHING)
@@ -261,10 +278,14 @@ async def _survey(
 
 
 async def _read_keys(
-    history: History, request: ReplayRequest, plan: ReplayPlan, pace: ReadingRate, on_events: OnEvents
+    history: History,
+    subject: str | None,
+    only: Collection[str],
+    plan: ReplayPlan,
+    pace: ReadingRate,
+    on_events: OnEvents,
 ) -> None:
-    only = request.bucket_keys
-    async with aclosing(history.read(plan.extent, subject=request.subject, pace=pace)) as portions:
+    async with aclosing(history.read(plan.extent, subject=subject, pace=pace)) as portions:
         async for events in portions:
             for key, sequence, _ in events.rows:
                 if not only or key in only:
@@ -275,13 +296,22 @@ async def _read_keys(
             await on_events(events)
 
 
-async def _ask_for_keys(engine: FoldEngine, request: ReplayRequest, plan: ReplayPlan) -> None:
-    only = request.bucket_keys
-    found = await engine.survey(plan.extent, request.subject)
+async def _ask_for_keys(engine: FoldEngine, subject: str | None, only: Collection[str], plan: ReplayPlan) -> None:
+    found = await engine.survey(plan.extent, subject)
     plan.last_of = {key: last for key, last in found.last_of.items() if not only or key in only}
     plan.events = sum(found.events[key] for key in plan.last_of)
     plan.unreadable = found.unreadable
     _check_count(plan)
+
+
+def check_known(spec: ProjectionSpec, unknown: Collection[str], extent: Extent) -> None:
+    """
+    Raises:
+        ConfigError: Keys were asked for that have neither a state nor an event.
+    """
+    if unknown:
+        keys = some_keys(sorted(map(spec.key_text, unknown)))
+        raise ConfigError(f"{keys} of projection {spec.name!r}: neither a state nor an event in {extent}")
 
 
 def _check_count(plan: ReplayPlan) -> None:
@@ -304,7 +334,7 @@ async def _fill(
 ) -> None:
     record = keeper.record
     notes = _ReadNotes(keeper, on_progress)
-    plan = ReplayPlan(projection=spec.name, bucket=record.bucket, version=spec.version, extent=extent)
+    plan = _plan_of(spec, record.bucket, extent)
     plan.deleted = (await history.info()).state.deleted_count
     runner = ProcedureRunner(js)
     bucket = await runner.run(open_bucket(record.bucket))
@@ -328,13 +358,16 @@ async def _repair(
     on_progress: Callable[[ReplayRecord], Any],
 ) -> None:
     record = keeper.record
-    keys = record.request.bucket_keys
+    keys = record.request.bucket_keys(spec)
     fold = MemoryFold(spec, wants=keys.__contains__)
     for key in keys:
         fold.begin(key)
     notes = _ReadNotes(keeper, on_progress)
     await fold.advance(history, extent, extent.last, pace=pace, on_events=notes.add)
-    bucket = await ProcedureRunner(js).run(open_bucket(record.bucket))
+    runner = ProcedureRunner(js)
+    bucket = await runner.run(open_bucket(record.bucket))
+    present = await runner.run(bucket.load_all(sorted(keys)))
+    check_known(spec, {key for key in keys - present.keys() if not fold.has_event(key)}, extent)
     await KeyRepair(js, bucket, history, extent, spec, keeper, fold).store()
     record.keys, record.events, record.unreadable = len(keys), fold.events, fold.failures
     record.parked = sum(fold.content(key).parked is not None for key in keys)
@@ -356,10 +389,3 @@ class _ReadNotes:
             await self._keeper.note()
             self._on_progress(record)
             self._noted_at = clock.now()
-
-
-def _named(keys: Iterable[str]) -> str:
-    names = sorted(keys)
-    shown = ", ".join(names[:MAX_NAMED])
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{len(names)} keys ({shown}{more})" if names else "no keys"

@@ -272,7 +272,8 @@ class _Slice:
             expected_digest.add(key, self._fold.content(key))
         differences = self._differences(keys)
         result.difference_count += len(differences)
-        result.differences += differences[: MAX_NAMED - len(result.differences)]
+        named = differences[: MAX_NAMED - len(result.differences)]
+        result.differences += [each._replace(key=self._spec.key_text(each.key)) for each in named]
         result.events = max(result.events, self._fold.events)
         result.unreadable = max(result.unreadable, self._fold.failures)
 

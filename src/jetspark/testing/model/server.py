@@ -68,6 +68,7 @@ class ModelServer:
         self._copies: dict[str, Copying] = {}
         """By the name of the stream that is filled."""
         self._advisories = 0
+        self._stores_advisories = False
         # No batch and no election is due before; a lower bound, because deadlines of batches move on with each message.
         self._quiet_until = math.inf
 
@@ -97,7 +98,7 @@ class ModelServer:
         if copying is not None:
             self._copies[config.name] = copying
             self._copy(now)  # nobody reads it yet
-        self._routes.clear()
+        self._forget_routes()
 
     def update_stream(self, config: StreamConfig) -> None:
         """Change a stream; what ``config`` does not mention stays as it is."""
@@ -110,7 +111,7 @@ class ModelServer:
         merged = dataclasses.replace(stream.config, **mentioned)
         self._check(merged)
         stream.configure(merged)
-        self._routes.clear()
+        self._forget_routes()
 
     def delete_stream(self, name: str) -> list[Delivery]:
         """Delete a stream; who waits for messages of its consumers is told."""
@@ -118,7 +119,7 @@ class ModelServer:
         said = [each for consumer in list(stream.consumers) for each in stream.remove_consumer(consumer)]
         del self._streams[name]
         self._copies.pop(name, None)
-        self._routes.clear()
+        self._forget_routes()
         return said
 
     def streams(self) -> Iterable[ModelStream]:
@@ -169,13 +170,13 @@ class ModelServer:
         """A message comes in; returns what the server says to it, and to whatever fell due until ``now``."""
         due = self.on_time(now) if now >= self._quiet_until else []
         if subject.startswith("$JS."):
-            said = self._on_api(subject, data, reply, now)
+            said = self._with_advisories(self._on_api(subject, data, reply, now), now)
             self._look_ahead()
             return due + said
         stream = self._routes.get(subject) or self._route(subject)
         if stream is None:
             return [*due, replies.no_responders(subject, reply)] if reply else due
-        said = stream.publish(subject, data, reply, headers, now)
+        said = self._with_advisories(stream.publish(subject, data, reply, headers, now), now)
         if self._copies and (copied := self._copy(now)):
             said = said + copied
             self._look_ahead()
@@ -213,7 +214,7 @@ class ModelServer:
 
     def _on_moment(self, now: float) -> list[Delivery]:
         said = [each for stream in self._streams.values() for each in stream.on_time(now)]
-        said += self._copy(now)
+        said = self._with_advisories(said + self._copy(now), now)
         self._look_ahead()
         return said
 
@@ -308,6 +309,22 @@ class ModelServer:
             if source is not None:
                 said += copying.run(source, self._streams[copying.target], now)
         return said
+
+    def _with_advisories(self, said: list[Delivery], now: float) -> list[Delivery]:
+        """Have advisories stored by the stream that stores their subjects, and say what follows from that."""
+        if not self._stores_advisories:
+            return said
+        said = list(said)
+        for each in said:  # it grows: storing one may lead to another
+            stream = self._route(each.subject) if each.subject.startswith(replies.ADVISORIES) else None
+            if stream is not None:
+                said += stream.publish(each.subject, each.data, None, None, now)
+        return said
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()
+        subjects = [subject for each in self._streams.values() for subject in each.config.subjects or ()]
+        self._stores_advisories = any(overlaps(f"{replies.ADVISORIES}>", subject) for subject in subjects)
 
     def _look_ahead(self) -> None:
         deadline = self.next_deadline()
