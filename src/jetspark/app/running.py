@@ -71,7 +71,7 @@ async def run_app(
     async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
         js = client.jetstream()
         prepare = apply_topology if apply else check_for_drift
-        # A worker is started again by whoever watches it, most likely while the server is restarted or elects leaders.
+        # A supervisor starts a worker again, most likely while the server is restarted or elects leaders.
         await _unless(ended, patiently(lambda: prepare(js, app)))
         workers: list[Worker] = []
         if projections:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -220,9 +220,7 @@ async def run_redrive(
     began = clock.now()
     outcomes = LetterOutcomes()
     letters = await read_letters(js, app, LetterFilter(handler=progress.chosen.handler))
-    for stored in filter(progress.chosen.accepts, letters):
-        if not progress.last < stored.revision <= progress.up_to:
-            continue
+    for stored in _to_do(progress, letters):
         if stored.letter.status == "behind":
             progress.behind += 1
         else:
@@ -247,6 +245,13 @@ async def run_redrive(
             await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
     on_progress(progress)
     return progress
+
+
+def _to_do(progress: RedriveProgress, letters: Iterable[StoredLetter]) -> Iterator[StoredLetter]:
+    """Those that are chosen, were there when the redrive began, and were not done before it was interrupted."""
+    for stored in filter(progress.chosen.accepts, letters):
+        if progress.last < stored.revision <= progress.up_to:
+            yield stored
 
 
 class LetterOutcomes:
