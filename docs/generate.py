@@ -189,6 +189,8 @@ def _type(annotation: object, module: str) -> str:
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = text.replace("Unpack[ConnectArguments]", "arguments of connect()")
+    text = re.sub(r"Unpack\[(Reading|Projection)Keywords\]", "options of the format jetstream", text)
     # The fields of that dataclass, as keywords.
     text = re.sub(r"Unpack\[(\w+)Keywords\]", r"\1Options", text)
     known = vars(sys.modules[module])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from jetspark.app.commands.declaring import CommandSpec, Guarding
+from jetspark.app.connecting import ConnectArguments
 from jetspark.app.declarations import MARKER_TTL_S, Declarations, returned_types
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
@@ -462,7 +463,7 @@ class App(Declarations):
         apply: bool = False,
         live: LiveOptions | None = None,
         serving: CommandOptions | None = None,
-        **options: Any,
+        **options: Unpack[ConnectArguments],
     ) -> None:
         """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
