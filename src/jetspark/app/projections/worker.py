@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.engine import PAUSE, LiveEngine, end_tasks
@@ -140,16 +141,12 @@ class ProjectionWorker:
             await self._until_changed(shares, taking)
 
     async def _open_records(self) -> KeyValue:
-        attempt = 0
-        while True:
-            try:
-                return await open_records(self._js, self.app.name)
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                attempt += 1
-                _logger.warning("app %s: projections: %s", self.app.name, error)
-                await asyncio.sleep(PAUSE.wait_s(attempt))
+        return await patiently(
+            lambda: open_records(self._js, self.app.name), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell
+        )
+
+    def _tell(self, error: JetSparkError) -> None:
+        _logger.warning("app %s: projections: %s", self.app.name, error)
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Read no more, and store what was read, for at most ``timeout`` seconds.
@@ -178,7 +175,7 @@ class ProjectionWorker:
             except JetSparkError as error:
                 if not error.may_pass:
                     raise
-                _logger.warning("app %s: projections: %s", self.app.name, error)
+                self._tell(error)
             self.counts.restarts += 1
             failures = 0 if self.counts.position > before else failures + 1
             if failures:
