@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from jetspark.app import App
 from jetspark.app.topology.provisioning import check_for_drift
 from jetspark.cli.signals import EndSignal
 from jetspark.core.auth import Credentials, Token, UserPassword
+from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
 
 __all__ = ["run_on_spark", "spark_options"]
@@ -65,10 +67,16 @@ async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
 def spark_options(options: dict[str, Any]) -> dict[str, Any]:
     """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
     given = {"servers": options["servers"]}
+    tls = options.get("tls") or TLSConfig()
+    if "inbox_prefix" in options or tls.handshake_first:
+        what = "inbox_prefix" if "inbox_prefix" in options else "tls_first"
+        raise ConfigError(f"{what} of the nats context: Spark's workers cannot do that; give --servers")
+    files = {"tlsCaFile": tls.ca_file, "tlsCertFile": tls.cert_file, "tlsKeyFile": tls.key_file}
+    given |= {name: str(path) for name, path in files.items() if path is not None}
     match options.get("auth"):
         case None:
             return given
-        case Credentials() as auth:
+        case Credentials(path=str() | Path()) as auth:
             return given | {"credentialsFile": str(auth.path)}
         case Token() as auth:
             os.environ[_SECRET] = auth.token
