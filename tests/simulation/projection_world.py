@@ -21,7 +21,8 @@ from unittest import mock
 
 from support.projections import bank, folded, in_model, some_events
 
-from jetspark.aio.client import Client, connect
+from jetspark.aio.client import Client
+from jetspark.aio.connecting import connect
 from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.folding import KeyState, Recorded, Router

@@ -17,6 +17,7 @@ from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription, SubscriptionReader
+from jetspark.aio.transport import Link
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
 from jetspark.app.commands.boundaries import BoundaryCache
@@ -63,9 +64,9 @@ class CommandOptions:
 class _Taker(SubscriptionReader):
     """Takes requests at once, in the connection's callback: a task for them would take twice its turn in the loop."""
 
-    def __init__(self, take: Callable[[Message], None], report: Callable[[Exception], None]) -> None:
-        super().__init__()
-        self._take, self._report = take, report
+    def __init__(self, link: Link, take: Callable[[Message], None]) -> None:
+        super().__init__(link)
+        self._take, self._report = take, link.report
 
     def wake(self) -> None:
         pending = cast("deque[Message]", self.state.pending)
@@ -182,7 +183,7 @@ class CommandWorker:
             )
 
     def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
-        reader = _Taker(take, self._link.report)
+        reader = _Taker(self._link, take)
         reader.state = self._context.connection.subscribe(subject, QUEUE_GROUP, reader=reader)
         self._link.flush_soon()
         self._subscriptions.append(Subscription(self._link, reader, None))
